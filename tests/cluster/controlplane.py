@@ -9,15 +9,17 @@ import json
 import os
 import shutil
 import signal
-import ssl
 import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.certificates import Authority, private_pem
 from tests.polling import eventually
 from tests.ports import free_port
+
+from muster.kube.tls import api_server_context
 
 SERVICES = "10.97.0"  # the first is the API server's own
 WANTED = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -166,7 +168,7 @@ class ControlPlane:
         eventually(self._is_ready, f"an API server (its log: {self.folder / 'kube-apiserver.log'})")
 
     def _is_ready(self) -> bool:
-        tls = ssl.create_default_context(cafile=str(self.ca))
+        tls = api_server_context(self.ca.read_text())
         tls.load_cert_chain(self._pem("admin.crt"), self._pem("admin.key"))
         try:
             with urllib.request.urlopen(f"{self.server}/readyz", timeout=2, context=tls) as reply:
@@ -188,30 +190,13 @@ class ControlPlane:
         return str(self.folder / name)
 
     def _certificates(self) -> None:
-        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-        openssl(
-            "req",
-            "-x509",
-            *curve,
-            "-keyout",
-            self._pem("ca.key"),
-            "-out",
-            str(self.ca),
-            "-days",
-            "30",
-            "-subj",
-            "/CN=ca",
-        )
+        authority = Authority(key_usage=False, identifiers=False)  # as on EKS: valid, but not as RFC 5280 wants it
+        self.ca.write_text(authority.pem)
+        (self.folder / "ca.key").write_bytes(private_pem(authority.key))
         openssl("ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", self._pem("sa.key"))
-        names = self.folder / "names"
-        names.write_text(f"subjectAltName=IP:127.0.0.1,IP:{SERVICES}.1,DNS:localhost,DNS:kubernetes.default.svc")
-        for name, subject in (("apiserver", "/CN=kube-apiserver"), ("admin", "/O=system:masters/CN=admin")):
-            request = self._pem(f"{name}.csr")
-            openssl("req", *curve, "-keyout", self._pem(f"{name}.key"), "-out", request, "-subj", subject)
-            openssl(
-                "x509", "-req", "-in", request, "-CA", str(self.ca), "-CAkey", self._pem("ca.key"), "-CAcreateserial",
-                "-out", self._pem(f"{name}.crt"), "-days", "30", "-extfile", str(names),
-            )  # fmt: skip
+        names = ("127.0.0.1", f"{SERVICES}.1", "localhost", "kubernetes.default.svc")
+        authority.issue(self.folder, "kube-apiserver", *names, file="apiserver")
+        authority.issue(self.folder, "admin", *names, organization="system:masters")
 
 
 def _packed(text: str) -> str:

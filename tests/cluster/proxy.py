@@ -10,6 +10,8 @@ from aiohttp import web
 from tests.cluster.controlplane import ControlPlane
 from yarl import URL
 
+from muster.kube.tls import api_server_context
+
 
 @dataclass(frozen=True)
 class Call:
@@ -50,7 +52,7 @@ class Proxy:
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
         self.server = f"https://127.0.0.1:{self._runner.addresses[0][1]}"
-        upstream = ssl.create_default_context(cafile=str(self._plane.ca))
+        upstream = api_server_context(self._plane.ca.read_text())
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=upstream, limit=0), auto_decompress=False
         )

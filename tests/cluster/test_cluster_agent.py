@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import ssl
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from muster.kube import paths
 from muster.kube.client import Client
 from muster.kube.connection import Connection, Credentials
 from muster.kube.errors import ApiError
+from muster.kube.tls import api_server_context
 
 
 class Agent:
@@ -180,7 +180,7 @@ def test_the_policy_in_the_documents_confines_it_to_its_own_node(house: House, a
     (account / "bound").write_text(house.client.create(path, request)["status"]["token"])
 
     async def write(node: str) -> None:
-        tls = ssl.create_default_context(cafile=account / "ca.crt")
+        tls = api_server_context((account / "ca.crt").read_text())
         connection = Connection(house.plane.server, tls, Credentials(token_file=account / "bound"), SYSTEM)
         async with Client(connection, "tests") as client:
             change = {"metadata": {"annotations": {"muster.dev/try": str(time.monotonic())}}}

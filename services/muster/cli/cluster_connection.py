@@ -10,11 +10,13 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from muster.cli.errors import CliError, Exit, usage
 from muster.contract.names import GROUP, VERSION
 from muster.contract.text import nearest
+from muster.kube.tls import api_server_context
 
 PLURAL = "trainingjobs"
 # (to connect, to read): a server that accepts and never answers is not waited for without end.
@@ -74,6 +76,10 @@ def connect_cluster(context: str | None, namespace: str | None = None) -> Cluste
         raise usage(f"context {name!r} can't be used: {error}", code="bad-context") from None
     api = client.ApiClient(settings)
     api.user_agent = "muster-cli"
+    tls = api_server_context(Path(settings.ssl_ca_cert).read_text() if settings.ssl_ca_cert else None)
+    if not settings.verify_ssl:
+        tls.check_hostname = False
+    api.rest_client.pool_manager.connection_pool_kw["ssl_context"] = tls
     return Cluster(name, namespace or _plain(named[name]).get("namespace") or "default", api)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from muster.kube.errors import NoCluster
 from muster.kube.timestamps import seconds_of
+from muster.kube.tls import api_server_context
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60.0  # a projected token is rotated long before it ends; looking once a minute is enough
@@ -96,7 +97,7 @@ def from_kubeconfig(*paths: Path) -> Connection:
         which = " with ".join(map(str, paths))
         raise NoCluster(f"{which} is no kubeconfig with a current context: {error!r}") from error
     ca = _pem(cluster, "certificate-authority", cluster_folder)
-    tls = ssl.create_default_context(cadata=ca)
+    tls = api_server_context(ca)
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     certificate, key = (_pem(user, f"client-{part}", user_folder) for part in ("certificate", "key"))
@@ -112,7 +113,7 @@ def _in_cluster(host: str, port: str, service_account: Path) -> Connection:
     address = f"[{host}]" if ":" in host else host
     return Connection(
         server=f"https://{address}:{port}",
-        tls=ssl.create_default_context(cadata=ca),
+        tls=api_server_context(ca),
         credentials=Credentials(token_file=service_account / "token"),
         namespace=namespace.read_text().strip() if namespace.exists() else "default",
         ca=ca,

@@ -11,10 +11,12 @@ import json
 import os
 import ssl
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 from muster.contract.address import parse_address
 from muster.contract.names import Env
+from muster.kube.tls import api_server_context
 from muster.storage.small_files import read_regular
 
 
@@ -71,12 +73,18 @@ def _from_http(url: str) -> dict[str, dict[str, Any]] | None:
     if token_file := os.environ.get(Env.FENCE_TOKEN_FILE):
         with open(token_file) as file:
             request.add_header("Authorization", f"Bearer {file.read().strip()}")
-    context = ssl.create_default_context(cafile=os.environ.get(Env.FENCE_CA_FILE)) if url.startswith("https") else None
     try:
-        with urllib.request.urlopen(request, timeout=5, context=context) as reply:
+        with urllib.request.urlopen(request, timeout=5, context=_tls(url)) as reply:
             document: dict[str, dict[str, Any]] = json.load(reply)
             return document
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return None
         raise
+
+
+def _tls(url: str) -> ssl.SSLContext | None:
+    if not url.startswith("https"):
+        return None
+    ca_file = os.environ.get(Env.FENCE_CA_FILE)
+    return api_server_context(Path(ca_file).read_text() if ca_file else None)

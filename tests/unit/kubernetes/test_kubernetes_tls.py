@@ -1,0 +1,268 @@
+"""An API server whose certificates are not as RFC 5280 wants them, as on EKS, met by everything that speaks to one.
+
+The fault needs Python 3.13's default context; the tests give it to every Python, and run on a later one where one is.
+"""
+
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.certificates import Authority
+from tests.tidy.repository import ROOT
+
+from muster.cli.cluster_connection import connect_cluster
+from muster.contract.names import Env
+from muster.kube.connection import connect, from_kubeconfig
+from muster.kube.tls import api_server_context
+from muster.trainer.fence import FenceUnreachable, current_attempt
+
+STRICT = ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT
+FORMS = {
+    "well formed": (Authority(), None),
+    "no key usage": (Authority(key_usage=False), "key usage"),
+    "no key identifiers": (Authority(identifiers=False), "Authority Key Identifier"),
+    "neither": (Authority(key_usage=False, identifiers=False), "Key Identifier"),
+}
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+class ApiServer(http.server.BaseHTTPRequestHandler):
+    """Answers what the chart's smoke test, a fence and `muster --context` ask."""
+
+    def _answer(self, status: int, document: object) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        lease = {"holderIdentity": "first", "renewTime": datetime.now(UTC).isoformat()}
+        self._answer(200, {"metadata": {}, "status": {"attempt": 3}, "spec": lease})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer(422 if "epochs" in body["spec"]["training"]["length"] else 201, {"message": "two lengths"})
+
+    def log_message(self, format: str, *arguments: object) -> None: ...
+
+
+@contextlib.contextmanager
+def api_server(certificate: Path, key: Path) -> Iterator[int]:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ApiServer)
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def later_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default context of Python 3.13 and later."""
+    before = ssl.create_default_context
+
+    def create(*arguments: object, **options: object) -> ssl.SSLContext:
+        context = before(*arguments, **options)  # type: ignore[arg-type]
+        context.verify_flags |= STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", create)
+
+
+def asked(context: ssl.SSLContext, port: int, name: str = "127.0.0.1") -> str:
+    """The reason for which the server is refused; empty where it is not."""
+    try:
+        with socket.create_connection(("127.0.0.1", port)) as bare, context.wrap_socket(bare, server_hostname=name):
+            return ""
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+
+
+@forms
+@pytest.mark.usefixtures("later_python")
+def test_the_form_of_a_clusters_certificates_is_not_judged(form: str, tmp_path: Path) -> None:
+    authority, complaint = FORMS[form]
+    with api_server(*authority.issue(tmp_path, "server", "127.0.0.1")) as port:
+        assert asked(api_server_context(authority.pem), port) == ""
+        refused = asked(ssl.create_default_context(cadata=authority.pem), port)
+        assert (complaint in refused) if complaint else refused == ""  # so the test can fail
+
+
+@forms
+@pytest.mark.usefixtures("later_python")
+def test_name_chain_and_expiry_are_judged(form: str, tmp_path: Path) -> None:
+    authority, _ = FORMS[form]
+    trusted = api_server_context(authority.pem)
+    assert (trusted.verify_mode, trusted.check_hostname) == (ssl.CERT_REQUIRED, True)
+    with api_server(*authority.issue(tmp_path, "server", "127.0.0.1")) as port:
+        assert "Hostname mismatch" in asked(trusted, port, "kubernetes.default.svc")
+        assert asked(api_server_context(Authority().pem), port) != ""
+    with api_server(*authority.issue(tmp_path, "old", "127.0.0.1", days=-1)) as port:
+        assert "certificate has expired" in asked(trusted, port)
+
+
+@pytest.mark.usefixtures("later_python")
+def test_a_connection_by_kubeconfig_or_service_account_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, _ = FORMS["neither"]
+    with api_server(*authority.issue(tmp_path, "server", "127.0.0.1")) as port:
+        assert asked(from_kubeconfig(kubeconfig(tmp_path, authority, port)).tls, port) == ""
+        account = service_account(tmp_path, authority)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(port))
+        assert asked(connect(service_account=account).tls, port) == ""
+
+
+@pytest.mark.usefixtures("later_python")
+def test_a_workers_fence_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise every commit would be refused."""
+    authority, _ = FORMS["neither"]
+    account = service_account(tmp_path, authority)
+    monkeypatch.setenv(Env.FENCE_CA_FILE, str(account / "ca.crt"))
+    monkeypatch.setenv(Env.FENCE_TOKEN_FILE, str(account / "token"))
+    with api_server(*authority.issue(tmp_path, "server", "127.0.0.1")) as port:
+        assert current_attempt(f"https://127.0.0.1:{port}/job", "uid") == 3
+        (account / "ca.crt").write_text(Authority().pem)
+        with pytest.raises(FenceUnreachable, match="certificate verify failed"):
+            current_attempt(f"https://127.0.0.1:{port}/job", "uid")
+
+
+def test_the_command_line_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """urllib3 makes its own default context, as strict as Python's; the client takes ours instead."""
+    authority, _ = FORMS["neither"]
+    with api_server(*authority.issue(tmp_path, "server", "127.0.0.1")) as port:
+        monkeypatch.setattr(
+            "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig(tmp_path, authority, port))
+        )
+        cluster = connect_cluster("it")
+        try:
+            url = f"{cluster.api.configuration.host}/version"
+            assert cluster.api.request("GET", url, _request_timeout=20).status == 200
+            used = cluster.api.rest_client.pool_manager.connection_pool_kw["ssl_context"]
+            assert not used.verify_flags & ssl.VERIFY_X509_STRICT
+            assert len(used.get_ca_certs()) == 1  # the cluster's alone, not the system's too
+        finally:
+            cluster.close()
+
+
+@pytest.mark.parametrize("python", ["this", "3.13 or later"])
+def test_helm_test_reaches_it(python: str, tmp_path: Path) -> None:
+    """The chart's program as its pod runs it; with this Python, under a default context as 3.13 has it."""
+    interpreter = sys.executable if python == "this" else later_interpreter()
+    if interpreter is None:
+        pytest.skip("no Python of 3.13 or later is installed")
+    authority, _ = FORMS["neither"]
+    account = service_account(tmp_path, authority)
+    (tmp_path / "strict").mkdir()
+    (tmp_path / "strict" / "sitecustomize.py").write_text(STRICT_PYTHON)
+    with api_server(*authority.issue(tmp_path, "server", "127.0.0.1")) as port:
+        environment = {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port), "PATIENCE_SECONDS": "0",
+            "ACCOUNT_FOLDER": str(account), "PYTHONPATH": str(tmp_path / "strict"),
+        }  # fmt: skip
+        program = ROOT / "helm" / "muster" / "files" / "smoke.py"
+        done = subprocess.run(
+            [interpreter, program], env=os.environ | environment, capture_output=True, text=True, check=False
+        )
+    assert (done.stdout.split(), done.returncode) == (["ok", "definition_is_served", "ok", "operator_leads"], 0)
+
+
+STRICT_PYTHON = f"""
+import ssl
+before = ssl.create_default_context
+def create(*arguments, **options):
+    context = before(*arguments, **options)
+    context.verify_flags |= {int(STRICT)}
+    return context
+ssl.create_default_context = create
+"""
+
+
+def test_a_later_python_reaches_it(tmp_path: Path) -> None:
+    """What the images run: its own default context refuses each of these, and ours none."""
+    interpreter = later_interpreter()
+    if interpreter is None:
+        pytest.skip("no Python of 3.13 or later is installed")
+    program = """
+import socket, ssl, sys
+sys.path.insert(0, sys.argv[1])
+from muster.kube.tls import api_server_context
+for number in range(2, len(sys.argv), 2):
+    authority, port = open(sys.argv[number]).read(), int(sys.argv[number + 1])
+    for context in (api_server_context(authority), ssl.create_default_context(cadata=authority)):
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as bare:
+                context.wrap_socket(bare, server_hostname="127.0.0.1").close()
+            print("accepted")
+        except ssl.SSLCertVerificationError:
+            print("refused")
+"""
+    with contextlib.ExitStack() as servers:
+        words = list[str]()
+        for form, (authority, _) in FORMS.items():
+            folder = tmp_path / form
+            folder.mkdir()
+            (folder / "ca.crt").write_text(authority.pem)
+            port = servers.enter_context(api_server(*authority.issue(folder, "server", "127.0.0.1")))
+            words += [str(folder / "ca.crt"), str(port)]
+        done = subprocess.run(
+            [interpreter, "-c", program, ROOT / "services", *words], capture_output=True, text=True, check=False
+        )
+    assert (done.stdout.split(), done.stderr) == (["accepted", "accepted", *["accepted", "refused"] * 3], "")
+
+
+def later_interpreter() -> str | None:
+    """A Python of 3.13 or later, by the names under which systems and version managers have one."""
+    named = [shutil.which(f"python3.{minor}") for minor in range(13, 20)]
+    managed = sorted((Path.home() / ".pyenv" / "versions").glob("3.*/bin/python3"))
+    for path in [sys.executable, *filter(None, named), *map(str, managed)]:
+        told = subprocess.run(
+            [path, "-c", "import ssl, sys; print(sys.version_info >= (3, 13))"], capture_output=True, text=True
+        )
+        if told.stdout.strip() == "True":
+            return path
+    return None
+
+
+def kubeconfig(folder: Path, authority: Authority, port: int) -> Path:
+    (folder / "authority.crt").write_text(authority.pem)
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump({
+        "apiVersion": "v1", "kind": "Config", "current-context": "it",
+        "clusters": [{"name": "it", "cluster": {
+            "server": f"https://127.0.0.1:{port}", "certificate-authority": str(folder / "authority.crt"),
+        }}],
+        "users": [{"name": "it", "user": {"token": "x"}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+    }))  # fmt: skip
+    return path
+
+
+def service_account(folder: Path, authority: Authority) -> Path:
+    account = folder / "account"
+    account.mkdir(exist_ok=True)
+    for name, text in {"ca.crt": authority.pem, "token": "x", "namespace": "team"}.items():
+        (account / name).write_text(text)
+    return account
