@@ -4,18 +4,23 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
 from tests.tidy.repository import ROOT, SOURCE_ROOTS, plant
 
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 
+CIRCLE_EXCEPTIONS_MAX = 63
+
 EMPTY_HOUSE = {
     "services/muster/contract/__init__.py": "",
     "services/muster/storage/__init__.py": "",
     "services/muster/storage/store.py": "import muster.contract.spec\n",
-    "services/muster/contract/spec.py": "import pydantic\n",
+    "services/muster/contract/spec.py": "import pydantic, muster.contract.names\n",
+    "services/muster/contract/names.py": "",
     "services/muster/documents/__init__.py": "",
     "services/muster/kube/__init__.py": "",
     "services/muster/kube/client.py": "import muster.contract.spec\n",
@@ -66,6 +71,17 @@ def test_the_import_rules_hold() -> None:
     assert "0 broken" in result.stdout
 
 
+def test_the_exceptions_from_the_rule_against_circles_only_become_fewer() -> None:
+    """Lower the number with each arrow that is removed. An exception whose import is gone must go too."""
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (exceptions,) = (rule["ignore_imports"] for rule in rules["contracts"] if rule["id"] == "circles")
+    assert len(exceptions) <= CIRCLE_EXCEPTIONS_MAX
+    graph = grimp.build_graph(*rules["root_packages"])
+    arrows = [arrow.split(" -> ") for arrow in exceptions]
+    gone = [f"{a} -> {b}" for a, b in arrows if not graph.direct_import_exists(importer=a, imported=b)]
+    assert gone == []
+
+
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -105,6 +121,7 @@ def test_an_empty_house_keeps_the_rules(house: Path) -> None:
         ("trainer_image/muster/trainer/models.py", "import muster.trainer.data", "The trainer: training over"),
         ("trainer_image/muster/trainer/data.py", "import muster.trainer.train", "The trainer: training over"),
         ("trainer_image/muster/trainer/launch.py", "import torch", "The launcher imports no torch"),
+        ("services/muster/contract/names.py", "import muster.contract.spec", "Modules and packages import each other"),
     ],
 )
 def test_a_broken_rule_is_found(house: Path, module: str, code: str, broken: str) -> None:

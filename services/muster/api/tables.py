@@ -154,7 +154,7 @@ class IdempotencyRow(Table):
 
 
 class FineTuneRow(Table):
-    """A job that was asked for in OpenAI's words: `body` is openai.fine_tuning.repository.Body, what was asked and what
+    """A job that was asked for in OpenAI's words: `body` is openai.fine_tunes.Body, what was asked and what
     was chosen. Written with the job, in one commit.
 
     `retried` says that a retry made it, while the request that it repeats may still be on its way.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from muster.operator.logs import log
-from muster.operator.metrics import Metrics
 from muster.operator.sources.alertmanager import Webhook, token_in
 from muster.operator.sources.hub import Hub
 from muster.operator.sources.prometheus import Prometheus
@@ -17,10 +17,20 @@ from muster.operator.sources.world import SignalWorld
 from muster.operator.world import World
 
 
+class SourceMetrics(Protocol):
+    """The counters that sources report to."""
+
+    def alert(self, outcome: str) -> None:
+        """Count an alert that the webhook received, by its `alerts.Outcome`."""
+
+    def asked(self, error: Exception | None) -> None:
+        """Count a query of Prometheus."""
+
+
 class SignalSources:
     """All sources of signals. `webhook` is served at alertmanager.PATH, and takes alerts while they are opened."""
 
-    def __init__(self, settings: SourceSettings, metrics: Metrics) -> None:
+    def __init__(self, settings: SourceSettings, metrics: SourceMetrics) -> None:
         self._settings, self._metrics = settings, metrics
         self.webhook = Webhook(token_in(settings.webhook_token_file), metrics.alert)
         self._prometheus_down = False

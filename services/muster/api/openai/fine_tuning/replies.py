@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from muster.api.openai.fine_tuning.repository import FineTune
+from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models.names import fine_tuned_model
 from muster.api.tables import EventRow
 from muster.contract.status import Phase

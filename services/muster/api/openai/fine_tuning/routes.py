@@ -14,7 +14,9 @@ from muster.api.errors import ApiError, invalid_parameter
 from muster.api.events import repository as events
 from muster.api.idempotency import IdempotencyKey, attempted, hash_of
 from muster.api.jobs.submission import folder_of
-from muster.api.openai.fine_tuning import examples, repository, service
+from muster.api.openai import fine_tunes
+from muster.api.openai.fine_tunes import Filter, FineTune
+from muster.api.openai.fine_tuning import examples, service
 from muster.api.openai.fine_tuning.replies import (
     CHECKPOINT_PREFIX,
     EVENT_PREFIX,
@@ -27,7 +29,6 @@ from muster.api.openai.fine_tuning.replies import (
     event_reply,
     job_reply,
 )
-from muster.api.openai.fine_tuning.repository import Filter, FineTune
 from muster.api.openai.fine_tuning.requests import EXAMPLE, CreateFineTuningJob
 from muster.api.openai.fine_tuning.retries import ROUTE, Repeatable, RetryCount
 from muster.api.openai.fine_tuning.service import Act
@@ -126,7 +127,7 @@ async def list_fine_tuning_jobs(
         raise invalid_parameter("query.metadata", "is either null or pairs, metadata[key]=value")
     wanted = Filter(caller.visible_projects, project or None, None if metadata is not None else pairs)
     async with services.database.read() as session:
-        found = await repository.page(session, wanted, _uid(after), limit + 1)
+        found = await fine_tunes.page(session, wanted, _uid(after), limit + 1)
     if found is None:
         raise invalid_parameter("query.after", "is the id of no fine-tuning job; send the last id of the page before")
     data = [_job(each) for each in found[:limit]]

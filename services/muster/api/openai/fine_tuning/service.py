@@ -18,10 +18,10 @@ from muster.api.idempotency import Attempted
 from muster.api.jobs import service as jobs
 from muster.api.jobs.storing import Beside
 from muster.api.jobs.submission import Draft, draft
-from muster.api.openai.fine_tuning import repository
+from muster.api.openai import fine_tunes
+from muster.api.openai.fine_tunes import Body, FineTune
 from muster.api.openai.fine_tuning.hyperparameters import Chosen, choose
 from muster.api.openai.fine_tuning.replies import JOB_PREFIX
-from muster.api.openai.fine_tuning.repository import Body, FineTune
 from muster.api.openai.fine_tuning.requests import (
     CreateFineTuningJob,
     contradictions,
@@ -88,7 +88,7 @@ async def create(services: Services, caller: Principal, request: Request) -> Fin
 
 def _beside(body: Body, retried: bool) -> Beside:
     return Beside(
-        rows=lambda job_id: repository.rows_of(job_id, body, retried),
+        rows=lambda job_id: fine_tunes.rows_of(job_id, body, retried),
         data={"fineTuning": body.model_dump(mode="json", include={"model", "hyperparameters", "told"})},
         note=f" to fine-tune {body.model}" + (f"; chosen: {'; '.join(body.told)}" if body.told else ""),
     )
@@ -112,7 +112,7 @@ async def find(services: Services, caller: Principal, fine_tune_id: str) -> Fine
     found = None
     if fine_tune_id.startswith(JOB_PREFIX):
         async with services.database.read() as session:
-            found = await repository.get(session, fine_tune_id.removeprefix(JOB_PREFIX))
+            found = await fine_tunes.get(session, fine_tune_id.removeprefix(JOB_PREFIX))
     if found is None or caller.role_in(found.job.project) is None:
         detail = (
             f"There is no fine-tuning job {fine_tune_id[:100]!r}; GET /v1/fine_tuning/jobs lists those that there are."

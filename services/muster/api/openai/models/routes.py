@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from muster.api.auth import Caller, Scope, needs
 from muster.api.jobs.examples import AT, UID
-from muster.api.openai.fine_tuning import repository
-from muster.api.openai.fine_tuning.repository import FineTune
+from muster.api.openai import fine_tunes
+from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models import service
 from muster.api.openai.models.names import fine_tuned_model, fine_tuned_of
 from muster.api.openapi import problems, shown
@@ -50,7 +50,7 @@ reads = Depends(needs(Scope.READ))
 async def list_models(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """The mapped base models, and the newest fine-tuned ones that the caller may see."""
     async with services.database.read() as session:
-        tuned = await repository.succeeded(session, caller.visible_projects, FINE_TUNED_MAX)
+        tuned = await fine_tunes.succeeded(session, caller.visible_projects, FINE_TUNED_MAX)
     data = [*(_mapped(services, name) for name in services.base_models.models), *map(_tuned, tuned)]
     return JSONResponse({"object": "list", "data": [each.model_dump(mode="json") for each in data]})
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from muster.api.auth import Principal
 from muster.api.errors import ApiError
-from muster.api.openai.fine_tuning import repository
-from muster.api.openai.fine_tuning.repository import FineTune
+from muster.api.openai import fine_tunes
+from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models.base_models import MappedModel
 from muster.api.openai.models.names import FineTuned, fine_tuned_of
 from muster.api.services import Services
@@ -42,7 +42,7 @@ async def fine_tuned(services: Services, caller: Principal, model: str, wanted: 
     """The job that made a model, where it has succeeded or the name is that of one of its commits. Raises ApiError
     model_not_found."""
     async with services.database.read() as session:
-        found = await repository.get(session, wanted.job_id)
+        found = await fine_tunes.get(session, wanted.job_id)
     if found is None or caller.role_in(found.job.project) is None:
         raise model_not_found(services, model)
     if wanted.step is None and found.job.phase != Phase.SUCCEEDED:

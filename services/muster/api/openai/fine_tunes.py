@@ -1,4 +1,4 @@
-"""Fine-tuning jobs in the database: a job's row, and beside it what its request said in OpenAI's words."""
+"""Rows of fine-tuning jobs: a job's own row, and alongside it what its request said in OpenAI's words."""
 
 from __future__ import annotations
 
