@@ -85,7 +85,7 @@ _BY_CONDITION: Mapping[str, str] = {
     "Straggler": "If it comes again on the same node, take that node out of service.",
     "DataBound": "Put the data nearer to the workers, or ask for more gang.resources.cpu.",
     "CheckpointOverdue": "See that the checkpoint folder can be written and has space.",
-    "BatchesSkipped": "Look at the loss (metrics): a rise points to the learning rate, a single jump to the data.",
+    "BatchesSkipped": "Look at the loss (metrics): a rise points to the learning rate, single steps to the data.",
     "TrackingFailed": "Training goes on without it, `muster metrics` has every number; the next attempt tries anew.",
 }
 

@@ -53,6 +53,7 @@ _COMMIT_FILE = re.compile(r"step-([0-9]{8,18})\.json")
 # Numbers of a COMMIT are whole, never text or true, and bounded: arithmetic on them is exact and quick everywhere.
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
 Size = Annotated[int, Field(strict=True, ge=0, le=BYTES_MAX)]
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -153,11 +154,15 @@ class BestState(Record):
     without_improvement: Count = 0  # evaluations since then
 
 
-class LossSpikeState(Record):
-    """The state of the guard that skips batches with a bad loss or gradient."""
+class NumericGuardState(Record):
+    """The state of the guard that skips batches whose numbers are none, and that finds a diverged model."""
 
-    losses: Many[Annotated[float, Field(allow_inf_nan=False)]] = ()  # of the last good batches
-    in_a_row: Count = 0  # batches that were skipped up to now without a good one in between
+    losses: Many[FiniteNumber] = ()  # of the last usual steps
+    raised: Many[FiniteNumber] = ()  # of the steps up to now whose loss was far above the usual ones
+    first: Many[FiniteNumber] = ()  # of the job's first steps
+    norms: Many[FiniteNumber] = ()  # of the last gradients, as clipped; only where spikes are skipped
+    in_a_row: Count = 0  # batches up to now whose numbers were none, without a sound one in between
+    spikes_in_a_row: Count = 0  # batches up to now that were skipped for the size of their gradient
     skipped: Count = 0  # batches that were skipped in this job
 
 
@@ -174,7 +179,7 @@ class RunState(Record):
 
     scaler: LossScaleState
     best: BestState
-    numerics: LossSpikeState
+    numerics: NumericGuardState
     passed_over: Many[SkippedData]
     steps: Count  # of the whole run
     data: str  # the fingerprint of the training data

@@ -96,6 +96,11 @@ class OptimizerConfig(Spec):
     """The share of the learning rate by which weights shrink at each step; norms and biases are spared."""
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0
     """The largest norm of the gradient; a longer one is scaled down to it. 0 does not clip."""
+    skip_spikes: bool = False
+    """Whether a batch is skipped whose gradient, as clipped by clipNorm, is far larger than those of the last 128
+    batches (ten robust deviations, and three times the usual norm); at most three in a row. Left out, every batch with
+    a finite loss and gradient is learnt from: rare, hard data have large gradients too.
+    """
     schedule: Schedule = Schedule()
     master_weights: bool = True
     """Whether the weights are kept in fp32 where the precision is bf16. Without them, weights and gradients are bf16

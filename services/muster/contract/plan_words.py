@@ -24,6 +24,7 @@ def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("batch", _batch(training["batch"], plan)),
         ("length", ", ".join(lasts)),
         ("precision", f"{training['precision']}, shard: {training['parallel']['shard']}"),
+        ("gradient", _gradient(training["optimizer"])),
         ("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (every: {checkpoint['every']})"),
     ]
     if (admission := plan.get("admission")) is not None:
@@ -56,6 +57,14 @@ def _model(model: Mapping[str, Any], parameters: int | None) -> str:
     if origin := model.get("from"):
         source = f"from {origin.get('job') or origin.get('uri')} (step {origin.get('step')})"
     return f"{source}, {amount(parameters)} parameters" if parameters else source
+
+
+def _gradient(optimizer: Mapping[str, Any]) -> str:
+    clip = optimizer["clipNorm"]
+    clipped = f"clipped to a norm of {clip:g}" if clip else "not clipped"
+    if optimizer.get("skipSpikes"):
+        return f"{clipped}; batches with a spike in it are skipped"
+    return f"{clipped}; every batch with finite numbers is learnt from"
 
 
 def _gang(gang: Mapping[str, Any], plan: Mapping[str, Any]) -> str:

@@ -117,6 +117,7 @@ class Heartbeat(Record):
     commit_seconds: float | None = None  # by rank 0: the longest time between two commits that its policy would choose
     memory: str = ""  # what this rank needs and has, and what to change should that be too little
     skipped_steps: int = 0  # of this job, as far as this attempt's commits and steps know
+    skipped_samples: int = 0  # the samples of those steps
     last_skipped: StepRecord | None = None
     tracking_fault: str = ""  # by rank 0: which experiment trackers are left out, and why
     stopped: bool = (

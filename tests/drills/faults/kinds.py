@@ -242,9 +242,15 @@ KINDS = (
         "spike",
         "the loss is 1000 times too high in one step",
         order("scale", by=1e3),
+        None,  # its gradient is clipped, and it is learnt from
+        same_losses=False,
+    ),
+    Kind(
+        "diverged",
+        "the loss is 1000 times too high in every step",
+        order("scale", by=1e3, passes=10_000),
         Cause.NUMERIC,
         same_losses=False,
-        finding="BatchesSkipped",
         struck_at=80,  # what is usual must be known
     ),
     Kind(

@@ -93,7 +93,9 @@ def test_a_bad_batch_is_skipped_then_bad_data_is_passed_over_then_a_commit_is_gi
     job.order(0, kind="scale", by=float("nan"), passes=1)
     found = eventually(lambda: job.condition("BatchesSkipped"), "a skipped batch")
     assert found is not None
-    assert found.message.startswith("1 batches were not learnt from; the last at step ")
+    assert found.message.startswith(
+        f"1 step was not learnt from ({SAMPLES_PER_STEP} samples skipped); the last is step "
+    )
     skipped = eventually(lambda: [r for r in records(house, job.uid, 1) if r.skipped], "its record")
     assert [record.skipped for record in skipped] == ["the loss is nan"]
     assert house.status(job.uid).attempt == 1

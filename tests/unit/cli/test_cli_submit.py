@@ -45,6 +45,7 @@ PLAN: dict[str, Any] = {
                 "length": {"steps": 2_000},
                 "precision": "bf16",
                 "parallel": {"shard": "fsdp"},
+                "optimizer": {"clipNorm": 1.0, "skipSpikes": False},
             },
             "gang": {"nodes": {"min": 2, "max": 4}, "gpusPerNode": 8},
             "checkpoint": {"uri": "s3://ckpt/team", "every": "auto"},
@@ -160,6 +161,7 @@ def test_the_plan_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         "batch 16,384 tokens = 64 samples per step; 2 micro-steps on 16 ranks, 1 micro-step on 32 ranks",
         "length 2,000 steps",
         "precision bf16, shard: fsdp",
+        "gradient clipped to a norm of 1; every batch with finite numbers is learnt from",
         "checkpoints s3://ckpt/team (every: auto)",
     ]
     assert shown.err == "warning: spec.checkpoint.uri: is not versioned\n"

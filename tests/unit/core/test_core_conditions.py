@@ -86,10 +86,11 @@ def first_step(seen: Observed, at: float) -> Any:
 def test_skipped_batches_are_counted() -> None:
     record = beat(1, 6).last_step
     assert record is not None
-    seen = told(running(), skipped_steps=2, last_skipped=record.model_copy(update={"skipped": "the loss is nan"}))
+    last = record.model_copy(update={"skipped": "the loss is nan"})
+    seen = told(running(), skipped_steps=2, skipped_samples=16, last_skipped=last)
     found = condition(seen, "BatchesSkipped")
     assert found is not None
-    assert found.message == "2 batches were not learnt from; the last at step 6: the loss is nan"
+    assert found.message == "2 steps were not learnt from (16 samples skipped); the last is step 6: the loss is nan"
 
 
 def test_training_conditions_end_with_the_gang() -> None:

@@ -24,7 +24,14 @@ from muster.trainer.launch.stack_dumps import DUMP_SIGNAL, STACKS, dump
 from muster.trainer.launch.verdict import hung_ranks
 from muster.trainer.train import straggler_timer
 from muster.trainer.train.deadlines import Deadlines
-from muster.trainer.train.loss_spike_guard import KNOWN_MIN, SKIPPED_IN_A_ROW_MAX, LossSpikeGuard
+from muster.trainer.train.numeric_guard import (
+    DIVERGED_STEPS,
+    FIRST_STEPS,
+    KNOWN_MIN,
+    REMEMBERED,
+    SKIPPED_IN_A_ROW_MAX,
+    NumericGuard,
+)
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.straggler_timer import Stragglers, StragglerTimer
 
@@ -52,10 +59,13 @@ def test_a_deadline_is_learnt_from_the_run() -> None:
 # --- numbers ---
 
 
-def usual(guard: LossSpikeGuard, seed: int = 1, steps: int = KNOWN_MIN, noise: float = 0.05) -> None:
+def usual(guard: NumericGuard, seed: int = 1, steps: int = KNOWN_MIN, noise: float = 0.05) -> None:
+    """A run that has come from a loss of 5 to 2.5."""
     rng = random.Random(seed)
-    for step in range(steps):
-        assert guard.judge(2.5 + rng.gauss(0.0, noise), 1.0, step) == ""
+    for step in range(FIRST_STEPS):
+        assert guard.judge(5.0, 1.0, step) == ""
+    for step in range(steps + REMEMBERED):
+        assert guard.judge(2.5 + rng.gauss(0.0, noise), math.exp(rng.gauss(0.0, 0.2)), step) == ""
 
 
 @pytest.mark.parametrize(
@@ -64,39 +74,103 @@ def usual(guard: LossSpikeGuard, seed: int = 1, steps: int = KNOWN_MIN, noise: f
         (math.nan, 1.0, "the loss is nan"),
         (math.inf, math.nan, "the loss is inf"),
         (2.5, math.nan, "the gradient norm is nan (loss 2.5000)"),
-        (9.0, 1.0, "the loss jumped to 9.0000 from 2.5"),
     ],
 )
 def test_a_bad_batch_is_skipped_and_a_good_one_forgives(loss: float, norm: float, why: str) -> None:
-    guard = LossSpikeGuard()
+    guard = NumericGuard()
     usual(guard)
     for _ in range(3):
         for _ in range(SKIPPED_IN_A_ROW_MAX):
             assert guard.judge(loss, norm, 70).startswith(why)
+            assert guard.doubtful
         assert guard.judge(2.5, 1.0, 71) == ""
+        assert not guard.doubtful
     for _ in range(SKIPPED_IN_A_ROW_MAX):
         guard.judge(loss, norm, 80)
     with pytest.raises(NumericError, match="it is not the batch"):
         guard.judge(loss, norm, 81)
-    assert guard.last_good_loss() == 2.5
+    assert guard.last_loss() == 2.5
 
 
-def test_noise_and_progress_are_no_spikes() -> None:
-    for seed in range(20):
-        rng, guard = random.Random(seed), LossSpikeGuard()
-        for step in range(3_000):
+@pytest.mark.parametrize("hard_share", [0.06, 0.3])
+def test_rare_hard_batches_are_learnt_from(hard_share: float) -> None:
+    """Easy data have a loss and a gradient of nearly nothing, hard ones of the job's beginning, for good."""
+    for seed in range(5):
+        rng, guard = random.Random(seed), NumericGuard(clip_norm=1.0)
+        for step in range(2_000):
+            hard = rng.random() < hard_share
+            loss, norm = (5.0, 3.0) if hard else (5.0 * math.exp(-step / 20) + 1e-3, 1e-2)
+            assert guard.judge(loss * math.exp(rng.gauss(0.0, 0.1)), norm, step) == ""
+        assert guard.skipped == 0
+
+
+def test_some_hard_batches_in_a_row_end_nothing() -> None:
+    """As two runs on one text file met at step 1664: four batches in a row with 0.86, where 0.487 ± 0.025 was usual."""
+    rng, guard = random.Random(1), NumericGuard(clip_norm=1.0)
+    for step in range(1_664):
+        guard.judge(0.487 + 5.0 * math.exp(-step / 100) + rng.gauss(0.0, 0.025), 0.5, step)
+    for step in range(1_664, 1_664 + DIVERGED_STEPS - 1):
+        assert guard.judge(4.0, 2.0, step) == ""
+        assert guard.doubtful, "a commit waits until it is seen what becomes of it"
+    assert guard.judge(0.5, 0.5, 1_700) == ""
+    assert not guard.doubtful
+
+
+def test_a_model_that_has_diverged_ends_the_attempt() -> None:
+    guard = NumericGuard(clip_norm=1.0)
+    usual(guard)
+    for step in range(DIVERGED_STEPS - 1):
+        assert guard.judge(7.5, 0.2, 300 + step) == ""
+    with pytest.raises(NumericError, match=r"has diverged: at step 331 the loss is 7\.5000, and for 32 steps"):
+        guard.judge(7.5, 0.2, 331)
+
+
+@pytest.mark.parametrize("after", [2.7, 3.6])
+def test_a_level_that_keeps_half_of_what_was_learnt_is_no_divergence(after: float) -> None:
+    guard = NumericGuard(clip_norm=1.0)
+    usual(guard)
+    for step in range(1_000):
+        assert guard.judge(after, 1.0, step) == ""
+
+
+def test_losses_that_do_not_compare_show_no_divergence() -> None:
+    guard = NumericGuard(losses_compare=False)
+    usual(guard)
+    for step in range(1_000):
+        assert guard.judge(7.5, 1.0, step) == ""
+    assert not guard.doubtful
+
+
+def test_a_gradient_s_spike_is_skipped_only_where_that_is_asked_for() -> None:
+    plain, asked, clipped = NumericGuard(), NumericGuard(skip_spikes=True), NumericGuard(1.0, skip_spikes=True)
+    for guard in (plain, asked, clipped):
+        usual(guard)
+    assert plain.judge(9.0, 1e6, 300) == ""
+    assert clipped.judge(9.0, 1e6, 300) == "", "its step is no longer than the usual ones"
+    for _ in range(SKIPPED_IN_A_ROW_MAX):
+        assert asked.judge(9.0, 1e6, 300).startswith("the gradient norm is 1e+06, where ")
+    assert asked.judge(9.0, 1e6, 301) == "", "no kind of data is left out for good"
+    assert asked.skipped == SKIPPED_IN_A_ROW_MAX
+    assert not NumericGuard(skip_spikes=True).judge(2.0, 1.0, 1)
+
+
+def test_noise_and_progress_are_no_faults() -> None:
+    for seed in range(5):
+        rng, guard = random.Random(seed), NumericGuard(skip_spikes=True)
+        for step in range(1_000):
             level = 2.0 + 6.0 * math.exp(-step / 300)
-            assert guard.judge(level * math.exp(rng.gauss(0.0, 0.2)), 1.0, step) == ""
+            assert guard.judge(level * math.exp(rng.gauss(0.0, 0.2)), math.exp(rng.gauss(0.0, 0.3)), step) == ""
 
 
 def test_a_resumed_run_judges_as_an_uninterrupted_one() -> None:
-    whole, resumed = LossSpikeGuard(), LossSpikeGuard()
+    whole, resumed = NumericGuard(skip_spikes=True), NumericGuard(skip_spikes=True)
     usual(whole)
-    whole.judge(9.0, 1.0, 65)
+    whole.judge(math.nan, 1.0, 300)
+    whole.judge(9.0, 1e6, 301)
     resumed.restore(json.loads(json.dumps(whole.state())))
     assert resumed.state() == whole.state()
-    assert resumed.judge(9.0, 1.0, 66) == whole.judge(9.0, 1.0, 66) != ""
-    LossSpikeGuard().restore({})
+    assert resumed.judge(9.0, 1e6, 302) == whole.judge(9.0, 1e6, 302) != ""
+    NumericGuard().restore({})
 
 
 # --- stragglers ---

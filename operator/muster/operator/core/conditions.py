@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from muster.contract.signals import Heartbeat, SlowRank
 from muster.contract.status import Condition, JobStatus, Phase
+from muster.contract.text import plural
 from muster.operator.core.budgets import charge_node
 from muster.operator.core.worker_summary import WorkerSummary
 
@@ -206,7 +207,9 @@ def _skipped(summary: WorkerSummary) -> ConditionUpdate | None:
     if beat is None or beat.last_skipped is None:
         return None
     last = beat.last_skipped
-    words = f"{beat.skipped_steps} batches were not learnt from; the last at step {last.step}: {last.skipped}"
+    samples = f" ({plural(beat.skipped_samples, 'sample')} skipped)" if beat.skipped_samples else ""
+    steps = f"{plural(beat.skipped_steps, 'step')} {'was' if beat.skipped_steps == 1 else 'were'} not learnt from"
+    words = f"{steps}{samples}; the last is step {last.step}: {last.skipped}"
     return ConditionUpdate("BatchesSkipped", True, "NumbersUnsound", words)
 
 

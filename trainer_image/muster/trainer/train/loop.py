@@ -15,6 +15,7 @@ from muster.contract.commits_read import REWARD_MODEL
 from muster.contract.memory import gib
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
+from muster.contract.text import plural
 from muster.trainer.checkpoint import TrainState, resume
 from muster.trainer.config import Ranks, Run, data_parallel
 from muster.trainer.convert.weights import begin_with
@@ -183,6 +184,7 @@ class Trainer:
         self.step.restore(commit.state)
         self.best.restore(commit.state.get("best", {}))
         self.rank_state.steps.skipped = self.step.guard.skipped
+        self.rank_state.steps.skipped_samples = self.step.guard.skipped * self.run.training.samples_per_step()
         randomness.restore(randomness.of_rank(commit, self.ranks.rank, self.ranks.world))
         self.rank_state.resumed(commit.step, commit.committed_at, self.best.step)
         self.checkpoints.begin(commit, module)
@@ -267,15 +269,15 @@ class Trainer:
             record = record.model_copy(update={"evaluation_loss": found.loss, "evaluation_values": found.values})
         self._publish(record)
         last = self._over()
-        # What is not learnt from may be the weights' fault: a commit waits until they have learnt again.
+        # Numbers that are none, or a raised loss, may be the weights' fault: a commit waits until they are usual again.
         due = due or self.save_owed
-        self.save_owed = due and guard.in_a_row > 0
+        self.save_owed = due and guard.doubtful
         if stop or last or improved or (due and not self.save_owed):
             state = self.state(record, improved)
             if stop and not last:
                 return state
             self.checkpoints.save(state, emergency=last)
-        elif outcome.requests.snapshot and guard.in_a_row == 0:
+        elif outcome.requests.snapshot and not guard.doubtful:
             self.checkpoints.snapshot(self.state(record, improved))
         self.checkpoints.look()
         self.profiler.stepped(self.progress.step, outcome.requests.profile and not last)
@@ -335,7 +337,9 @@ class Trainer:
             if self.progress.trial is not None:
                 report_verdict(self.progress.trial, self.run.folder, say)
             early = f": the held-out {self.best.metric} stopped improving" if self.best.stop else ""
-            say(f"done after step {self.progress.step}{early}")
+            skipped = self.rank_state.steps.skipped_samples + self.progress.passed_over
+            not_learnt = f"; {plural(skipped, 'sample')} skipped, not learnt from" if skipped else ""
+            say(f"done after step {self.progress.step}{early}{not_learnt}")
         return ExitCode.DONE
 
 

@@ -104,7 +104,10 @@ class LearningMetrics:
         from prometheus_client import Counter, Gauge
 
         self._place = place
-        self.skipped = Counter("skipped_steps_total", "Steps whose batch was not learnt from, for its numbers", **place)
+        self._skipped_steps = Counter(
+            "skipped_steps_total", "Steps whose batch was not learnt from, for its numbers", **place
+        )
+        self._skipped_samples = Counter("skipped_samples_total", "Samples of skipped steps", **place)
         self._evaluation_loss = Gauge("evaluation_loss", "Loss of the last evaluation, per scored term", **place)
         self._loss = Gauge("loss", "Training loss of the last step, per scored term", **place)
         self._grad_norm = Gauge("grad_norm", "Gradient norm of the last step, before clipping", **place)
@@ -113,6 +116,11 @@ class LearningMetrics:
         self._evaluation_values = Gauge(
             "evaluation_objective", "What the objective reports of the last evaluation by name", ["name"], **place
         )
+
+    def skip(self, samples: int) -> None:
+        """Note a step that was not learnt from, with the samples of all ranks."""
+        self._skipped_steps.inc()
+        self._skipped_samples.inc(samples)
 
     def watch_balance(self, last: Callable[[], float | None]) -> None:
         """Show the load-balancing loss of this rank's last pass, read at each scrape. `last` returns it."""

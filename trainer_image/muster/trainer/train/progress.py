@@ -35,6 +35,11 @@ class Progress:
         """Whether there is no further step."""
         return self.step >= self.steps or (self.trial is not None and self.trial.over)
 
+    @property
+    def passed_over(self) -> int:
+        """The samples that were left out after attempts that ended for their numbers."""
+        return sum(each["samples"] for each in self.skipped_data)
+
     def advance(self, outcome: StepOutcome) -> None:
         """One step is done."""
         self.step, self.cursor = outcome.number, outcome.cursor

@@ -39,6 +39,7 @@ class StepHistory:
     last_evaluation: StepRecord | None = None  # the last step after which the held-out loss was measured
     last_skipped: StepRecord | None = None  # the last step whose batch was not learnt from
     skipped: int = 0  # steps of the whole job whose batch was not learnt from
+    skipped_samples: int = 0  # the samples of those steps
 
     def add(self, record: StepRecord) -> None:
         self.last = record
@@ -190,6 +191,7 @@ class RankState:
             commit_seconds=commits.interval_seconds,
             memory=self.memory,
             skipped_steps=steps.skipped,
+            skipped_samples=steps.skipped_samples,
             last_skipped=steps.last_skipped,
             tracking_fault=self._trackers.read(),
             stands=main_thread_stands() if activity.idle_share() > STACK_REPORT_SHARE else "",

@@ -14,6 +14,7 @@ import torch
 
 from muster.contract import flops
 from muster.contract.signals import RANKS_TOLD_MAX, StepRecord
+from muster.contract.text import plural
 from muster.trainer.config import Ranks
 from muster.trainer.train.evaluation import HeldOutResult
 from muster.trainer.train.metrics import Metrics, StepLog
@@ -99,10 +100,11 @@ class StepReporter:
             self.metrics.stragglers.set(self._stragglers.slow)
         if outcome.skipped:
             self._rank_state.steps.skipped = skipped_steps
-            self.metrics.learning.skipped.inc()
+            self._rank_state.steps.skipped_samples = skipped_steps * samples
+            self.metrics.learning.skip(samples)
             if self._ranks.rank == 0:
-                say(f"step {outcome.number}: {outcome.skipped}; its batch is skipped")
-        self.metrics.stepped(record, samples, outcome.data_wait_seconds)
+                say(f"step {outcome.number}: {outcome.skipped}; {plural(samples, 'sample')} skipped")
+        self.metrics.stepped(record, 0 if outcome.skipped else samples, outcome.data_wait_seconds)
 
     def publish(self, record: StepRecord) -> None:
         """The record of a step is whole: what was due after it (an evaluation) is in it."""

@@ -18,7 +18,7 @@ from muster.trainer.config import Ranks
 from muster.trainer.data import Loader, StepBatch
 from muster.trainer.errors import NumericError
 from muster.trainer.models.sharding import ParallelModel
-from muster.trainer.train.loss_spike_guard import LossSpikeGuard
+from muster.trainer.train.numeric_guard import NumericGuard
 from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, set_rate, squared_norm
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.reduction import (
@@ -42,7 +42,7 @@ class StepOutcome:
     """One finished step, the same on every rank but for data_wait_seconds."""
 
     number: int
-    loss: float  # per counted term; where it is no number, that of the last good step
+    loss: float  # per counted term; where it is no number, that of the last step that had one
     grad_norm: float  # before clipping; 0 where it is no number
     learning_rate: float
     tokens: int  # of all ranks, without padding
@@ -74,7 +74,9 @@ class TrainStep:
         self.optimizer = make_optimizer(model.module, config.optimizer, config.seed)
         self.second = second or {}  # second models, by the paths of their fields
         self.objective = objective_of(config, {path: each.model for path, each in self.second.items()})
-        self.guard = LossSpikeGuard(spikes=rollouts is None)
+        # A range test raises the rate until the loss diverges, so there a divergence is the result.
+        losses_compare = rollouts is None and config.optimizer.range_test is None
+        self.guard = NumericGuard(config.optimizer.clip_norm, config.optimizer.skip_spikes, losses_compare)
         self.last_seconds = 0.0
         self._config, self._ranks, self._rank_state = config, ranks, rank_state
         self._loss_scale = LossScale(enabled=config.precision == "fp16")
@@ -139,7 +141,7 @@ class TrainStep:
     ) -> StepOutcome:
         return StepOutcome(
             number=number,
-            loss=loss if math.isfinite(loss) else self.guard.last_good_loss(),
+            loss=loss if math.isfinite(loss) else self.guard.last_loss(),
             grad_norm=norm if math.isfinite(norm) else 0.0,
             learning_rate=rate,
             tokens=report.tokens,
