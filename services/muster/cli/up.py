@@ -227,12 +227,9 @@ def _welcome(options: PlatformOptions) -> None:
 
 
 def _what_jobs_reach() -> str:
-    if sandbox.available():
-        return "A job is code that runs as you; Landlock keeps it to its own folders and to what it names"
-    return (
-        "A job is code that runs as you, and can read what you can, for this kernel has no Landlock: "
-        "let only people submit whom you trust so far"
-    )
+    if not (gaps := sandbox.gaps()):
+        return "A job is code that runs as you; Landlock and seccomp keep it to its own folders and to what it names"
+    return f"A job is code that runs as you. It {'; it '.join(gaps)}. Let only people submit whom you trust so far"
 
 
 def _watch(children: tuple[Child, ...], stop: _Stop) -> None:

@@ -2,7 +2,8 @@
 
 https://docs.kernel.org/userspace-api/landlock.html. Three system calls, which glibc has no functions for; no privilege
 is needed. What is given up stays so until the process ends, whoever it runs as, also across exec. Besides files the
-process gives up to look into processes outside (memory, environment) and, from Linux 6.12 on, to signal them.
+process gives up to look into processes outside (memory, environment) and, from Linux 6.12 on, to signal them. Root's
+capabilities go round it (files by their handles, mounts, raw memory), so they are given up too (`capabilities`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,6 @@ _QUERY_VERSION = 1
 _PATH_BENEATH = 1
 _SCOPE_SIGNAL = 2
 _PR_SET_NO_NEW_PRIVS = 38
-_PR_CAPBSET_DROP = 24
-_CAPABILITY_VERSION_3 = 0x20080522
-# What lets root go round all this: files by their handles instead of their paths, modules, raw memory, other processes'
-# memory, mounts, reboots, devices, performance counters (which read any process's environment) and BPF.
-_PRIVILEGES = (2, 16, 17, 19, 21, 22, 27, 38, 39)
 
 
 class Access(IntFlag):
@@ -57,10 +53,6 @@ class _RulesetAttribute(ctypes.Structure):
         ("handled_access_net", ctypes.c_uint64),
         ("scoped", ctypes.c_uint64),
     ]
-
-
-class _CapabilityHeader(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
 
 class _PathBeneath(ctypes.Structure):
@@ -109,21 +101,6 @@ class Ruleset:
             raise OSError(ctypes.get_errno(), "no_new_privs")
         _call(_RESTRICT_SELF, self._descriptor, ctypes.c_uint32(0))
         os.close(self._descriptor)
-        _give_up_privileges(libc)
-
-
-def _give_up_privileges(libc: ctypes.CDLL) -> None:
-    """Of root's capabilities, those that a trainer has no use for; nobody else has any (capabilities(7))."""
-    header, sets = _CapabilityHeader(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    if libc.capget(ctypes.byref(header), sets):
-        raise OSError(ctypes.get_errno(), "capget")
-    for capability in _PRIVILEGES:
-        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused to whoever has none anyway
-        word = capability // 32 * 3  # effective, permitted, inheritable of the lower 32; then of the upper ones
-        for index in range(word, word + 3):
-            sets[index] &= ~(1 << capability % 32)
-    if libc.capset(ctypes.byref(header), sets):
-        raise OSError(ctypes.get_errno(), "capset")
 
 
 def _call(number: int, *arguments: object) -> int:

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from glob import has_magic, iglob
+from itertools import takewhile
 from pathlib import Path
 
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Many, Problem, Record, dump
 from muster.contract.layout import State
 from muster.contract.spec import JobSpec
+from muster.local import capabilities, seccomp
 from muster.local.landlock import READ, WRITE, Access, Ruleset, version
 
 # Programs, libraries, certificates, name resolution, and what the kernel tells of processes and devices.
@@ -32,8 +34,10 @@ _DEVICES = (
 )  # fmt: skip
 ADVICE = (
     "a worker on this machine reads the system, its own folders and what its job names; MUSTER_OPERATOR_WORKER_PATHS "
-    "of `muster up` names more"
+    "of `muster up` names more. One that runs as root opens what root owns or everybody may read, for it has none of "
+    "root's privileges"
 )
+_SIGNALS_SINCE = 6  # Landlock's version in Linux 6.12
 
 
 class Sandbox(Record):
@@ -55,13 +59,39 @@ def available() -> bool:
     return version() > 0
 
 
+def gaps() -> tuple[str, ...]:
+    """What this kernel can't keep a job from, a sentence's second half each, for who runs the platform."""
+    found, landlock = [], version()
+    if not landlock:
+        found.append("can read what you can, for this kernel has no Landlock")
+    if landlock < _SIGNALS_SINCE:
+        found.append("can end your other processes, for this kernel's Landlock keeps no signal back (Linux 6.12 does)")
+    if not seccomp.known():
+        found.append(
+            "can limit and slow your other processes and change the owners of your files, for this machine has no "
+            "seccomp filter (Linux on x86-64 or ARM64 has)"
+        )
+    return tuple(found)
+
+
 def enter(sandbox: Sandbox) -> bool:
-    """Give up all but what the sandbox names, for good. False where the kernel can't: then nothing is given up."""
+    """Give up all but what the sandbox names, for good: files, root's privileges, and system calls that reach other
+    processes. Whether files were given up: False where the kernel can't (see `gaps`, which says what else it can't).
+
+    Raises OSError where the kernel takes no filter though it says that it does: nothing runs unfenced for that.
+    """
     for own in map(Path, sandbox.own_write):
         with contextlib.suppress(OSError):  # who writes there says what is wrong
             own.mkdir(parents=True, exist_ok=True)
-    if not available():
-        return False
+    if is_kept := available():
+        _give_up_files(sandbox)
+    capabilities.give_up()
+    if seccomp.known():
+        seccomp.enter_worker()
+    return is_kept
+
+
+def _give_up_files(sandbox: Sandbox) -> None:
     rules, state = Ruleset(), Path(sandbox.state)
     for path in (*_SYSTEM, *_interpreter(), *sandbox.read):
         for outside in _around(Path(path), state):
@@ -78,7 +108,6 @@ def enter(sandbox: Sandbox) -> bool:
     for own in map(Path, sandbox.own_write):
         _allow(rules, own, WRITE, state, inside=True)
     rules.enter()
-    return True
 
 
 def state_problems(spec: JobSpec, state: State, project: str | None = None) -> tuple[Problem, ...]:
@@ -141,9 +170,25 @@ def _named(text: str) -> Path | None:
         path = parse_address(text).local
     except AddressError:  # no address, or the home of nobody: whoever opens it says so
         return None
-    while has_magic(str(path)) and not path.exists():
-        path = path.parent
-    return Path(os.path.realpath(path))
+    return _resolved(path)
+
+
+def _resolved(path: Path) -> Path:
+    """Where the path leads, all links followed; of a glob, where the folder leads that it begins in."""
+    if os.path.lexists(path):
+        return Path(os.path.realpath(path))
+    there, missing = _split_at_missing(path)
+    below = tuple(takewhile(lambda part: not has_magic(part), missing))
+    real = os.path.join(os.path.realpath(there), *below)
+    return _resolved(Path(os.path.normpath(real))) if ".." in below else Path(real)
+
+
+def _split_at_missing(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """The folder up to which the path is there, and the parts below. Looks at no part below the first missing one, so
+    that a path of a thousand parts costs no more than a short one."""
+    parts = path.parts
+    depth = next((n for n in range(1, len(parts)) if not os.path.lexists(Path(*parts[: n + 1]))), len(parts))
+    return Path(*parts[:depth]), parts[depth:]
 
 
 def _interpreter() -> Iterator[str]:

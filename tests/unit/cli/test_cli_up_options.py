@@ -29,14 +29,15 @@ def test_the_address_as_seen_from_here(host: str, url: str) -> None:
 @pytest.mark.parametrize(
     ("landlock", "words"),
     [
-        (0, "A job is code that runs as you, and can read what you can, for this kernel has no Landlock"),
-        (7, "A job is code that runs as you; Landlock keeps it to its own folders and to what it names"),
+        (0, "A job is code that runs as you. It can read what you can, for this kernel has no Landlock; it can end"),
+        (7, "A job is code that runs as you; Landlock and seccomp keep it to its own folders and to what it names"),
     ],
 )
 def test_who_starts_it_hears_what_jobs_may_do(
     landlock: int, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.local.sandbox.version", lambda: landlock)
+    monkeypatch.setattr("muster.local.seccomp.known", lambda: True)
     up._welcome(up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7))
     assert words in capsys.readouterr().err
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import _ctypes
+import contextlib
+import ctypes
 import gzip
 import json
 import os
+import platform
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +27,13 @@ from muster.contract.base import dump_json
 from muster.contract.layout import State
 from muster.contract.names import Env, ExitCode
 from muster.contract.spec import JobSpec, parse_job
+from muster.local import sandbox as fence
+from muster.local import seccomp
 from muster.local.sandbox import ADVICE, Sandbox, available, enter, state_problems
 from muster.storage.records import read_records
 from muster.storage.sources import LocalFile
 
+needs_seccomp = pytest.mark.skipif(not seccomp.known(), reason="this machine has no seccomp filter")
 needs_landlock = pytest.mark.skipif(not available(), reason="this kernel has no Landlock")
 
 
@@ -53,14 +60,18 @@ def sandbox(home: Path, *read: Path) -> Sandbox:
     )
 
 
-def tried(box: Sandbox, attempts: dict[str, Callable[[], object]]) -> dict[str, str]:
+def tried(box: Sandbox, attempts: dict[str, Callable[[], object]], uid: int = os.getuid()) -> dict[str, str]:
     """What came of each attempt in a process of its own that entered the sandbox: `done`, or the error's name."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         found = {}
         try:
-            assert enter(box)
+            if uid != os.getuid():
+                os.setgroups([])
+                os.setgid(uid)
+                os.setuid(uid)
+            enter(box)
             for name, attempt in attempts.items():
                 try:
                     attempt()
@@ -181,6 +192,158 @@ def test_processes_outside_are_neither_read_nor_ended(home: Path) -> None:
     assert found == dict.fromkeys(found, DENIED)
 
 
+USERS = (0, 12345) if os.getuid() == 0 else (os.getuid(),)  # root's jobs, and those of an ordinary user
+IOPRIO_SET, SCHED_SETATTR, IO_URING_SETUP = {"aarch64": (30, 274, 425)}.get(platform.machine(), (251, 314, 425))
+
+
+def syscall(number: int, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ctypes.c_long(number), *arguments) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def in_a_child(attempt: Callable[[], object]) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            attempt()
+        except OSError as error:
+            code = error.errno
+        finally:
+            os._exit(code)
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise OSError(code, os.strerror(code))
+
+
+@contextlib.contextmanager
+def victim(uid: int) -> Iterator[int]:
+    """A process of the platform, as far as the kernel can tell: of the same user, and outside the sandbox."""
+    user = uid if uid != os.getuid() else None
+    with subprocess.Popen(["/bin/sleep", "600"], user=user) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@needs_seccomp
+@pytest.mark.parametrize("uid", USERS)
+def test_processes_outside_are_neither_limited_nor_slowed(home: Path, uid: int) -> None:
+    """The kernel itself ends a process beyond its limit of CPU time, and Landlock knows nothing of limits."""
+    attribute = (ctypes.c_uint32 * 12)(48)  # struct sched_attr of its own size: SCHED_OTHER with a nice value of 0
+    with victim(uid) as pid:
+        limits = Path(f"/proc/{pid}/limits")
+        before = (limits.read_text(), os.getpriority(os.PRIO_PROCESS, pid))
+        cores = os.sched_getaffinity(pid)
+        found = tried(sandbox(home), {
+            "end it": lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)),
+            "take its files": lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3)),
+            "its priority": lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
+            "everybody's priority": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+            "its class": lambda: os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0)),
+            "its parameters": lambda: os.sched_setparam(pid, os.sched_param(0)),
+            "its attributes": lambda: syscall(SCHED_SETATTR, ctypes.c_int(pid), attribute, ctypes.c_uint(0)),
+            "its disk": lambda: syscall(IOPRIO_SET, ctypes.c_int(1), ctypes.c_int(pid), ctypes.c_int(3 << 13)),
+            "what no filter sees": lambda: syscall(IO_URING_SETUP, ctypes.c_uint(1), (ctypes.c_char * 120)()),
+        }, uid)  # fmt: skip
+        assert found == dict.fromkeys(found, DENIED)
+        by_a_child = {"child": lambda: in_a_child(lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)))}
+        assert tried(sandbox(home), by_a_child, uid) == {"child": DENIED}
+        bound = tried(sandbox(home), {"bind": lambda: os.sched_setaffinity(pid, {min(cores)})}, uid)
+        assert bound == {"bind": "done"}, "libc starts no thread of OpenMP whose binding fails"
+        assert os.sched_getaffinity(pid) == cores
+        assert (limits.read_text(), os.getpriority(os.PRIO_PROCESS, pid)) == before
+
+
+@needs_seccomp
+@pytest.mark.parametrize("uid", USERS)
+def test_owners_and_attributes_of_files_out_of_reach_stay(home: Path, uid: int) -> None:
+    token = home / "state/admin-token"
+    os.chown(token, uid, -1)
+    for folder in (token, *token.parents):
+        if folder.is_relative_to(home):
+            folder.chmod(0o755)
+    before = token.stat()
+    found = tried(sandbox(home), {
+        "owner": lambda: os.chown(token, uid, uid),
+        "owner of a link": lambda: os.lchown(token, uid, uid),
+        "attribute": lambda: os.setxattr(token, "user.x", b"x"),
+        "no attribute": lambda: os.removexattr(token, "user.x"),
+    }, uid)  # fmt: skip
+    assert found == dict.fromkeys(found, DENIED)
+    assert (token.stat().st_uid, token.stat().st_gid) == (before.st_uid, before.st_gid)
+
+
+@pytest.mark.parametrize("uid", USERS)
+def test_a_worker_has_no_privilege_and_gets_none(home: Path, uid: int) -> None:
+    """With CAP_NET_RAW a job of root reads everybody's tokens off the loopback."""
+
+    def privileges() -> None:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        left = [line for line in lines if line.startswith("Cap") and int(line.split()[1], 16)]
+        if uid == 0 and left:  # the bounding set of others is what a program with privileges could give, and none may
+            raise OSError(str(left))
+
+    found = tried(sandbox(home), {"own": privileges, "of a child": lambda: in_a_child(privileges)}, uid)
+    assert found == dict.fromkeys(found, "done")
+    found = tried(sandbox(home), {
+        "listen to the network": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0x0300),
+        "raw packets": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP),
+        "another user": lambda: os.setuid(uid + 1),
+        "another root": lambda: os.chroot("/"),
+    }, uid)  # fmt: skip
+    assert found == dict.fromkeys(found, DENIED)
+
+
+USEFUL = """
+import multiprocessing, os, pathlib, resource, shutil, tempfile
+import psutil
+
+def double(number):
+    return 2 * number
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.map(double, [1, 2]) == [2, 4]
+    me = psutil.Process()
+    assert me.cpu_affinity() and me.nice() is not None and me.children(recursive=True) is not None
+    assert me.rlimit(psutil.RLIMIT_NOFILE) == resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.sched_setaffinity(0, os.sched_getaffinity(0))
+    os.nice(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "a").write_text("x")
+        (folder / "a").chmod(0o600)
+        shutil.copytree(folder, folder / "b", dirs_exist_ok=False, ignore=shutil.ignore_patterns("b"))
+        shutil.move(folder / "b" / "a", folder / "c")
+"""
+
+
+@needs_seccomp
+def test_what_libraries_do_to_their_own_processes_and_files_still_works(home: Path) -> None:
+    script = home / "state/jobs/own/tmp/useful.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(USEFUL)
+    environment = {**os.environ, "TMPDIR": str(script.parent)}
+    works = {"it": lambda: subprocess.run([sys.executable, script], check=True, env=environment, cwd=script.parent)}
+    assert tried(sandbox(home), works) == {"it": "done"}
+
+
+@needs_seccomp
+def test_threads_that_openmp_binds_start(home: Path) -> None:
+    """libgomp binds them by their numbers, which a filter can't tell from another's."""
+    program = (
+        "import torch; torch.set_num_threads(2); assert torch.ones(400, 400).mm(torch.ones(400, 400)).max() == 400"
+    )
+    own = home / "state/jobs/own/tmp"
+    environment = {**os.environ, "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2", "TMPDIR": str(own)}
+    works = {"it": lambda: subprocess.run([sys.executable, "-c", program], check=True, env=environment)}
+    assert tried(sandbox(home), works) == {"it": "done"}
+
+
 def of(**changes: Any) -> JobSpec:
     document = spec()
     for path, value in changes.items():
@@ -210,6 +373,31 @@ def test_a_job_that_names_what_lies_in_the_state_folder_is_refused(home: Path) -
     assert not places(training__model={"from": {"uri": f"file://{state.checkpoints}/other"}})
     assert not places(checkpoint={"uri": f"file://{state.checkpoints}"})
     assert not places(training__data__train=[{"source": f"{home}/*.txt"}], checkpoint={"uri": f"file://{home}/ckpt"})
+
+
+def test_an_address_costs_no_more_than_the_folders_of_it_that_are_there(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API judges what anybody writes: a glob of 900 parts was looked up 900 times, each part of it."""
+    looks = []
+
+    def counted(ask: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def asked(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+            looks.append(path)
+            return ask(path, *arguments, **options)
+
+        return asked
+
+    monkeypatch.setattr(os, "stat", counted(os.stat))
+    monkeypatch.setattr(os, "lstat", counted(os.lstat))
+    state = State(home / "state")
+    (home / "link").symlink_to(home)
+    for deep in ("/*" * 900, "/x" * 900, f"{home}/link/x" + "/y" * 900, f"{home}" + "/*/.." * 300, "/x/.." * 400):
+        looks.clear()
+        assert not state_problems(of(training__data__train=[{"source": deep}]), state), deep
+        assert len(looks) < 20 * len(home.parts), (deep, len(looks))
+    missing = f"{home}/missing/../link/state/admin-token"
+    assert state_problems(of(training__data__train=[{"source": missing}]), state), "what is there later leads there"
 
 
 async def test_the_operator_gives_a_worker_its_own_places_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,8 +503,30 @@ def test_a_name_inside_an_archive_is_no_path(home: Path) -> None:
     assert not goal.exists()
 
 
-def test_a_kernel_without_landlock_gives_nothing_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_seccomp
+def test_a_kernel_without_landlock_still_gives_calls_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.local.sandbox.version", lambda: 0)
-    assert enter(sandbox(home)) is False
-    assert (home / "state/admin-token").read_text() == "token"
+    with victim(os.getuid()) as pid:
+        found = tried(sandbox(home), {
+            "read": (home / "state/admin-token").read_text,
+            "end": lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)),
+        })  # fmt: skip
+    assert found == {"read": "done", "end": DENIED}
     assert (home / "state/jobs/own/tmp").is_dir(), "TMPDIR is there all the same"
+
+
+def test_a_kernel_that_can_not_keep_jobs_apart_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(landlock: int, machine: str) -> list[str]:
+        monkeypatch.setattr("muster.local.sandbox.version", lambda: landlock)
+        monkeypatch.setattr("platform.machine", lambda: machine)
+        return [" ".join(gap.split()[:3]) for gap in fence.gaps()]
+
+    assert said(5, "x86_64") == ["can end your"]
+    assert said(7, "riscv64") == ["can limit and"]
+    assert said(0, "s390x") == ["can read what", "can end your", "can limit and"]
+
+
+@needs_seccomp
+def test_a_kernel_that_has_all_of_it_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.local.sandbox.version", lambda: 7)
+    assert fence.gaps() == ()

@@ -21,7 +21,7 @@ from typing import Any
 from muster.contract.base import dump_json
 from muster.contract.names import EXIT_RECORD, Env, ExitCode, Rendezvous
 from muster.contract.signals import WorkerExit
-from muster.local.sandbox import ADVICE, Sandbox, enter
+from muster.local.sandbox import ADVICE, Sandbox, enter, gaps
 from muster.storage.small_files import write_whole
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
@@ -49,6 +49,8 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     sandbox = read_sandbox()
     kept_apart = sandbox is not None and enter(sandbox)  # first of all: only threads that start later are held to it
+    for gap in gaps() if sandbox is not None else ():
+        print(f"a job of this machine {gap}", file=sys.stderr, flush=True)
     take_variables()
     stop = Stop(directory, started)
     serve_reports(directory)

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from muster.local import landlock, seccomp
+from muster.local import capabilities, landlock, seccomp
 
 CAN_NOT_BE_SHUT_IN = 97
 HAD_NO_MEMORY = 98
@@ -59,6 +59,7 @@ def _give_up(megabytes: int, seconds: float) -> Iterator[str]:
     if landlock.version():
         _close_files()
         yield "files (Landlock)"
+    capabilities.give_up()
     for what, most in (
         (resource.RLIMIT_AS, megabytes << 20),
         (resource.RLIMIT_CPU, math.ceil(seconds) + 1),
