@@ -95,10 +95,12 @@ def serve_pages(
     port: int,
     pages: Pages,
     posts: Posts,
+    unready: Callable[[], str] = lambda: "",
 ) -> ThreadingHTTPServer:
-    """Make a server of the pages (more may be added later), of /healthz, and of the posts.
+    """Make a server of the pages (more may be added later), of /healthz and /readyz, and of the posts.
 
-    If `port` is 0, it takes any free one. Raises OSError when the port is taken.
+    `unready` gives the reason for which /readyz refuses, empty where there is none. If `port` is 0, the server takes
+    any free one. Raises OSError when the port is taken.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -109,13 +111,20 @@ def serve_pages(
             if path == "/healthz":
                 silence = liveness.silence_seconds()
                 well = silence <= _SILENCE_SECONDS_MAX
-                told = {"status": "ok" if well else "stuck", "secondsSinceLastTurn": round(silence, 1)}
+                told: dict[str, object] = {
+                    "status": "ok" if well else "stuck",
+                    "secondsSinceLastTurn": round(silence, 1),
+                }
                 self._answer(200 if well else 503, "application/json", json.dumps(told).encode())
+            elif path == "/readyz":
+                problem = unready()
+                told = {"status": "not ready", "because": problem} if problem else {"status": "ok"}
+                self._answer(503 if problem else 200, "application/json", json.dumps(told).encode())
             elif page := pages.get(path):
                 made = page()
                 self._answer(200, made.kind, made.body)
             else:
-                there = ", ".join(["/healthz", *pages])
+                there = ", ".join(["/healthz", "/readyz", *pages])
                 self._answer(404, "text/plain", f"there are {there}\n".encode())
 
         def do_POST(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from muster.cli.cluster_connection import PLURAL, cluster_errors, message_of
@@ -25,6 +27,8 @@ SCHEDULERS = {
 }
 DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "google.com/tpu")
 EFA = "vpc.amazonaws.com/efa"
+LEASE_SECONDS = 60.0  # several times what a leader may be silent
+RENEWAL_SECONDS_MAX = 8.0  # a leader renews its lease every three seconds
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 
@@ -116,6 +120,33 @@ def _operator(examined: ExaminedCluster) -> Lines:
     else:
         next_step = f"kubectl -n {examined.system} describe deployment muster-operator"
         yield "failure", f"none of {plural(wanted, 'replica')} is ready, {image}", next_step
+
+
+def _leader(examined: ExaminedCluster) -> Lines:
+    """Ready operators may still have nobody who leads; then jobs get no status at all."""
+    lease = _lease(examined)
+    if lease is None or not lease.spec.holder_identity:
+        yield "failure", "no operator holds the lease muster-operator, so nobody acts on jobs", _operator_log(examined)
+        return
+    renewed = lease.spec.renew_time
+    if abs((datetime.now(UTC) - renewed).total_seconds()) > LEASE_SECONDS:
+        # This machine's clock may be the one that is wrong: a lease that is renewed before our eyes is held.
+        time.sleep(RENEWAL_SECONDS_MAX)
+        lease = _lease(examined)
+        if lease is None or lease.spec.renew_time == renewed:
+            told = f"the operator's lease was last renewed at {renewed:%Y-%m-%dT%H:%M:%SZ}, so nobody acts on jobs"
+            yield "failure", told, _operator_log(examined)
+            return
+    yield "ok", f"{lease.spec.holder_identity} leads"
+
+
+def _lease(examined: ExaminedCluster) -> Any:
+    read = examined.api("CoordinationV1Api").read_namespaced_lease
+    return examined.find(read, "muster-operator", examined.system)
+
+
+def _operator_log(examined: ExaminedCluster) -> str:
+    return f"kubectl -n {examined.system} logs -l app.kubernetes.io/component=operator --tail=20"
 
 
 def _agents(examined: ExaminedCluster) -> Lines:
@@ -217,6 +248,7 @@ CHECKS: dict[str, Callable[[ExaminedCluster], Lines]] = {
     "definition": _definition,
     "your rights": own_rights,
     "operator": _operator,
+    "leader": _leader,
     "operator's rights": operator_rights,
     "agents": _agents,
     "gang schedulers": _schedulers,

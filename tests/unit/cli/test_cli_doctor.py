@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from muster.cli.cluster_checks import _operator
+from muster.cli.cluster_checks import _leader, _operator
 from muster.cli.cluster_connection import Cluster
 from muster.cli.cluster_rights import OPERATOR_RIGHTS, operator_rights
 from muster.cli.examined_cluster import ExaminedCluster
@@ -173,6 +174,48 @@ def test_jobs_in_a_namespace_that_nobody_serves_are_told() -> None:
         "submit to it: --namespace team",
     )
     assert [line[0] for line in _operator(examined({"MUSTER_OPERATOR_WATCH_NAMESPACE": "team"}))] == ["ok"]
+
+
+class Leased(ExaminedCluster):
+    """A cluster whose operator's lease is each of these in turn: (who holds it, how many seconds ago he renewed it)."""
+
+    def prepare(self, *leases: tuple[str, float] | None) -> Leased:
+        self.leases = list(leases)
+        return self
+
+    def api(self, name: str) -> Any:
+        return SimpleNamespace(read_namespaced_lease=name)
+
+    def find(self, call: Any, *arguments: Any) -> Any:
+        assert (call, arguments) == ("CoordinationV1Api", ("muster-operator", "muster-system"))
+        lease = self.leases.pop(0)
+        if lease is None:
+            return None
+        renewed = datetime.now(UTC) - timedelta(seconds=lease[1])
+        return client.V1Lease(spec=client.V1LeaseSpec(holder_identity=lease[0], renew_time=renewed))
+
+
+@pytest.mark.parametrize(
+    ("leases", "state", "words"),
+    [
+        ([("operator-a", 2.0)], "ok", "operator-a leads"),
+        ([("operator-a", 3600.0), ("operator-a", 3590.0)], "ok", "operator-a leads"),  # a clock that is an hour off
+        ([None], "failure", "no operator holds the lease"),
+        ([("", 5.0)], "failure", "no operator holds the lease"),
+        ([("operator-a", 300.0), None], "failure", "the operator's lease was last renewed at "),
+    ],
+    ids=["leads", "another clock", "none yet", "released", "silent"],
+)
+def test_it_asks_for_the_leader_and_not_only_for_ready_pods(
+    leases: list[tuple[str, float] | None], state: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of two operators were ready, and none of them could speak to the API server."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    ((found, message, *next_step),) = _leader(Leased(Cluster("here", "team", None), "muster-system").prepare(*leases))
+    assert (found, message[: len(words)]) == (state, words)
+    assert state == "ok" or next_step == [
+        "kubectl -n muster-system logs -l app.kubernetes.io/component=operator --tail=20"
+    ]
 
 
 def test_a_pod_that_can_not_start_is_not_waited_for_and_is_removed() -> None:

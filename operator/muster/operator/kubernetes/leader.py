@@ -23,6 +23,8 @@ RENEW_SECONDS = 3.0
 RETRY_SECONDS = 1.0
 TRY_SECONDS = 5.0
 GIVE_UP_SECONDS = 15.0  # without a renewal; well before another may take the lease
+UNREADY_SECONDS = 30.0  # without an answer about the lease; a waiting operator asks every second, a leader every third
+WARN_SECONDS = 60.0  # a trouble that lasts is logged again so often
 _API = "coordination.k8s.io/v1"
 
 
@@ -30,29 +32,67 @@ class LeadershipLost(Exception):
     """Another operator leads, or the API server could not be told in time that we do."""
 
 
+class Readiness:
+    """Whether the API server answers about the lease: without that an operator neither leads nor waits to.
+
+    Read by /readyz from another thread.
+    """
+
+    def __init__(self) -> None:
+        self._answered_at = float("-inf")
+        self._trouble = "it has not answered yet"
+
+    def answered(self) -> None:
+        self._answered_at = time.monotonic()
+
+    def failed(self, error: OSError) -> None:
+        self._trouble = str(error) or type(error).__name__
+
+    def problem(self) -> str:
+        """The reason for which this operator is not ready; empty where it is."""
+        if time.monotonic() - self._answered_at <= UNREADY_SECONDS:
+            return ""
+        return f"the API server does not let us read or renew our lease: {self._trouble}"
+
+
 class Leader:
     """The lease that lets one operator at a time lead.
 
-    `identity` says who we are and is unique per process. `waiting` is told who leads instead, whenever that changes.
+    `identity` says who we are and is unique per process. `waiting` is told who leads instead, whenever that changes;
+    `troubled`, that the API server did not let us ask, whenever the reason changes and once a minute while it lasts.
     """
 
     def __init__(
-        self, client: Client, namespace: str, identity: str, waiting: Callable[[str], None] = lambda holder: None
+        self,
+        client: Client,
+        namespace: str,
+        identity: str,
+        waiting: Callable[[str], None] = lambda holder: None,
+        troubled: Callable[[OSError], None] = lambda error: None,
+        readiness: Readiness | None = None,
     ) -> None:
-        self._client, self._namespace, self.identity, self._waiting = client, namespace, identity, waiting
+        self._client, self._namespace, self.identity = client, namespace, identity
+        self._waiting, self._troubled, self._readiness = waiting, troubled, readiness or Readiness()
         self._path = paths.group(_API, namespace, "leases", NAME)
         self._lease: Object | None = None
         self._seen: tuple[str, float] = ("", 0.0)  # the other's last sign, and when we saw it, by our own clock
 
     async def acquire(self) -> None:
         """Return when we lead."""
-        told = ""
+        told, trouble, warned_at = "", "", 0.0
         while True:
             try:
-                if await self._try():
-                    return
+                leads = await self._try()
             except OSError as error:
-                self._waiting(f"nobody: {error}")
+                self._readiness.failed(error)
+                if (text := str(error)) != trouble or time.monotonic() - warned_at > WARN_SECONDS:
+                    trouble, warned_at = text, time.monotonic()
+                    self._troubled(error)
+            else:
+                self._readiness.answered()
+                if leads:
+                    return
+                trouble = ""
             holder = self._holder()
             if holder != told:
                 told = holder
@@ -70,7 +110,9 @@ class Leader:
                 async with asyncio.timeout(TRY_SECONDS):  # not wait_for: until 3.12 it swallows cancellations
                     await self._renew()
                 renewed, pause = time.monotonic(), RENEW_SECONDS
+                self._readiness.answered()
             except OSError as error:
+                self._readiness.failed(error)
                 pause = RETRY_SECONDS
                 if (seconds := time.monotonic() - renewed) > GIVE_UP_SECONDS:
                     raise LeadershipLost(f"the lease could not be renewed for {seconds:.0f} s: {error!r}") from error

@@ -27,7 +27,7 @@ from muster.kube.client import Client
 from muster.kube.connection import Connection, connect
 from muster.kube.errors import NoCluster
 from muster.operator.kubernetes.events import Events
-from muster.operator.kubernetes.leader import Leader, LeadershipLost
+from muster.operator.kubernetes.leader import Leader, LeadershipLost, Readiness
 from muster.operator.kubernetes.node_reports import write_report
 from muster.operator.kubernetes.settings import KubernetesSettings
 from muster.operator.kubernetes.world import KubernetesWorld
@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--namespace", help="where lease and reservations lie (default: our own)")
     parser.add_argument("--image", help="the trainer's image, for jobs that name none")
     parser.add_argument("--checkpoint-uri", help="s3:// folder for jobs that name none")
-    parser.add_argument("--host", help="where /metrics and /healthz listen")
+    parser.add_argument("--host", help="where /metrics, /healthz and /readyz listen")
     parser.add_argument("--port", type=int)
     parser.add_argument("--log-format", choices=["auto", "console", "json"])
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
@@ -89,12 +89,12 @@ def main(words: Sequence[str]) -> int:
 
 
 async def _operate(settings: KubernetesSettings, connection: Connection) -> None:
-    metrics, liveness = Metrics(), Liveness()
+    metrics, liveness, readiness = Metrics(), Liveness(), Readiness()
     sources = SignalSources(settings, metrics)
     previews = Previews(token_in(settings.webhook_token_file))
     pages: Pages = {"/metrics": metrics.page}
     posts: Posts = {ALERTS: sources.webhook, PREVIEW: previews}
-    server = serve_pages(liveness, settings.host, settings.port, pages, posts)
+    server = serve_pages(liveness, settings.host, settings.port, pages, posts, readiness.problem)
     namespace = settings.namespace or connection.namespace
     identity = settings.identity
     try:
@@ -104,7 +104,14 @@ async def _operate(settings: KubernetesSettings, connection: Connection) -> None
             Client(connection, "muster-operator", at_once=2) as own,
         ):
             metrics.registry.register(_Calls(client))
-            leader = Leader(own, namespace, identity, lambda who: log.info("waiting to lead", leader=who))
+            leader = Leader(
+                own,
+                namespace,
+                identity,
+                lambda who: log.info("waiting to lead", leader=who),
+                lambda error: log.warning("waiting to lead: the lease can't be read or taken", error=str(error)),
+                readiness,
+            )
             stop = asyncio.create_task(_stop_signal())
             beat = asyncio.create_task(_beat(liveness))
             if await _until(stop, leader.acquire()):
