@@ -38,6 +38,7 @@ class Rest:
                 [sys.executable, "-m", "muster.api", *arguments], env=os.environ | settings, stdout=log, stderr=log
             )
         eventually(self._answers, f"the API; its log: {self.folder / 'api.log'}")
+        self.ask("PUT", "/projects/default", {"limits": {"namespaces": ["default", "team"]}})
 
     def stop(self) -> None:
         if self._process is not None:
@@ -223,7 +224,9 @@ def test_a_secret_of_a_project_is_a_secret_of_its_namespace(house: House, rest: 
     assert (refused.value.code, "that Muster did not make" in refused.value.read().decode()) == (503, True)
     assert house.get(there)["data"] == {"value": "dGhlaXJz"}
     assert rest.ask("GET", "/projects/keeps/secrets") == {"items": []}
-    warned = quick_job("warned", runtime={"envFrom": [{"secretRef": {"name": "hf-token"}}]})
-    warned["metadata"] = {"name": "warned", "labels": {"muster.dev/project": "keeps"}}
-    plan = rest.ask("POST", "/jobs?dryRun=true", warned)
-    assert [warning["path"] for warning in plan["warnings"]] == ["spec.runtime.envFrom[0].secretRef.name"]
+    unlisted = quick_job("unlisted", runtime={"envFrom": [{"secretRef": {"name": "hf-token"}}]})
+    unlisted["metadata"] = {"name": "unlisted", "labels": {"muster.dev/project": "keeps"}}
+    plan = rest.ask("POST", "/jobs?dryRun=true", unlisted)
+    assert [refusal["path"] for refusal in plan["refusals"]] == ["spec.runtime.envFrom[0].secretRef.name"]
+    rest.ask("PUT", "/projects/keeps", {"limits": {"secrets": ["hf-token"]}})
+    assert rest.ask("POST", "/jobs?dryRun=true", unlisted)["refusals"] == []

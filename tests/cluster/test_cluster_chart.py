@@ -142,13 +142,16 @@ def test_the_smoke_test_can_fail(cluster: Cluster, tmp_path: Path) -> None:
 def smoke(cluster: Cluster, folder: Path, patience: float) -> "subprocess.CompletedProcess[str]":
     """The program of the chart's test pod, with the account that `helm test` makes for it."""
     hooks = yaml.safe_load_all(cluster.helm("get", "hooks", "muster", "-n", NAMESPACE))
-    parts = {item["kind"]: item for item in hooks if item}
-    for kind in ("ServiceAccount", "Role", "RoleBinding"):
-        cluster.kubectl("apply", "-f", "-", given=parts[kind])
-    (container,) = parts["Pod"]["spec"]["containers"]
+    parts = [item for item in hooks if item]
+    for item in parts:
+        if item["kind"] != "Pod":
+            cluster.kubectl("apply", "-f", "-", given=item)
+    (pod,) = [item for item in parts if item["kind"] == "Pod"]
+    (container,) = pod["spec"]["containers"]
     host, port = cluster.plane.server.removeprefix("https://").split(":")
     environment = {
-        "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port, "PATIENCE_SECONDS": str(patience),
+        "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port,
+        "JOBS_NAMESPACE": "default", "PATIENCE_SECONDS": str(patience),
         "ACCOUNT_FOLDER": str(cluster.account("muster-test", folder / "test")),
     }  # fmt: skip
     words = [sys.executable, *container["command"][1:], *container["args"]]

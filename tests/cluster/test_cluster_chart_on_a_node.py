@@ -154,6 +154,7 @@ def test_a_dry_run_says_what_the_operator_would_do(world: World) -> None:
     larger = job("larger", 10)
     larger["spec"]["gang"]["resources"]["cpu"] = "640"
     with world.house.rest(SYSTEM, TOKEN) as rest:
+        rest("PUT", "/projects/default", {"limits": {"namespaces": [TEAM], "secrets": ["s3"]}})
         first, other = (
             rest("POST", "/jobs?dryRun=true", each)["admission"] for each in (job("first", 10), larger)
         )  # fmt: skip

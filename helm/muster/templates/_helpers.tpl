@@ -93,3 +93,37 @@ emptyDir: {sizeLimit: {{ .Values.api.uploads.size }}}
 {{- define "muster.nodesRole" -}}
 muster-operator-nodes{{ with .Values.operator.watchNamespace }}-{{ . }}{{ end }}
 {{- end }}
+
+{{/* CEL: this namespace may be a job's: it is neither Kubernetes' own nor the release's (muster.contract.cluster_objects). */}}
+{{- define "muster.jobsNamespace" -}}
+!request.namespace.matches('^(kube|openshift)-') && request.namespace != '{{ .Release.Namespace }}'
+{{- end }}
+
+{{/* CEL: the text is the allowed `each`, or begins as one that ends with * does. */}}
+{{- define "muster.listed" -}}
+each != "" && (each == {{ . }} || (each.endsWith("*") && {{ . }}.startsWith(each.substring(0, each.size() - 1))))
+{{- end }}
+
+{{/* CEL: `each` has all keys of the path. */}}
+{{- define "muster.hasPath" -}}
+{{- $at := "each" }}
+{{- range $index, $key := splitList "." . }}
+{{- $at = printf "%s.%s" $at $key }}
+{{- if $index }} && {{ end }}has({{ $at }})
+{{- end }}
+{{- end }}
+
+{{/* Where a volume names a Secret: SECRET_PATHS of muster.contract.cluster_objects. */}}
+{{- define "muster.volumeSecrets" -}}
+- secret.secretName
+- csi.nodePublishSecretRef.name
+- csi.volumeAttributes.secretProviderClass
+- azureFile.secretName
+- cephfs.secretRef.name
+- cinder.secretRef.name
+- flexVolume.secretRef.name
+- iscsi.secretRef.name
+- rbd.secretRef.name
+- scaleIO.secretRef.name
+- storageos.secretRef.name
+{{- end }}

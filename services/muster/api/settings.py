@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from muster.api.openai.models.base_models import checked_models
 from muster.contract.address import Address, checkpoint_address, parse_address
+from muster.contract.cluster_objects import is_system_namespace
 from muster.contract.layout import State
 from muster.contract.quantities import quantity
 from muster.documents.document import BYTES_MAX
@@ -35,6 +36,7 @@ class Settings(BaseSettings):
 
     cluster: Literal["local", "kubernetes"] = "local"  # what carries the jobs
     kubeconfig: Path | None = None  # for a cluster, outside a pod; None: $KUBECONFIG
+    namespace: str = ""  # the release's own, which is never a job's; empty: it has none
     watch_namespace: str = ""  # the only namespace of the cluster whose jobs are carried; empty: all
     state: Path = Field(default_factory=lambda: Path.home() / ".muster")
     host: str = "127.0.0.1"
@@ -144,6 +146,10 @@ class Settings(BaseSettings):
             words = f"the issuer must be an https:// address, not {self.oidc_issuer!r}"
             raise ValueError(f"{words}: its keys decide who is who")
         return self
+
+    def is_system_namespace(self, namespace: str) -> bool:
+        """Whether the namespace is the platform's or Kubernetes' own; on one machine none is."""
+        return self.cluster != "local" and is_system_namespace(namespace, self.namespace)
 
     @property
     def layout(self) -> State:

@@ -51,7 +51,7 @@ def get(project: ProjectName, server: Server = None, json: Json = False) -> None
         print_json(found | {"members": members})
         return
     table = Table("", "", header=False)
-    table.add_row("namespace", found["namespace"] or "every one that is no other project's")
+    table.add_row("namespace", found["namespace"] or "those of `namespaces`, else default")
     for name, value in _lines(found["limits"]):
         table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
     for member in members:
@@ -71,11 +71,12 @@ def set_project(
 ) -> None:
     """Make a project, or change what its jobs may name: `--set gangSizes=[1,2]`. For admins.
 
-    There are serviceAccount, checkpointPrefix, kmsKeyId, dataPrefixes, endpoints, queue, gangSizes, instanceTypes and
-    images, and what its jobs may hold at a time: `quota.gpus=64`, `quota.gangs`, `quota.processes`, `quota.queuedJobs`,
-    and of those what each person may: `quota.person.gpus=16`; for a month `quota.gpuHoursPerMonth` and
-    `quota.moneyPerMonth`. Beside other projects: `quota.weight=2`, `quota.guaranteedGpus=16`, and `quota.preempts=true`
-    if its jobs may have others make room. An empty value takes a limit away.
+    There are serviceAccount, serviceAccounts, secrets, claims, checkpointPrefix, kmsKeyId, dataPrefixes, endpoints,
+    queue, gangSizes, instanceTypes and images, of project `default` namespaces too, and what its jobs may hold at a
+    time: `quota.gpus=64`, `quota.gangs`, `quota.processes`, `quota.queuedJobs`, and of those what each person may:
+    `quota.person.gpus=16`; for a month `quota.gpuHoursPerMonth` and `quota.moneyPerMonth`. Beside other projects:
+    `quota.weight=2`, `quota.guaranteedGpus=16`, and `quota.preempts=true` if its jobs may have others make room. An
+    empty value takes a limit away.
     """
     from muster.cli.job_file import JobFile, set_value
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from muster.contract.names import DEFAULT_PROJECT
 from muster.contract.projects import ProjectLimits
 
 LIMITS = "muster-project-limits"
@@ -20,12 +21,13 @@ ELSEWHERE = "_default"
 @dataclass(frozen=True)
 class LimitedProject:
     """A project, and its namespace; None for all that are no other project's. `files` is where its uploaded files are,
-    which its jobs may read whatever else they may."""
+    which its jobs may read whatever else they may, and `secrets` the names of its secrets (`muster secrets`)."""
 
     name: str
     namespace: str | None
     limits: ProjectLimits
     files: str | None = None
+    secrets: tuple[str, ...] = ()
 
 
 def limit_entries(projects: Iterable[LimitedProject]) -> dict[str, str]:
@@ -35,6 +37,8 @@ def limit_entries(projects: Iterable[LimitedProject]) -> dict[str, str]:
         here = project.namespace or ELSEWHERE
         found |= {f"{here}.{key}": "\n".join(values) for key, values in _entries(project.limits, project.files).items()}
         found[f"{here}.project"] = project.name
+        if project.secrets:  # they are in one namespace, also where the project has several
+            found[f"{project.namespace or DEFAULT_PROJECT}.ownSecrets"] = "\n".join(project.secrets)
     return found
 
 
@@ -42,12 +46,18 @@ def _entries(limits: ProjectLimits, files: str | None) -> dict[str, list[str]]:
     own = [limits.checkpoint_prefix] if limits.checkpoint_prefix else []
     read = limits.data_prefixes
     ours = [files] if files else []
+    accounts: Iterable[object] | None = limits.service_accounts
+    if limits.service_account:
+        accounts = (limits.service_account, *(limits.service_accounts or ()))
     known: dict[str, Iterable[object] | None] = {
         "gangSizes": limits.gang_sizes,
         "instanceTypes": limits.instance_types,
         "images": limits.images,
         "endpoints": limits.endpoints,
-        "serviceAccount": [limits.service_account] if limits.service_account else None,
+        "serviceAccounts": accounts,
+        "secrets": limits.secrets,
+        "claims": limits.claims,
+        "namespaces": limits.namespaces,
         "kmsKeyId": [limits.kms_key_id] if limits.kms_key_id else None,
         "checkpointPrefix": [each.rstrip("/") for each in own] or None,
         "dataPrefixes": None if read is None else [each.rstrip("/") for each in (*read, *own, *ours)],

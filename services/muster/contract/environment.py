@@ -38,7 +38,7 @@ class ValueFrom(Spec):
     """Where a variable's value is read from when a worker starts, as in a pod's spec."""
 
     secret_key_ref: KeyRef | None = None
-    """An entry of a secret: of the project's own (`muster secrets`), or in a cluster of any in the job's namespace."""
+    """An entry of a secret: of the project's own (`muster secrets`), or in a cluster of one that the project lists."""
     config_map_key_ref: KeyRef | None = None
     """An entry of a ConfigMap of the job's namespace, in a cluster."""
 

@@ -52,10 +52,19 @@ Size = Annotated[int, Field(gt=0, le=NODES_MAX)]
 
 
 class ProjectLimits(Spec):
-    """What the jobs of a project may name. What is left out is not limited."""
+    """What the jobs of a project may name. What is left out is not limited, but for `namespaces`, `service_accounts`,
+    `secrets` and `claims`: of these the API lets a job name only those that are listed."""
 
     service_account: Text | None = None
     """The service account of every job's pods, and with it their cloud rights."""
+    service_accounts: Many[Text] | None = None
+    """Other service accounts that a job may name; one that ends with * means all that begin so."""
+    secrets: Many[Text] | None = None
+    """The Secrets of its namespace that a job may name, beside the project's own (`muster secrets`); * as above."""
+    claims: Many[Text] | None = None
+    """The PersistentVolumeClaims of its namespace that a job may mount; * as above."""
+    namespaces: Many[Text] | None = None
+    """Of the project `default` alone: the namespaces that its jobs may have; left out, `default`; * as above."""
     checkpoint_prefix: FolderAddress | None = None
     """The folder under which every job commits; jobs that name none commit there."""
     data_prefixes: Many[Prefix] | None = None
@@ -111,12 +120,6 @@ def limit_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> tuple[
 
 
 def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple[str, str]]:
-    account = spec.runtime.service_account_name
-    if limits.service_account and account not in (None, limits.service_account):
-        yield (
-            "runtime.serviceAccountName",
-            f"{project} has the service account {limits.service_account!r}; leave it out",
-        )
     uri, below = spec.checkpoint.uri, limits.checkpoint_prefix
     if below and uri is not None and not is_under(uri, below):
         yield "checkpoint.uri", f"{project} commits under {below}; name a folder there, or leave it out"
@@ -136,7 +139,7 @@ def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple
     if types is not None and (unknown := [each for each in spec.gang.instance_types if each not in types]):
         yield "gang.instanceTypes", f"{project} has {', '.join(types)}, and not {', '.join(unknown)}; choose of these"
     image = spec.runtime.image
-    if limits.images is not None and image is not None and not any(_matches(image, each) for each in limits.images):
+    if limits.images is not None and image is not None and not any(matches(image, each) for each in limits.images):
         yield "runtime.image", f"{project} has the images {', '.join(limits.images) or '(none)'}; choose one or none"
 
 
@@ -183,5 +186,6 @@ def is_under(text: str, prefix: str) -> bool:
     return not folder or here.path.rstrip("/") == folder or here.path.startswith(f"{folder}/")
 
 
-def _matches(image: str, allowed: str) -> bool:
-    return image.startswith(allowed[:-1]) if allowed.endswith("*") else image == allowed
+def matches(name: str, allowed: str) -> bool:
+    """Whether the name is the allowed one, or begins as one that ends with * does."""
+    return name.startswith(allowed[:-1]) if allowed.endswith("*") else name == allowed

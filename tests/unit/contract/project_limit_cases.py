@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from muster.contract.cluster_objects import CLAIM_PATHS, SECRET_PATHS
 from muster.contract.projects import ProjectLimits
 
 LIMITS = ProjectLimits(
@@ -21,6 +22,9 @@ LIMITS = ProjectLimits(
     checkpoint_prefix="s3://checkpoints/nlp",
     endpoints=("https://wandb.example.com",),
     service_account="nlp",
+    service_accounts=("nlp-writer",),
+    secrets=("s3", "team-*"),
+    claims=("data",),
     kms_key_id="arn:aws:kms:eu-central-1:111122223333:key/nlp",
 )
 WELL: dict[str, Any] = {
@@ -58,7 +62,10 @@ class Case:
         place = self.refused or self.stricter
         if place is None:
             return None
-        return next((coarse for coarse in ("spec.training", "spec.runtime.env") if place.startswith(coarse)), place)
+        if place in SECRET_PLACES:
+            return "spec.runtime"
+        coarser = ("spec.training", "spec.runtime.env", "spec.runtime.volumes")
+        return next((coarse for coarse in coarser if place.startswith(coarse)), place)
 
     @property
     def id(self) -> str:
@@ -98,6 +105,33 @@ def _endpoint(value: str) -> dict[str, Any]:
     return {"runtime": {"env": [{"name": "WANDB_BASE_URL", "value": value}]}}
 
 
+def _at(place: str, name: str) -> Any:
+    """The document in which `place`, such as `volumes[0].secret.secretName`, holds the name."""
+    found: Any = name
+    for key in reversed(place.replace("[0]", ".0").split(".")):
+        found = [found] if key == "0" else {key: found}
+    return found
+
+
+def _named(place: str, name: str) -> dict[str, Any]:
+    runtime = _at(place.removeprefix("spec.runtime."), name)
+    for entry in (*runtime.get("volumes", ()), *runtime.get("env", ())):
+        entry["name"] = "named" if "env" not in runtime else "NAMED"
+    for entry in runtime.get("env", ()):
+        entry["valueFrom"]["secretKeyRef"]["key"] = "key"
+    return {"runtime": runtime}
+
+
+OWN_SECRET = "own"
+"""A secret of the project's own (`muster secrets`), which is not among its limits."""
+SECRET_PLACES = (
+    "spec.runtime.imagePullSecrets[0]",
+    "spec.runtime.envFrom[0].secretRef.name",
+    "spec.runtime.env[0].valueFrom.secretKeyRef.name",
+    "spec.runtime.volumes[0].projected.sources[0].secret.name",
+    *(f"spec.runtime.volumes[0].{'.'.join(keys)}" for keys in SECRET_PATHS),
+)
+CLAIM_PLACES = tuple(f"spec.runtime.volumes[0].{'.'.join(keys)}" for keys in CLAIM_PATHS)
 _FIRST = "spec.training.data.train[0].source"
 _TEACHER = "spec.training.distillation.teacher"
 _SCORER = "spec.training.grpo.rewardModel"
@@ -123,7 +157,16 @@ CASES = (
     Case({"runtime": {"image": "registry.example.com/team/mine:7"}}),
     Case({"runtime": {"image": "registry.example.com/teams/mine:7"}}, "spec.runtime.image"),
     Case({"runtime": {"serviceAccountName": "nlp"}}),
+    Case({"runtime": {"serviceAccountName": "nlp-writer"}}),
+    Case({"runtime": {"serviceAccountName": "nlp-writer-2"}}, "spec.runtime.serviceAccountName"),
     Case({"runtime": {"serviceAccountName": "admin"}}, "spec.runtime.serviceAccountName"),
+    # Secrets and claims of the namespace, wherever a pod's spec can name one.
+    *(Case(_named(place, name)) for place in SECRET_PLACES for name in ("s3", "team-hub", OWN_SECRET)),
+    *(Case(_named(place, name), place) for place in SECRET_PLACES for name in ("muster", "s3-too")),
+    *(Case(_named(place, "data")) for place in CLAIM_PLACES),
+    *(Case(_named(place, "other"), place) for place in CLAIM_PLACES),
+    Case({"runtime": {"volumes": [{"name": "x", "emptyDir": {}}, {"name": "y", "configMap": {"name": "any"}}]}}),
+    Case({"runtime": {"volumes": [{"name": "x", "projected": {"sources": [{"configMap": {"name": "any"}}]}}]}}),
     # Where it commits.
     Case({"checkpoint": {"uri": "s3://checkpoints/nlp"}}),
     Case({"checkpoint": {"uri": "s3://checkpoints/nlp/"}}),

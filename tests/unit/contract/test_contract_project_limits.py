@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from pydantic import AfterValidator, BaseModel
-from tests.unit.contract.project_limit_cases import CASES, LIMITS, Case
+from tests.unit.contract.project_limit_cases import CASES, LIMITS, OWN_SECRET, Case
 
 from muster.contract.base import InvalidDocument
+from muster.contract.cluster_objects import object_problems
 from muster.contract.projects import limit_problems, with_defaults
 from muster.contract.spec import JobSpec, parse_job
 
@@ -21,7 +22,9 @@ def refused_at(spec: dict[str, Any]) -> list[str]:
         submission = parse_job({"metadata": {"name": "demo"}, "spec": spec})
     except InvalidDocument as invalid:
         return [problem.path for problem in invalid.problems]
-    return [problem.path for problem in limit_problems(with_defaults(submission.spec, LIMITS), LIMITS, "nlp")]
+    spec = with_defaults(submission.spec, LIMITS)
+    problems = (*limit_problems(spec, LIMITS, "nlp"), *object_problems(spec, LIMITS, "nlp", (OWN_SECRET,)))
+    return [problem.path for problem in problems]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -256,6 +256,7 @@ def test_the_api_reads_its_settings_as_meant(
     assert told == {
         f"MUSTER_API_{name}" for name in
         (
+            "NAMESPACE",
             "CLUSTER", "STATE", "HOST", "PORT", "PUBLIC_URL", "CHECKPOINT_URI", "FILES_URI", "DATABASE_URL",
             "BOOTSTRAP_TOKEN", "UPLOADS_BYTES_MAX", "SHUTDOWN_SECONDS",
             "PRICES_FILE",

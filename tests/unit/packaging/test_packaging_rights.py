@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.unit.packaging.chart import Chart, environment, pod_specs
+from tests.unit.packaging.chart import Chart, Refused, environment, pod_specs
 from tests.unit.packaging.value_sets import EVERYTHING
 
 from muster.contract.admission import LIMITS, LimitedProject, limit_entries
@@ -11,6 +11,9 @@ from muster.contract.projects import ProjectLimits
 
 EVERY_LIMIT = ProjectLimits(
     service_account="nlp",
+    secrets=("s3",),
+    claims=("data",),
+    namespaces=("default",),
     checkpoint_prefix="s3://checkpoints/nlp/",
     data_prefixes=("s3://data/nlp",),
     endpoints=("https://wandb.example.com",),
@@ -41,11 +44,26 @@ def test_projects_limits_are_kept_where_there_is_an_api_that_writes_them(chart: 
     ]
     assert [rule["verbs"] for rule in may] == [["update"]]
     judged = json.dumps(policy)
-    for key in limit_entries([LimitedProject("nlp", "nlp", EVERY_LIMIT)]):
+    for key in limit_entries([LimitedProject("nlp", "nlp", EVERY_LIMIT, secrets=("own",))]):
         assert f'\\"{key.removeprefix("nlp")}\\"' in judged, f"the policy does not look at {key}"
     for off in ({"api": {"enabled": False}}, api | {"crds": {"policy": False}}):
         kinds = {(item["kind"], item["metadata"]["name"]) for item in chart.objects(off)}
         assert ("ValidatingAdmissionPolicy", "project-limits.muster.dev") not in kinds
+
+
+def test_no_job_is_in_the_namespaces_of_kubernetes_and_of_the_release(chart: Chart) -> None:
+    """Whoever makes it, with an API or without one; and an operator of one namespace has another than its own."""
+    for values in ({}, {"api": {"enabled": False}}):
+        policy = chart.find(values, "ValidatingAdmissionPolicy", "namespaces.muster.dev")["spec"]
+        assert (policy["failurePolicy"], "matchConditions" in policy) == ("Fail", False)
+        (rule,) = policy["validations"]
+        assert rule["expression"] == (
+            "!request.namespace.matches('^(kube|openshift)-') && request.namespace != 'muster-system'"
+        )
+    (container,) = pod_specs(chart.objects({}))["muster-api"]["containers"]
+    assert environment(container)["MUSTER_API_NAMESPACE"] == "muster-system"
+    with pytest.raises(Refused, match="the release's own namespace"):
+        chart.objects({"operator": {"watchNamespace": "muster-system"}})
 
 
 def test_an_operator_of_one_namespace_has_rights_in_that_one_only(chart: Chart) -> None:
@@ -62,6 +80,7 @@ def test_an_operator_of_one_namespace_has_rights_in_that_one_only(chart: Chart) 
     assert roles == {
         ("muster-operator-jobs", "team"), ("muster-worker", "team"), ("muster-api", "team"),
         ("muster-operator", "muster-system"), ("muster-api-quotas", "muster-system"), ("muster-test", "muster-system"),
+        ("muster-test-jobs", "team"),
     }  # fmt: skip
     wide = next(
         o for o in chart.objects({}) if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", "muster-operator")

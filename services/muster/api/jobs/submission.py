@@ -19,8 +19,9 @@ from muster.api.services import Services
 from muster.api.tables import JobRow, ProjectRow
 from muster.contract.address import Address, AddressError, job_folder, parse_address
 from muster.contract.base import InvalidDocument, Problem
+from muster.contract.cluster_objects import namespace_problem, object_problems, objects_named
 from muster.contract.commits_read import commits_read, with_folder
-from muster.contract.environment import secret_uses, steers_processes
+from muster.contract.environment import steers_processes
 from muster.contract.model_config import FromCommit
 from muster.contract.names import DEFAULT_PROJECT, FILE_ID, Label
 from muster.contract.projects import ProjectLimits, Role, limit_problems, with_defaults
@@ -95,13 +96,14 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
         spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
     containers = services.settings.cluster != "local"
     faults = () if containers else (*_outside_of_containers(spec), *state_problems(spec, services.settings.layout))
-    faults += _namespace_problems(project, namespace, placed.holder)
+    faults += _namespace_problems(services, placed, namespace)
     faults += limit_problems(submission.spec, limits, project.name)
     files, missing = await references.resolve(services, project.name, spec)
     faults += missing
     known = await _secrets_of(services, project.name, spec)
+    own = tuple(known) if namespace == secrets.namespace_of(project) or not containers else ()
+    faults += object_problems(submission.spec, limits, project.name, own, strict=containers)
     faults += tuple(secrets.problems(spec, project.name, known, containers))
-    warnings = tuple(secrets.unseen(spec, project.name, known)) if containers else ()
     for path, source in commits_read(spec.training).items():
         faults += await _commits_of_others(services, project.name, path, source)
         if source.job is None or source.uri is not None:
@@ -111,7 +113,7 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
             faults = (*faults, replace(found, path=found.path.replace("model.from", path)))
         else:
             spec = _with(spec, training=with_folder(spec.training, path, found))
-    warnings = (*await _warnings(spec), *warnings)
+    warnings = await _warnings(spec)
     limited = limits.quota.bounds_queue
     return Draft(submission.name, namespace, project.name, labels, spec, faults, warnings, files, limited)
 
@@ -136,18 +138,30 @@ async def _placed(services: Services, caller: Principal, submission: Submission)
     return found
 
 
-def _namespace_problems(project: ProjectRow, namespace: str, holder: str | None) -> tuple[Problem, ...]:
-    """A project with a namespace has no other; `default` has those that are nobody else's."""
-    if project.namespace == namespace or (project.namespace is None and holder is None):
+def _namespace_problems(services: Services, placed: Placed, namespace: str) -> tuple[Problem, ...]:
+    """A project with a namespace has no other; `default` has those that an admin lists, and that are nobody else's.
+
+    On one machine a namespace is only a part of a job's name, so `default` has all that are nobody else's, unless an
+    admin lists some.
+    """
+    project, settings = placed.project, services.settings
+    if settings.is_system_namespace(namespace):
+        words = f"namespace {namespace!r} is the platform's or Kubernetes' own, and never a job's; name another"
+        return (Problem("metadata.namespace", words),)
+    if project.namespace is None:
+        free = settings.cluster == "local" and placed.limits.namespaces is None and placed.holder is None
+        problem = None if free else namespace_problem(namespace, placed.limits, placed.holder)
+        return (problem,) if problem else ()
+    if project.namespace == namespace:
         return ()
-    own = f"has the namespace {project.namespace!r} alone" if project.namespace else "does not have this namespace"
+    own = f"has the namespace {project.namespace!r} alone"
     words = f"project {project.name!r} {own}; leave it out, or name its project by the label {Label.PROJECT}"
     return (Problem("metadata.namespace", words),)
 
 
 async def _secrets_of(services: Services, project: str, spec: JobSpec) -> dict[str, list[str]]:
     """The keys of the project's secrets by name; nothing is read for a job that names none."""
-    if not any(secret_uses(spec.runtime.env, spec.runtime.env_from)):
+    if not any(use.kind == "secrets" for use in objects_named(spec.runtime)):
         return {}
     async with services.database.read() as session:
         return {row.name: row.keys["keys"] for row in await secrets.list_all(session, project)}

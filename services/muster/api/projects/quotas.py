@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.cluster import Cluster
 from muster.api.db import Database
 from muster.api.errors import ApiError
-from muster.api.tables import JobRow, ProjectRow
+from muster.api.tables import JobRow, ProjectRow, SecretRow
 from muster.contract.address import Address
 from muster.contract.admission import LimitedProject, limit_entries
 from muster.contract.projects import ProjectLimits
@@ -42,6 +42,9 @@ class QuotaWriter:
         """Write what changed since the last round, in the first one everything; False: there is no more to do."""
         async with self._database.read() as session:
             rows = (await session.scalars(select(ProjectRow))).all()
+            secrets: dict[str, list[str]] = {}
+            for secret in await session.execute(select(SecretRow.project, SecretRow.name).order_by(SecretRow.name)):
+                secrets.setdefault(secret.project, []).append(secret.name)
         spent = self._spent()
         quotas = {row.name: quota_of(row) for row in rows}
         wanted = dict.fromkeys(self._written.keys() - quotas.keys())
@@ -57,7 +60,13 @@ class QuotaWriter:
             await self._cluster.write_quotas(changed)
             self._written |= changed
         limits = limit_entries(
-            LimitedProject(row.name, row.namespace, ProjectLimits.model_validate(row.limits), self._files_of(row))
+            LimitedProject(
+                row.name,
+                row.namespace,
+                ProjectLimits.model_validate(row.limits),
+                self._files_of(row),
+                tuple(secrets.get(row.name, ())),
+            )
             for row in rows
         )
         if limits != self._limits:

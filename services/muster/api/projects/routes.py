@@ -31,7 +31,7 @@ ProjectName = Annotated[str, Path(max_length=48, pattern=f"^{JOB_NAME.pattern}$"
 
 
 class Project(Reply):
-    """`role` is the caller's. `namespace` is null for `default`, which has every namespace that is nobody else's."""
+    """`role` is the caller's. `namespace` is null for `default`, which has those that `limits.namespaces` lists."""
 
     name: str
     namespace: str | None
@@ -135,7 +135,7 @@ async def put(
     namespace_taken and invalid_project."""
     admins_only(caller)
     async with services.database.write() as session:
-        row, before = await service.put(session, project, wanted)
+        row, before = await service.put(session, project, wanted, services.settings.is_system_namespace)
         if only_new and before is not None:
             raise ApiError("invalid_project", f"There is a project {project!r} already; nothing was changed.")
         record(session, caller, Act("project.changed", project, project, before, row.limits))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
@@ -27,8 +28,14 @@ async def visible(session: AsyncSession, caller: Principal) -> list[ProjectRow]:
     return list((await session.scalars(query)).all())
 
 
-async def put(session: AsyncSession, name: str, wanted: ProjectRequest) -> tuple[ProjectRow, dict[str, Any] | None]:
-    """The project, and its limits before; None for a new one. Raises ApiError namespace_taken, invalid_project."""
+async def put(
+    session: AsyncSession, name: str, wanted: ProjectRequest, is_system: Callable[[str], bool]
+) -> tuple[ProjectRow, dict[str, Any] | None]:
+    """The project, and its limits before; None for a new one. `is_system` says of a namespace that it is never a job's.
+    Raises ApiError namespace_taken, invalid_project."""
+    if name != DEFAULT_PROJECT and wanted.limits.namespaces is not None:
+        detail = f"Project {name!r} has one namespace: limits.namespaces is for project {DEFAULT_PROJECT!r} alone."
+        raise ApiError("invalid_project", detail)
     row = await session.get(ProjectRow, name, with_for_update=True)
     if row is not None:
         if wanted.namespace not in (None, row.namespace):
@@ -38,6 +45,9 @@ async def put(session: AsyncSession, name: str, wanted: ProjectRequest) -> tuple
         before, row.limits = row.limits, dump(wanted.limits)
         return row, before
     namespace = wanted.namespace or name
+    if is_system(namespace):
+        detail = f"Namespace {namespace!r} is the platform's or Kubernetes' own, and never a project's: choose another."
+        raise ApiError("namespace_taken", detail)
     await _refuse_taken_namespace(session, namespace)
     row = ProjectRow(name=name, namespace=namespace, limits=dump(wanted.limits), created_at=time.time())
     session.add(row)

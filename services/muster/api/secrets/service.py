@@ -75,8 +75,8 @@ async def remove_all(session: AsyncSession, cluster: Cluster, project: str) -> N
 def problems(spec: JobSpec, project: str, known: Mapping[str, list[str]], containers: bool) -> Iterator[Problem]:
     """What of the job's references to secrets can't be: `known` has the keys of the project's secrets by name.
 
-    In `containers` a job may also name Secrets that somebody else put into its namespace, which nobody can see here,
-    and decides itself what its processes load.
+    In `containers` a job may also name Secrets that somebody else put into its namespace and its project lists
+    (muster.contract.cluster_objects), which nobody can see here, and decides itself what its processes load.
     """
     for use in secret_uses(spec.runtime.env, spec.runtime.env_from):
         keys = known.get(use.secret)
@@ -91,14 +91,6 @@ def problems(spec: JobSpec, project: str, known: Mapping[str, list[str]], contai
             for variable in filter(steers_processes, variables_of(use, keys)):
                 words = f"{variable} decides what a process of this machine loads, and can't come from a secret either"
                 yield Problem(use.path, words)
-
-
-def unseen(spec: JobSpec, project: str, known: Mapping[str, list[str]]) -> Iterator[Problem]:
-    """References that may be right, for a cluster has Secrets that are not the project's."""
-    for use in secret_uses(spec.runtime.env, spec.runtime.env_from):
-        if use.secret not in known and not use.optional:
-            words = f"{_missing(use, project, sorted(known))}, or see that a Secret of that name is in its namespace"
-            yield Problem(f"{use.path}.name", words)
 
 
 def _missing(use: SecretUse, project: str, known: list[str]) -> str:
