@@ -104,6 +104,37 @@ def test_an_end_of_document_is_taken_from_the_configuration_beside(tmp_path: Pat
     assert again.eos == tokenizer.eos
 
 
+# By case: the special tokens, the ordinary ones, the configured eos_token, and the end of a document.
+ENDS: dict[str, tuple[list[str], list[str], str | None, str]] = {
+    "Gemma's </s> is HTML's": (["<pad>", "<eos>", "<bos>"], ["<s>", "</s>"], "<eos>", "<eos>"),
+    "an end of its own beside an ordinary </s>": (["<|begin|>", "<|stop|>"], ["</s>"], "<|stop|>", "<|stop|>"),
+    "an end of its own beside a special </s>": (["</s>", "<|stop|>"], [], "<|stop|>", "<|stop|>"),
+    "Qwen 2.5 instruct": (["<|endoftext|>", "<|im_start|>", "<|im_end|>"], [], "<|im_end|>", "<|endoftext|>"),
+    "Llama 3.1 instruct": (["<|end_of_text|>", "<|eot_id|>"], [], "<|eot_id|>", "<|end_of_text|>"),
+    "an end of turn beside an ordinary </s>": (["<|im_end|>"], ["</s>"], "<|im_end|>", "<|im_end|>"),
+    "a name that the vocabulary lacks": (["</s>"], [], "<|stop|>", "</s>"),
+    "no name": (["</s>"], ["<|endoftext|>"], None, "</s>"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_document_ends_with_the_configured_token(tmp_path: Path, case: str) -> None:
+    """But for an end of turn, where a document's end is known; transformers' eos_token is the same otherwise."""
+    special, ordinary, configured, end = ENDS[case]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
+    made.add_special_tokens(special)
+    made.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in ordinary])
+    made.save(str(tmp_path / "tokenizer.json"))
+    if configured is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": configured}))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert made.id_to_token(tokenizer.eos) == end
+    assert tokenizer_from_commit(tokenizer.describe()).eos == tokenizer.eos
+    # A job that began with another end goes on with it.
+    other = tokenizer.describe() | {"end_of_document": "a"}
+    assert tokenizer_from_commit(other).eos == 0
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

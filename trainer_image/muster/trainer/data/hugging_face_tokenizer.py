@@ -23,12 +23,20 @@ HUGGING_FACE = "huggingface"  # the kind, in a commit
 class HuggingFaceTokenizer:
     """The tokenizer of a `tokenizer.json`.
 
-    `text` is the file's content and `where` its address, for messages. `eos` names the token that ends a document where
-    the vocabulary has none of the well-known ones. `templates` are the chat templates that came with it, by name, of
-    which `template` may be chosen, and `tokens` the special tokens that they write by name.
+    `text` is the file's content and `where` its address, for messages. `eos` names the token that ends a document, as
+    a tokenizer_config.json does (`_end_of_document`) or, where it is `certain`, as a commit does. `templates` are the
+    chat templates that came with it, by name, of which `template` may be chosen, and `tokens` the special tokens that
+    they write by name.
     """
 
-    def __init__(self, text: str, where: str, eos: str | None = None, template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        where: str,
+        eos: str | None = None,
+        template: ChatTemplate | None = None,
+        certain: bool = False,
+    ) -> None:
         self._json = text
         self.template = template
         self.templates: Mapping[str, str] = {}
@@ -45,11 +53,14 @@ class HuggingFaceTokenizer:
         self._tokenizer.encode_special_tokens = True  # a mark spelt inside a document stays text
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
-        self.eos = _eos(vocabulary, eos, where)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        special = frozenset(token.content for token in added if token.special)
+        self.eos = (
+            vocabulary[eos] if certain and eos in vocabulary else _end_of_document(vocabulary, special, eos, where)
+        )
         self.bos = _bos(self._tokenizer.encode("").ids, self.eos)
         self.chat = _chat_marks(vocabulary, self._ids)
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        names = sorted((re.escape(token.content) for token in added if token.special), key=len, reverse=True)
+        names = sorted(map(re.escape, special), key=len, reverse=True)
         self.special = re.compile("|".join(names)) if names else None
 
     @cached_property
@@ -118,12 +129,12 @@ class HuggingFaceTokenizer:
             raise StorageError("the tokenizer in the commit is damaged: its SHA-256 does not match; use another commit")
         template = description.get("chat_template")
         made = ChatTemplate(template["source"], template["tokens"], template.get("with_tools")) if template else None
-        return cls(text, "of the commit", description.get("end_of_document"), made)
+        return cls(text, "of the commit", description.get("end_of_document"), made, certain=True)
 
     def with_template(self, source: str) -> HuggingFaceTokenizer:
         """The same tokenizer with another chat template."""
         made = ChatTemplate(source, self.tokens)
-        return HuggingFaceTokenizer(self._json, "", self._tokenizer.id_to_token(self.eos), made)
+        return HuggingFaceTokenizer(self._json, "", self._tokenizer.id_to_token(self.eos), made, certain=True)
 
 
 def _measure(decoder: Any) -> Callable[[str], int] | None:
@@ -143,15 +154,23 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 # The end of a document as the well-known vocabularies spell it; the first that is there counts.
 _ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+# How the end of a turn is called, letters alone: <|im_end|>, <|eot_id|>, [|endofturn|], <|return|>.
+_END_OF_TURN = re.compile(
+    "imend|eot|eotid|eom|eomid|end|return|call|.*endof(turn|utterance).*|.*(message|assistant)end.*"
+)
 
 
-def _eos(vocabulary: dict[str, int], wanted: str | None, where: str) -> int:
-    # The well-known names come first: an instruct model's configuration calls its end of turn the end of everything.
-    for name in (*_ENDS, wanted):
+def _end_of_document(vocabulary: dict[str, int], special: frozenset[str], configured: str | None, where: str) -> int:
+    """The token that `eos_token` names. An instruct model's configuration calls its end of turn so: there, and where it
+    names none, it is the well-known token that is a special one. An ordinary token that is spelt so is a word
+    (Gemma's `</s>` is HTML's strike-through)."""
+    known = [name for name in _ENDS if name in special]
+    is_end_of_turn = configured is not None and _END_OF_TURN.fullmatch(re.sub("[^a-z]", "", configured.lower()))
+    for name in (*(known if is_end_of_turn else ()), configured, *known):
         if name is not None and name in vocabulary:
             return vocabulary[name]
     raise UserError(
-        f"tokenizer {where} has no token for the end of a document (looked for {', '.join(_ENDS)}); "
+        f"tokenizer {where} has no token for the end of a document (looked for a special token {', '.join(_ENDS)}); "
         'name it as "eos_token" in a tokenizer_config.json beside the file'
     )
 
