@@ -45,26 +45,33 @@ def fits_task(format: str, task: str) -> bool:
     return format == "auto" or format in FORMATS[task]
 
 
-def looks_like(record: object, field: str = "text") -> str | None:
-    """The format whose columns a record has, after `columns` has renamed them; None for none of them.
+def looks_like(record: object, field: str = "text", task: str | None = None) -> str | None:
+    """The format whose columns a record has, after `columns` has renamed them; None for none of them. Where it has
+    those of several, as a data set of preferences that is published with `messages` beside `chosen` and `rejected`, it
+    is one that the task reads.
 
     `field` is the column that holds a document of format jsonl.
     """
+    found = shapes_of(record, field)
+    return next((format for format in found if task is not None and fits_task(format, task)), next(iter(found), None))
+
+
+def shapes_of(record: object, field: str = "text") -> list[str]:
+    """Every format whose columns a record has, the one that says most of it first."""
     if not isinstance(record, Mapping):
-        return None
-    if _turns(record.get("messages"), "role"):
-        return "openai-chat"
-    if _turns(record.get("conversations"), "from"):
-        return "sharegpt"
-    if {"chosen", "rejected"} <= record.keys() or {"preferred_output", "non_preferred_output"} <= record.keys():
-        return "preference"
-    if {"prompt", "completion", "label"} <= record.keys():
-        return "unpaired-preference"
-    if {"prompt", "completion"} <= record.keys():
-        return "prompt-completion"
-    if {"instruction", "output"} <= record.keys():
-        return "alpaca"
-    return "jsonl" if isinstance(record.get(field), str) else None
+        return []
+    answers = {"prompt", "completion"} <= record.keys()
+    has = {
+        "preference": {"chosen", "rejected"} <= record.keys()
+        or {"preferred_output", "non_preferred_output"} <= record.keys(),
+        "openai-chat": _turns(record.get("messages"), "role"),
+        "sharegpt": _turns(record.get("conversations"), "from"),
+        "unpaired-preference": answers and "label" in record,
+        "prompt-completion": answers and "label" not in record,  # else bad answers would be learnt like good ones
+        "alpaca": {"instruction", "output"} <= record.keys(),
+        "jsonl": isinstance(record.get(field), str),
+    }
+    return [format for format, there in has.items() if there]
 
 
 def _turns(value: object, key: str) -> bool:

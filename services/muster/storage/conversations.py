@@ -70,18 +70,25 @@ class Conversation:
     whole: bool = False  # whether the loss is on every token
 
     def hash(self) -> int:
-        """64 bits of BLAKE2b over all that is said, whatever the tokenizer. Raises ValueError for half a character."""
+        """64 bits of BLAKE2b over all that is said, whatever the tokenizer. Raises ValueError for half a character,
+        which no tokenizer takes: it is to be asked for before the conversation is tokenised."""
         state = hashlib.blake2b(digest_size=8)
         for turn in self.turns:
             content = turn.content.encode()
             state.update(f"{turn.role}:{int(turn.loss_mask)}:{len(content)}:".encode())
             state.update(content)
             if turn.more:
-                state.update(json.dumps(turn.more, sort_keys=True).encode())
+                state.update(as_bytes(turn.more))
         beside = {"tools": list(self.tools), "plain": self.plain, "whole": self.whole}
         if any(beside.values()):
-            state.update(json.dumps(beside, sort_keys=True).encode())
+            state.update(as_bytes(beside))
         return int.from_bytes(state.digest(), "little")
+
+
+def as_bytes(value: object) -> bytes:
+    """Equal values as equal bytes. Raises ValueError for half a character."""
+    json.dumps(value, ensure_ascii=False).encode()
+    return json.dumps(value, sort_keys=True).encode()
 
 
 def conversation(record: object, format: str, train_on: str = "assistant") -> Conversation:
@@ -255,12 +262,19 @@ def _call(call: object, at: str) -> dict[str, Any]:
 
 
 def tools_of(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """What the assistant may call, as JSON schemas. Raises ValueError."""
+    """What the assistant may call, as JSON schemas: the column `tools`, or OpenAI's older `functions`. Raises
+    ValueError."""
     tools = _listed(record.get("tools"), "tools") or []
     for number, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise ValueError(f'tools[{number}] is not {{"type": "function", "function": {{"name": …}}}}')
-    return tuple(tools)
+    functions = _listed(record.get("functions"), "functions") or []
+    for number, function in enumerate(functions):
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(f'functions[{number}] is not {{"name": …, "parameters": …}}')
+    if tools and functions:
+        raise ValueError("has tools and functions, which are two forms of one thing: leave one of them out")
+    return tuple(tools) or tuple({"type": "function", "function": function} for function in functions)
 
 
 def messages_or_text(value: object) -> object:

@@ -21,11 +21,11 @@ import resource
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO, Final, cast
 
 from muster.contract.base import UserError
-from muster.contract.data_formats import CONVERSATIONS, SHAPES, columns_of, looks_like
+from muster.contract.data_formats import CONVERSATIONS, SHAPES, columns_of, shapes_of
 from muster.storage import sources
 from muster.storage.conversations import conversation
 from muster.storage.errors import StorageError
@@ -44,9 +44,10 @@ EXIT_STORAGE: Final = 83
 @dataclass(frozen=True)
 class Checked:
     """What is in a file. `bytes` are those of its records as they are read, without a compression; of a table, as its
-    own list of contents says. `tokens_estimated` are the bytes of their text by BYTES_PER_TOKEN. Where `fault` is not
-    empty nothing can be learnt from it, and the counts are of what comes before; where `unknown` is not, nobody could
-    read it here, and why."""
+    own list of contents says. `tokens_estimated` are the bytes of their text by BYTES_PER_TOKEN. `others` are further
+    formats whose columns its first record has: a task may take its own of them. Where `fault` is not empty nothing can
+    be learnt from it, and the counts are of what comes before; where `unknown` is not, nobody could read it here, and
+    why."""
 
     format: str | None = None
     samples: int | None = None
@@ -54,6 +55,7 @@ class Checked:
     fault: str = ""
     unknown: str = ""
     tokens_estimated: int | None = None
+    others: list[str] = field(default_factory=list)
 
 
 def check(file: File, name: str) -> Checked:
@@ -76,7 +78,8 @@ def check(file: File, name: str) -> Checked:
         fault = f"{what}; make its records shorter, or give the API's container more"
         return Checked(counted.format, counted.samples, fault=fault)
     tokens = math.ceil(counted.text_bytes / BYTES_PER_TOKEN)
-    return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes, tokens_estimated=tokens)
+    read = bounded.bytes or counted.bytes
+    return Checked(counted.format, counted.samples, read, tokens_estimated=tokens, others=counted.others)
 
 
 @dataclass
@@ -85,6 +88,7 @@ class _Counted:
     samples: int = 0
     bytes: int = 0
     text_bytes: int = 0
+    others: list[str] = field(default_factory=list)
 
 
 def _text(file: _Bounded, counted: _Counted) -> None:
@@ -110,12 +114,12 @@ def _text(file: _Bounded, counted: _Counted) -> None:
 def _records(file: _Bounded, counted: _Counted) -> None:
     """Every record is of one format, which is that of the first."""
     for record in read_records(file, {}):
-        found = looks_like(record.value)
-        if found is None:
+        found = shapes_of(record.value)
+        if not found:
             raise UserError(f"{record.place}: {_of_no_format(record.value)}")
         if counted.format is None:
-            counted.format = found
-        fault = _other(found, counted.format) or _fault(record.value, counted.format)
+            counted.format, *counted.others = found
+        fault = _other(found[0], counted.format) or _fault(record.value, counted.format)
         if fault:
             raise UserError(f"{record.place}: {fault}")
         counted.samples += 1

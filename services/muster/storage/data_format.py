@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.contract.base import UserError
 from muster.contract.data_config import Source
-from muster.contract.data_formats import SHAPES, columns_of, looks_like
+from muster.contract.data_formats import SHAPES, columns_of, looks_like, shapes_of
 from muster.storage.records import Record, read_records
 from muster.storage.sources import File, is_glob, is_of_records, split_of
 
@@ -15,8 +15,9 @@ from muster.storage.sources import File, is_glob, is_of_records, split_of
 _ABOUT = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
 
 
-def of_known_format(source: Source, files: Sequence[File]) -> tuple[Source, tuple[File, ...]]:
-    """The source with its format, and those of its files that are of it.
+def of_known_format(source: Source, files: Sequence[File], task: str | None = None) -> tuple[Source, tuple[File, ...]]:
+    """The source with its format, and those of its files that are of it. Where records have the columns of several
+    formats, the task decides.
 
     A format that was given is believed. Raises UserError where `auto` can't tell, and where the files are of several
     parts of a data set, StorageError where a file can't be read.
@@ -41,7 +42,7 @@ def of_known_format(source: Source, files: Sequence[File]) -> tuple[Source, tupl
     first = _first(records, source)
     if first is None:
         raise UserError(f"data source {source.source}: has nothing to train on: all its files are empty")
-    found = looks_like(first.value, source.field)
+    found = looks_like(first.value, source.field, task)
     if found is None:
         raise UserError(
             f"{first.place}: has columns that no format has: {columns_of(first.value)}. Say which they are: `format: "
@@ -82,7 +83,7 @@ def renamed_columns(source: Source) -> dict[str, str]:
 
 def of_another_format(record: Any, source: Source) -> str:
     """A hint that ends a message about a record that is not of its source's format; empty where there is none."""
-    found = looks_like(record, source.field)
-    if found in (None, source.format):
+    found = shapes_of(record, source.field)
+    if not found or source.format in found:
         return ""
-    return f". It looks like {found}: {SHAPES.get(str(found), 'a column of text')}; set the source's `format`"
+    return f". It looks like {found[0]}: {SHAPES.get(found[0], 'a column of text')}; set the source's `format`"

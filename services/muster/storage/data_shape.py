@@ -41,7 +41,7 @@ def look_at(training: TrainingConfig) -> DataShape | None:
     looks = list[_Look]()
     for source in training.data.train:
         try:
-            found = _look(source, SAMPLE_BYTES // len(training.data.train))
+            found = _look(source, training.task, SAMPLE_BYTES // len(training.data.train))
         except (OSError, StorageError, ValueError, UserError):
             return None
         if found is None:
@@ -83,11 +83,11 @@ def _of_an_epoch(data: DataConfig, sizes: Sequence[float]) -> float:
     return counted * (1.0 + sum(source.weight for source in data.train if source.epochs is None))
 
 
-def _look(source: Source, budget: int) -> _Look | None:
+def _look(source: Source, task: str, budget: int) -> _Look | None:
     if parse_address(source.source).scheme not in ("file", "s3"):
         return None
     files = find(source.source, source.format, files_max=FILES_MAX, settings=S3Settings.for_a_look(os.environ))
-    source, files = of_known_format(source, files)
+    source, files = of_known_format(source, files, task)
     size = float(sum(file.size for file in files))
     if source.format == "text":
         return _Look("text", size, float(len(files)), [float(file.size) for file in files])

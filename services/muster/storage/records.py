@@ -361,9 +361,8 @@ def _rows_of_parquet(file: File) -> Iterator[RawRecord]:
             number = 0
             # Without threads and read-ahead, one group of rows is decoded bit by bit: memory is bounded by its pages.
             for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, use_threads=False):
-                for row in batch.to_pylist():
+                for value in _values(batch):
                     number += 1
-                    value = {name: _without_nulls(column) for name, column in row.items()}
                     yield RawRecord(f"{file.address}, row {number}", value)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
             raise UserError(f"{file.address}: is not a Parquet file that can be read: {error}") from None
@@ -381,15 +380,55 @@ def _rows_of_arrow(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
         for batch in ipc.open_stream(pa.PythonFile(stream, mode="r")):
             batch.validate(full=True)  # else what a file says of its own offsets is believed
             for start in range(0, batch.num_rows, ROWS_AT_ONCE):
-                for row in batch.slice(start, ROWS_AT_ONCE).to_pylist():
+                for value in _values(batch.slice(start, ROWS_AT_ONCE)):
                     number += 1
-                    value = {name: _without_nulls(column) for name, column in row.items()}
                     yield RawRecord(f"{address}, row {number}", value)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
         words = f"{address}: is not a stream of Arrow that can be read, as save_to_disk of datasets writes: {error}"
         raise UserError(f"{words}; write it as Parquet") from None
     except OSError as error:
         raise broken(address, error) from None
+
+
+def _values(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a record batch. Dates and times become text: Python has no year 10000, and of nanoseconds pyarrow
+    makes objects of pandas, which a trainer does not have."""
+    pa = arrow()
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if (plain := _without_times(column.type)) != column.type:
+            column = column.cast(_without_times(column.type, zones_alone=True)).cast(plain)
+        columns.append((name, column))
+    for row in pa.RecordBatch.from_arrays([column for _, column in columns], [name for name, _ in columns]).to_pylist():
+        yield {name: _without_nulls(value) for name, value in row.items()}
+
+
+def _without_times(type_: Any, zones_alone: bool = False) -> Any:
+    """The type of a column with text in place of every date and time, however deep; with `zones_alone` only the time
+    zones are taken away, whose names Arrow would look up in a database that slim images lack."""
+    pa, types = arrow(), arrow("pyarrow.types")
+
+    def inner(one: Any) -> Any:
+        return _without_times(one, zones_alone)
+
+    if types.is_temporal(type_):
+        if not zones_alone:
+            return pa.string()
+        return pa.timestamp(type_.unit) if types.is_timestamp(type_) else type_
+    if types.is_dictionary(type_):
+        plain = inner(type_.value_type)
+        return type_ if plain == type_.value_type else plain
+    if types.is_struct(type_):
+        return pa.struct([field.with_type(inner(field.type)) for field in type_])
+    if types.is_map(type_):
+        return pa.map_(inner(type_.key_type), inner(type_.item_type))
+    if types.is_fixed_size_list(type_):
+        return pa.list_(type_.value_field.with_type(inner(type_.value_type)), type_.list_size)
+    if types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(inner(type_.value_type)))
+    if types.is_large_list(type_):
+        return pa.large_list(type_.value_field.with_type(inner(type_.value_type)))
+    return type_
 
 
 def rows_of_table(file: File) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from tests.unit.data.chat_templates import CHATML as CHATML_TEMPLATE
 from tests.unit.data.making import (
     CHATML,
     GEMMA,
@@ -19,10 +20,14 @@ from tests.unit.data.making import (
     write_tokenizer,
 )
 
+from muster.contract.base import parse
+from muster.contract.curation import Curation
 from muster.contract.data_config import Source
 from muster.storage import sources
 from muster.storage.conversations import conversation
 from muster.trainer.data import chat_prompt, documents, load_tokenizer, reading
+from muster.trainer.data.prepare import prepared
+from muster.trainer.data.rules import NO_RULES, Rules
 from muster.trainer.errors import UserError
 
 EOT, USER, ASSISTANT = 257, 258, 259
@@ -145,11 +150,37 @@ def test_a_malformed_conversation_names_its_line(tmp_path: Path, record: Any, me
         stored(path, tmp_path / "cache", format="openai-chat")
 
 
-def test_half_a_character_names_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps(chat_record(("assistant", "x\ud83d"))) + "\n")
-    with pytest.raises(UserError, match=r"line 1: has half a character \(\\ud83d alone\)"):
-        stored(path, tmp_path / "cache", format="openai-chat")
+HALF = "x\ud83d"
+HALVES: dict[str, dict[str, Any]] = {
+    "jsonl": {"text": HALF},
+    "openai-chat": chat_record(("user", HALF), ("assistant", "y")),
+    "sharegpt": {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": HALF}]},
+    "alpaca": {"instruction": "x", "output": HALF},
+    "prompt-completion": {"prompt": HALF, "completion": "y"},
+    "preference": {"prompt": "x", "chosen": HALF, "rejected": "y"},
+    "unpaired-preference": {"prompt": "x", "completion": HALF, "label": True},
+}
+
+
+@pytest.mark.parametrize("format", HALVES)
+@pytest.mark.parametrize("rules", [NO_RULES, Rules(parse(Curation, {"dropMatching": ["no such"], "quality": {}}))])
+def test_half_a_character_names_its_line(tmp_path: Path, format: str, rules: Rules) -> None:
+    """With a tokenizer that refuses it, and beside rules that look at the text before."""
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", CHATML)
+    (tmp_path / "chat_template.jinja").write_text(CHATML_TEMPLATE)
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(HALVES[format]) + "\n")
+    source = Source(source=str(path), format=format)
+    for spec in ("bytes", str(tokenizer)):
+        with pytest.raises(UserError, match=r"a\.jsonl, line 1: has half a character \(\\ud83d alone\)"):
+            prepared(source, load_tokenizer(spec), tmp_path / "cache", lambda line: None, rules=rules)
+
+
+def test_half_a_character_in_a_thought_or_a_call_names_its_line(tmp_path: Path) -> None:
+    call = {"function": {"name": "f", "arguments": {"a": HALF}}}
+    for more in ({"reasoning_content": HALF}, {"tool_calls": [call]}):
+        with pytest.raises(UnicodeEncodeError):
+            conversation({"messages": [{"role": "assistant", "content": "y", **more}]}, "openai-chat").hash()
 
 
 def test_a_tokenizer_without_chat_marks_is_refused(tmp_path: Path) -> None:

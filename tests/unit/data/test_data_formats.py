@@ -173,6 +173,24 @@ def test_tool_calls_and_names_are_read() -> None:
     assert again.turns[1].more["tool_calls"][0]["function"] == read["function"]
 
 
+def test_the_older_functions_column_is_the_tools() -> None:
+    function = {"name": "add", "parameters": {"type": "object"}}
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": "{}"}},
+    ]
+    found = conversation({"messages": messages, "functions": [function]}, "openai-chat")
+    tools = [{"type": "function", "function": function}]
+    assert found == conversation({"messages": messages, "tools": tools}, "openai-chat")
+    assert found.tools == tuple(tools)
+    for wrong, words in (
+        ({"functions": [{"x": 1}]}, r"functions\[0\] is not"),
+        ({"functions": [function], "tools": tools}, "two forms of one thing"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            conversation({"messages": messages, **wrong}, "openai-chat")
+
+
 @pytest.mark.parametrize(
     ("train_on", "scored"),
     [("assistant", "1010101"), ("last", "0000001"), ("completion", "0000101"), ("all", "1010101")],
@@ -368,6 +386,42 @@ def test_what_a_table_lacks_in_a_row_is_not_there(tmp_path: Path) -> None:
     as_parquet(tmp_path / "a.parquet", rows)
     (file,) = sources.find(str(tmp_path / "a.parquet"), "auto")
     assert [record.value for record in read_records(file, {})] == rows
+
+
+def test_times_that_python_can_not_hold_are_text_and_need_no_pandas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nanoseconds, the year 10000 and time zones, in columns that nobody reads and within messages."""
+    monkeypatch.setitem(sys.modules, "pandas", None)  # an import of it fails
+    turn = pa.struct([("role", pa.string()), ("content", pa.string()), ("at", pa.timestamp("ns"))])
+    turns = [{"role": "user", "content": "a", "at": 1}, {"role": "assistant", "content": "b", "at": None}]
+    oslo = pa.timestamp("ns", "Europe/Oslo")
+    table = pa.table(
+        {
+            "messages": pa.array([turns], pa.list_(turn)),
+            "nanoseconds": pa.array([1], oslo),
+            "late": pa.array([2932897], pa.date32()),
+            "later": pa.array([253402300800], pa.timestamp("s")),
+            "lasted": pa.array([1], pa.duration("ns")),
+            "by name": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.time64("ns"))),
+            "some": pa.array([[1]], pa.large_list(oslo)),
+            "one": pa.array([[1]], pa.list_(pa.timestamp("ns"), 1)),
+            "often": pa.array([1], pa.timestamp("ns")).dictionary_encode(),
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        (file,) = sources.find(str(tmp_path / name), "auto")
+        (record,) = read_records(file, {})
+        one = "1970-01-01 00:00:00.000000001"
+        assert record.value["messages"][0] == {"role": "user", "content": "a", "at": one}
+        assert record.value["nanoseconds"] == record.value["often"] == one
+        assert record.value["some"] == record.value["one"] == [one]
+        assert record.value["late"] == "10000-01-01"
+        assert record.value["by name"] == [("a", "00:00:00.000000001")]
+        assert conversation(record.value, "openai-chat").turns[1].content == "b"
 
 
 def test_reading_stops_where_it_is_told_to(tmp_path: Path) -> None:

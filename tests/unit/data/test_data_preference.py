@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.data.making import opened, stored, write_jsonl
+from trl.data_utils import maybe_extract_prompt
 
 from muster.contract.base import parse
+from muster.contract.data_formats import looks_like
 from muster.contract.training import TrainingConfig
+from muster.storage.data_shape import look_at
 from muster.trainer.data.pairs import Stretches, truncated, unlike_prompts
+from muster.trainer.data.preference import pair
 from muster.trainer.data.store import split
 from muster.trainer.errors import UserError
 
@@ -132,6 +136,32 @@ def test_openais_form_of_a_pair_is_the_same_pair(tmp_path: Path) -> None:
     paths = [write_jsonl(tmp_path / f"{name}.jsonl", [pair]) for name, pair in (("a", theirs), ("b", ours))]
     rows = [opened(config(path), tmp_path / "cache").train.sample(0, 0).tokens.tolist() for path in paths]
     assert rows[0] == rows[1]
+
+
+PUBLISHED = {  # as ultrafeedback_binarized has them
+    "prompt": "ab",
+    "prompt_id": "x",
+    "chosen": [ASK, say("cd")],
+    "rejected": [ASK, say("e")],
+    "messages": [ASK, say("cd")],
+    "score_chosen": 8.0,
+}
+
+
+def test_a_pair_with_its_prompt_as_text_and_the_messages_beside_is_read_as_trl_reads_it(tmp_path: Path) -> None:
+    """The task decides what of such a record is read."""
+    path = write_jsonl(tmp_path / "a.jsonl", [PUBLISHED])
+    theirs = maybe_extract_prompt(PUBLISHED)
+    assert (theirs["prompt"], theirs["chosen"], theirs["rejected"]) == ([ASK], [say("cd")], [say("e")])
+    ours = pair({name: theirs[name] for name in ("prompt", "chosen", "rejected")})
+    assert pair(PUBLISHED)[:3] == ours[:3]
+    sample = opened(config(path, train=[{"source": str(path)}]), tmp_path / "cache").train.sample(0, 0)
+    assert sample.tokens[:8].tolist() == [USER, *b"ab", EOT, ASSISTANT, *b"cd", EOT]
+    assert looks_like(PUBLISHED) == looks_like(PUBLISHED, task="dpo") == "preference"
+    assert looks_like(PUBLISHED, task="sft") == "openai-chat"
+    assert look_at(config(path, train=[{"source": str(path)}])) is not None
+    with pytest.raises(ValueError, match="prompt is a text that is no turn of what chosen and rejected begin with"):
+        pair(PUBLISHED | {"prompt": "another"})
 
 
 def test_the_format_is_found_and_columns_may_have_other_names(tmp_path: Path) -> None:

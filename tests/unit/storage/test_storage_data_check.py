@@ -53,6 +53,14 @@ def test_the_format_the_samples_and_a_quarter_of_the_texts_bytes_are_told(
     assert checked(tmp_path, f"{name}.gz", gzip.compress(data)) == expected
 
 
+def test_further_formats_that_a_task_may_take_are_told(tmp_path: Path) -> None:
+    """Preferences that are published with `messages` beside them are also conversations."""
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    pair = {"prompt": "q", "chosen": said, "rejected": said, "messages": said}
+    found = checked(tmp_path, "a.jsonl", lines(pair, pair))
+    assert (found.format, found.others, found.samples) == ("preference", ["openai-chat"], 2)
+
+
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [

@@ -42,7 +42,8 @@ async def training_file(services: Services, caller: Principal, named: str, param
     if FILE_ID.fullmatch(named):
         row = await _read_through(services, caller, named, param)
         checked = row.checked or {}
-        found = checked.get("format")
+        known = [each for each in (checked.get("format"), *checked.get("others", ())) if each is not None]
+        found = next((each for each in known if fits_task(each, task)), next(iter(known), None))
         if found is not None and not fits_task(found, task):
             raise refused(param, f"{row.name} ({named}): {wrong_format(found, task)}")
         return TrainingFile(named, found or form, checked.get("samples"))

@@ -27,10 +27,13 @@ class Part(NamedTuple):
     loss_mask: bool = True  # whether the loss counts these tokens
 
 
-def parts(given: Conversation, tokenizer: Tokenizer) -> tuple[Part, ...]:
-    """A conversation to tokenise. Raises ValueError where it can't be written so, UserError for unknown marks."""
+def parts(given: Conversation, tokenizer: Tokenizer, prompted: bool = False) -> tuple[Part, ...]:
+    """A conversation to tokenise. Where it is to be `prompted` with what stands before the loss, no token of a plain
+    one reaches from there into the loss. Raises ValueError where it can't be written so, UserError for unknown marks.
+    """
+    found: Iterable[Part]
     if given.plain:
-        found = _plain(given, tokenizer)
+        found = _plain(given, tokenizer, prompted)
     elif tokenizer.template is not None:
         return _rendered(tokenizer.template.render(given, tokenizer.special), tokenizer)
     elif given.tools or any(turn.more.get("tool_calls") or turn.role == "tool" for turn in given.turns):
@@ -42,15 +45,18 @@ def parts(given: Conversation, tokenizer: Tokenizer) -> tuple[Part, ...]:
 
 
 def _rendered(given: Rendered, tokenizer: Tokenizer) -> tuple[Part, ...]:
-    """What a template wrote, tokenised as a whole, as at inference. It is tokenised in stretches where the whole would
-    be wrong: where words spell a special token, where a token would reach over the end of the loss, and where the whole
-    is too long."""
-    if GUARD not in given.text and len(given.text) <= WHOLE_CHARACTERS:
-        ids, places = tokenizer.encode_rendered(given.text)
-        edges = {edge for span in given.spans for edge in span}
-        if not any(edge in edges for start, end in places for edge in range(start + 1, end)):
-            starts = [start for start, _ in given.spans]
-            flags = [(at := bisect_right(starts, place) - 1) >= 0 and place < given.spans[at][1] for place, _ in places]
+    """What a template wrote, tokenised as a whole, as at inference. A token that begins with spaces before a stretch in
+    the loss and goes on within it is learnt. It is tokenised in stretches where the whole would be wrong, for a token
+    would reach with more over an edge of the loss, and where the whole is too long."""
+    text = given.text
+    if len(text) <= WHOLE_CHARACTERS:
+        ids, places = tokenizer.encode_rendered(text)
+        starts, ends = [start for start, _ in given.spans], {end for _, end in given.spans}
+        edges = {*starts, *ends}
+        crossed = ((start, edge) for start, end in places for edge in range(start + 1, end) if edge in edges)
+        if not any(edge in ends or text[start:edge].strip() for start, edge in crossed):
+            lasts = [max(start, end - 1) for start, end in places]
+            flags = [(at := bisect_right(starts, last) - 1) >= 0 and last < given.spans[at][1] for last in lasts]
             runs = groupby(zip(ids, flags, strict=True), key=lambda each: each[1])
             return tuple(Part(ids=tuple(token for token, _ in run), loss_mask=flag) for flag, run in runs)
     return tuple(_stretches(given, tokenizer))
@@ -73,11 +79,41 @@ def _word_parts(text: str, flag: bool) -> Iterator[Part]:
         yield Part(text.replace(GUARD, ""), loss_mask=flag)
 
 
-def _plain(given: Conversation, tokenizer: Tokenizer) -> Iterator[Part]:
-    yield Part(ids=tokenizer.bos, loss_mask=False)
-    for turn in given.turns:
-        yield Part(turn.content, loss_mask=turn.loss_mask)
-    yield Part(ids=(tokenizer.eos,))
+def _plain(given: Conversation, tokenizer: Tokenizer, prompted: bool) -> tuple[Part, ...]:
+    prompt, answer = (turn.content for turn in given.turns)
+    return text_parts(divided(prompt, answer, tokenizer, prompted), prompt, answer, tokenizer)
+
+
+class Divided(NamedTuple):
+    """The ids of a prompt and its answer, tokenised as one text."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]  # from the first token that holds a character of the answer
+
+
+def divided(prompt: str, answer: str, tokenizer: Tokenizer, prompted: bool = False) -> Divided | None:
+    """None where the two are to be tokenised one by one: they are too long together, nothing would stand before the
+    answer, or its first token reaches into the prompt, which is to be `prompted` with."""
+    if len(prompt) + len(answer) > WHOLE_CHARACTERS:
+        return None
+    ids, places = tokenizer.encode_places(prompt + answer)
+    edge = len(prompt)
+    first = next((at for at, (start, end) in enumerate(places) if end > edge or start >= edge), len(ids))
+    reaches = first < len(ids) and places[first][0] < edge
+    if (prompted and reaches) or (prompt and not first and not tokenizer.bos):
+        return None
+    return Divided(tuple(ids[:first]), tuple(ids[first:]))
+
+
+def text_parts(found: Divided | None, prompt: str, answer: str, tokenizer: Tokenizer) -> tuple[Part, ...]:
+    """A prompt and its answer as `divided` found them, with the loss on the answer and the end of the document."""
+    both = (
+        (Part(prompt, loss_mask=False), Part(answer))
+        if found is None
+        else (Part(ids=found.prompt, loss_mask=False), Part(ids=found.answer))
+    )
+    whole = (Part(ids=tokenizer.bos, loss_mask=False), *both, Part(ids=(tokenizer.eos,)))
+    return tuple(part for part in whole if part.text or part.ids)
 
 
 def _marked(turns: Iterable[Turn], marks: ChatMarks, bos: tuple[int, ...]) -> Iterator[Part]:

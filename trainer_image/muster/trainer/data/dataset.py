@@ -355,6 +355,7 @@ def _fingerprint(config: TrainingConfig, tokenizer: Tokenizer, opened: Sequence[
     if config.grpo is not None:
         settings += [{"prompts": config.grpo.max_tokens, "columns": [columns_digest(store) for store in opened]}]
     holdout = config.evaluation.holdout if config.evaluation else 0.0
+    settings += [{"writing": stores.WRITING_VERSION}] if any(store.meta.scored for store in opened) else []
     document = json.dumps([sources, settings, holdout, tokenizer.describe()], sort_keys=True)
     return hashlib.sha256(document.encode()).hexdigest()
 

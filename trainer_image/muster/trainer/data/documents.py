@@ -110,6 +110,7 @@ class RecordReader:
             self.left_out.add(one.fault, (record.place,))
             return
         self.kinds[one.kind] += 1
+        content_hash = preference.content_hash(one)  # first, for it refuses half a character
         if not (look := self._looked_at(preference.words(one), record.place))[0]:
             return
         columns = self._references.of(record.value, preference.good_answer(one)) if self._references else b""
@@ -117,7 +118,7 @@ class RecordReader:
         split = len(first) if second else None
         yield Chunk(
             (*first, *(part for side in second for part in side)),
-            preference.content_hash(one),
+            content_hash,
             split,
             one.value,
             record.place,
@@ -130,18 +131,20 @@ class RecordReader:
         what is wrong and where in the record."""
         if self._source.format == "jsonl":
             text = _text_of(record.value, self._source.field)
+            document = _document(text, self._tokenizer)  # first, for it refuses half a character
             kept, look = self._looked_at(text, record.place)
             if kept:
-                yield from _in_pieces(_document(text, self._tokenizer)._replace(place=record.place, look=look))
+                yield from _in_pieces(document._replace(place=record.place, look=look))
             return
         given = conversations.conversation(record.value, self._source.format, self._train_on)
+        content_hash = given.hash()
         words = "\n".join(turn.content for turn in given.turns if turn.role != "system")
         kept, look = self._looked_at(words, record.place)
         if kept:
-            parts = chat.parts(given, self._tokenizer)
+            parts = chat.parts(given, self._tokenizer, prompted=self._references is not None)
             said = next(turn.content for turn in given.turns if turn.loss_mask)
             columns = self._references.of(record.value, said) if self._references else b""
-            yield from _in_pieces(Chunk(parts, given.hash(), place=record.place, look=look, columns=columns))
+            yield from _in_pieces(Chunk(parts, content_hash, place=record.place, look=look, columns=columns))
 
     def _looked_at(self, text: str, place: str) -> tuple[bool, Look | None]:
         """Whether a document is kept, and what was seen of it."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from muster.trainer.data.chat_template import ChatTemplate
+from muster.trainer.data.chat_template import GUARD, ChatTemplate
 from muster.trainer.data.tokenizer import ChatMarks, Ids, Int64s
 from muster.trainer.data.word_cache import WordCache, word_cache
 from muster.trainer.errors import StorageError, UserError
@@ -59,6 +59,8 @@ class HuggingFaceTokenizer:
             vocabulary[eos] if certain and eos in vocabulary else _end_of_document(vocabulary, special, eos, where)
         )
         self.bos = _bos(self._tokenizer.encode("").ids, self.eos)
+        # It adds nothing to what is encoded from here on, and would leave spaces out of a token's place in the text.
+        self._tokenizer.post_processor = None
         self.chat = _chat_marks(vocabulary, self._ids)
         names = sorted(map(re.escape, special), key=len, reverse=True)
         self.special = re.compile("|".join(names)) if names else None
@@ -66,13 +68,27 @@ class HuggingFaceTokenizer:
     @cached_property
     def _of_rendered(self) -> tokenizers.Tokenizer:
         """Like the other one, but for the special tokens in a text, which it takes for such."""
-        other = tokenizers.Tokenizer.from_str(self._json)
-        other.no_truncation()
-        other.no_padding()
-        return other
+        return _reading(json.loads(self._json))
+
+    @cached_property
+    def _of_guarded(self) -> tokenizers.Tokenizer:
+        """Like `_of_rendered`, for a text with GUARD in it. Special tokens are looked for before a text is normalised,
+        so that one with GUARD inside is none; then GUARD is taken out, and its letters are tokenised as any others."""
+        document = json.loads(self._json)
+        no_guard = {"type": "Replace", "pattern": {"String": GUARD}, "content": ""}
+        own = [document["normalizer"]] if document.get("normalizer") else []
+        document["normalizer"] = {"type": "Sequence", "normalizers": [no_guard, *own]}
+        for token in document.get("added_tokens", ()):
+            token["normalized"] = token["normalized"] and not token["special"]
+        return _reading(document)
 
     def encode_rendered(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoded = self._of_rendered.encode(text, add_special_tokens=False)
+        tokenizer = self._of_guarded if GUARD in text else self._of_rendered
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets
+
+    def encode_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
         return encoded.ids, encoded.offsets
 
     def _ids(self, text: str) -> tuple[int, ...]:
@@ -135,6 +151,15 @@ class HuggingFaceTokenizer:
         """The same tokenizer with another chat template."""
         made = ChatTemplate(source, self.tokens)
         return HuggingFaceTokenizer(self._json, "", self._tokenizer.id_to_token(self.eos), made, certain=True)
+
+
+def _reading(document: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The tokenizer of a parsed tokenizer.json, for texts that are tokenised whole."""
+    made = tokenizers.Tokenizer.from_str(json.dumps(document))
+    made.no_truncation()
+    made.no_padding()
+    made.post_processor = None
+    return made
 
 
 def _measure(decoder: Any) -> Callable[[str], int] | None:

@@ -1,24 +1,24 @@
 """Pairs of answers and single answers with a label, as parts to tokenise.
 
-A pair is `{"prompt", "chosen", "rejected"}`, each text or each a list of messages; where it has no prompt, the prompt
-is what both sides begin with alike. OpenAI's form of a pair, `{"input": {"messages"}, "preferred_output",
-"non_preferred_output"}`, is read too. A single answer is `{"prompt", "completion", "label": true | false}`. A pair may
-carry a `margin`, a number that says by how much the chosen answer is better, and either may say in `tools` what the
-assistant may call. The names are those of TRL's datasets. In tables of text, lists, numbers and labels stand as JSON.
+A pair is `{"prompt", "chosen", "rejected"}`, each text or each a list of messages. Where it has no prompt, or has it as
+a text beside whole conversations, the prompt is what both sides begin with alike. OpenAI's form of a pair, `{"input":
+{"messages"}, "preferred_output", "non_preferred_output"}`, is read too. A single answer is `{"prompt", "completion",
+"label": true | false}`. A pair may carry a `margin`, a number that says by how much the chosen answer is better, and
+either may say in `tools` what the assistant may call. The names are those of TRL's datasets. In tables of text, lists,
+numbers and labels stand as JSON.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from muster.contract.data_formats import SHAPES, columns_of
-from muster.storage.conversations import Conversation, Turn, messages_or_text, tools_of, turns_of
+from muster.storage.conversations import Conversation, Turn, as_bytes, messages_or_text, tools_of, turns_of
 from muster.trainer.data import chat
-from muster.trainer.data.chat import Part
+from muster.trainer.data.chat import Divided, Part
 from muster.trainer.data.tokenizer import Tokenizer
 
 _LABELS = {"true": True, "1": True, "false": False, "0": False}  # as tables of text have them
@@ -49,12 +49,17 @@ def pair(record: object) -> Comparison:
     margin = 0.0 if fields.get("margin") in (None, "") else _number(fields["margin"])
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
         raise ValueError(f"margin is {margin!r}; it must be a number")
-    if fields.get("prompt") is None:
-        prompt, sides = _split(_side(fields["chosen"], "chosen"), _side(fields["rejected"], "rejected"))
-        how = "a shared beginning"
+    chosen, rejected = _side(fields["chosen"], "chosen"), _side(fields["rejected"], "rejected")
+    given = None if fields.get("prompt") is None else _side(fields["prompt"], "prompt")
+    if given is None or _are_whole(given, chosen, rejected):
+        (prompt, sides), how = _split(chosen, rejected), "a shared beginning"
+        if isinstance(given, str) and not any(turn.content.strip() == given.strip() for turn in _turns(prompt)):
+            raise ValueError(
+                "prompt is a text that is no turn of what chosen and rejected begin with alike; leave it out, or write "
+                "it as messages"
+            )
     else:
-        prompt, how = _side(fields["prompt"], "prompt"), "an explicit prompt"
-        sides = tuple(_side(fields[name], name) for name in ("chosen", "rejected"))
+        prompt, sides, how = given, (chosen, rejected), "an explicit prompt"
     _must_be_answers(prompt, sides, ("chosen", "rejected"))
     what = "texts" if isinstance(prompt, str) else "conversations"
     return Comparison(prompt, sides, float(margin), f"pairs of {what} with {how}", _tools(fields, prompt))
@@ -76,11 +81,23 @@ def labelled(record: object) -> Comparison:
 def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:
     """Each side as parts to tokenise, prompt included; only the answer is scored."""
     if isinstance(one.prompt, str):
-        bos = (Part(ids=tokenizer.bos, loss_mask=False),) if tokenizer.bos else ()
-        eos = Part(ids=(tokenizer.eos,))
-        return tuple((*bos, Part(one.prompt, loss_mask=False), Part(str(side)), eos) for side in one.sides)
+        return _text_parts(one.prompt, [str(side) for side in one.sides], tokenizer)
     before = tuple(turn._replace(loss_mask=False) for turn in one.prompt)
     return tuple(chat.parts(Conversation((*before, *_turns(side)), one.tools), tokenizer) for side in one.sides)
+
+
+def _text_parts(prompt: str, answers: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:
+    """Where an answer's first token reaches into the prompt, all answers begin with that token's place: they are held
+    against each other after one and the same prompt."""
+    found = [chat.divided(prompt, answer, tokenizer) for answer in answers]
+    whole = [each for each in found if each is not None]
+    shared = min((_shared(whole[0].prompt, each.prompt) for each in whole), default=0)
+    if len(whole) < len(answers) or not shared:
+        return tuple(chat.text_parts(None, prompt, answer, tokenizer) for answer in answers)
+    divided = (Divided(each.prompt[:shared], each.prompt[shared:] + each.answer) for each in whole)
+    return tuple(
+        chat.text_parts(each, prompt, answer, tokenizer) for each, answer in zip(divided, answers, strict=True)
+    )
 
 
 def good_answer(one: Comparison) -> str | None:
@@ -111,7 +128,7 @@ def content_hash(one: Comparison) -> int:
             state.update(f"{len(text)} turns:{Conversation(text).hash()}:".encode())
     state.update(repr(one.value).encode())
     if one.tools:
-        state.update(json.dumps(one.tools, sort_keys=True).encode())
+        state.update(as_bytes(one.tools))
     return int.from_bytes(state.digest(), "little")
 
 
@@ -176,6 +193,11 @@ def _split(
     if not shared:
         raise ValueError("chosen and rejected begin with nothing alike, so that there is no prompt; give `prompt`")
     return chosen[:shared], (chosen[shared:], rejected[shared:])
+
+
+def _are_whole(prompt: tuple[Turn, ...] | str, *sides: tuple[Turn, ...] | str) -> bool:
+    """Whether a prompt that is a text stands beside whole conversations, which begin with it."""
+    return isinstance(prompt, str) and all(not isinstance(side, str) and side[0].role != "assistant" for side in sides)
 
 
 def _shared(one: Sequence[object], other: Sequence[object]) -> int:

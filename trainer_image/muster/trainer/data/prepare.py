@@ -22,7 +22,7 @@ from muster.trainer.data.build import Builder
 from muster.trainer.data.encode import Work
 from muster.trainer.data.lock import locked
 from muster.trainer.data.rules import NO_RULES, Rules
-from muster.trainer.data.store import FORMAT_VERSION, TokenStore, sync
+from muster.trainer.data.store import FORMAT_VERSION, WRITING_VERSION, TokenStore, sync
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
 from muster.trainer.verify.references import References
@@ -67,6 +67,7 @@ def _prepared(
     source, _ = _found(source, report)
     recipe = {
         "version": FORMAT_VERSION,
+        **({"writing": WRITING_VERSION} if source.format not in ("text", "jsonl") else {}),
         "format": source.format,
         "field": source.field if source.format == "jsonl" else None,
         "tokenizer": _digest_of(tokenizer.describe()),
@@ -127,7 +128,7 @@ def with_formats(config: TrainingConfig, report: Report) -> TrainingConfig:
 def _known(source: Source, task: str, report: Report) -> Source:
     if source.format != "auto":
         return source
-    found, _ = _found(source, report)
+    found, _ = _found(source, report, task)
     if not fits_task(found.format, task):
         raise UserError(
             f"data source {source.source}: {wrong_format(found.format, task)}, and its files look like that"
@@ -136,8 +137,8 @@ def _known(source: Source, task: str, report: Report) -> Source:
     return found
 
 
-def _found(source: Source, report: Report) -> tuple[Source, tuple[File, ...]]:
-    return of_known_format(source, sources.find(source.source, source.format, report))
+def _found(source: Source, report: Report, task: str | None = None) -> tuple[Source, tuple[File, ...]]:
+    return of_known_format(source, sources.find(source.source, source.format, report), task)
 
 
 def _digest_of(document: object) -> str:

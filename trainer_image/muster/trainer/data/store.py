@@ -34,6 +34,9 @@ import numpy.typing as npt
 from muster.trainer.errors import StorageError
 
 FORMAT_VERSION = 2
+# Raised with any change of the tokens, or of what the loss counts of them, that the same conversations, texts with
+# answers or pairs give: they are prepared anew. Plain text, which takes longest, has no part in it.
+WRITING_VERSION = 1
 META = "meta.json"
 SKETCH_VALUES = 128  # of a MinHash: similarities are estimated to within 0.044 (one standard deviation at 0.5)
 Array = npt.NDArray[Any]

@@ -70,7 +70,11 @@ class Tokenizer(Protocol):
         """`encode` of each text, as arrays."""
 
     def encode_rendered(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of what a template wrote, its special tokens as such, and the characters [start, end) of each."""
+        """Ids of what a template wrote, its special tokens as such, and the characters [start, end) of each, the spaces
+        in front of a word included. GUARD within words keeps them from being a special token, and is no character."""
+
+    def encode_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """`encode`, and the characters [start, end) of each id."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; marks are left out, broken UTF-8 becomes U+FFFD."""
@@ -110,6 +114,9 @@ class ByteTokenizer:
     def encode_rendered(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         places = [(at, at + 1) for at, letter in enumerate(text) for _ in letter.encode()]
         return self.encode(text), places
+
+    def encode_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        return self.encode_rendered(text)
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]

@@ -147,7 +147,7 @@ def of_file(chosen: argparse.Namespace) -> tuple[TrainingConfig, Tokenizer]:
 def _held_out(address: str, chosen: argparse.Namespace, task: str) -> Source:
     """A source to evaluate on beside a file. Raises UserError where the file's task does not read its format."""
     source = parse(Source, {"source": address, "format": "auto", "field": chosen.field}, "evaluation")
-    found, _ = of_known_format(source, find(address, "auto"))
+    found, _ = of_known_format(source, find(address, "auto"), task)
     if found.format not in FORMATS[task]:
         raise UserError(
             f"--evaluation {address} is {found.format}, and {chosen.address} is for task {task}, which reads "
