@@ -29,15 +29,15 @@ class Form(StrEnum):
 
 
 def audit(
-    person: Annotated[str | None, typer.Option("--person", metavar="NAME", help="Only what this person did.")] = None,
-    project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only of this project.")] = None,
+    person: Annotated[str | None, typer.Option("--person", metavar="NAME", help="Only actions of this person.")] = None,
+    project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only this project.")] = None,
     action: Annotated[
         str | None, typer.Option("--action", metavar="WORD", help="Only this action, such as token.made.")
     ] = None,
-    subject: Annotated[str | None, typer.Option("--subject", metavar="ID", help="Only what was done to this.")] = None,
+    subject: Annotated[str | None, typer.Option("--subject", metavar="ID", help="Only actions on this object.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show at most this many entries.")] = None,
     form: Annotated[
-        Form, typer.Option("--format", help="jsonl and csv print every line, unless --limit says less.")
+        Form, typer.Option("--format", help="Output format. jsonl and csv print every entry unless --limit is given.")
     ] = Form.TABLE,
     server: Server = None,
     json: Json = False,

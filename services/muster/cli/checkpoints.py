@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 LOOKED_AT_MAX = 20  # jobs of one name
 
-app = typer.Typer(help="List and look after a job's checkpoints.", no_args_is_help=True)
+app = typer.Typer(help="List and manage a job's checkpoints.", no_args_is_help=True)
 
 Where = Annotated[
     str,
     typer.Argument(metavar="JOB|FOLDER", help="Name or id of a job, or a job's checkpoint folder (file://…, s3://…)."),
 ]
-Step = Annotated[int, typer.Argument(min=0, help="Step of the commit.")]
-MaybeStep = Annotated[int | None, typer.Argument(min=0, help="Step of the commit.")]
+Step = Annotated[int, typer.Argument(min=0, help="Step of the checkpoint.")]
+MaybeStep = Annotated[int | None, typer.Argument(min=0, help="Step of the checkpoint.")]
 
 
 @app.command("ls")
 def ls(where: Where, server: Server = None, json: Json = False) -> None:
-    """List a job's commits, oldest first."""
+    """List a job's checkpoints, oldest first."""
     from muster.cli.render import checkpoints_table
 
     if is_folder(where):
@@ -48,7 +48,7 @@ def ls(where: Where, server: Server = None, json: Json = False) -> None:
 
 @app.command("inspect")
 def inspect(where: Where, step: MaybeStep = None, server: Server = None, json: Json = False) -> None:
-    """Show what one commit holds, by default the newest."""
+    """Show the contents of one checkpoint. Default: the newest."""
     from muster.cli.render import show_commit
 
     if is_folder(where):
@@ -60,19 +60,19 @@ def inspect(where: Where, step: MaybeStep = None, server: Server = None, json: J
 
 @app.command("verify")
 def verify(where: Where, step: MaybeStep = None, server: Server = None, json: Json = False) -> None:
-    """Read every byte of one commit, or of all, and compare checksums."""
+    """Read every byte of one checkpoint, or of all of them, and compare checksums."""
     _run("verify", where, step, server)
 
 
 @app.command("pin")
 def pin(where: Where, step: Step, server: Server = None, json: Json = False) -> None:
-    """Keep a commit, whatever the retention policy says."""
+    """Keep a checkpoint regardless of the retention policy."""
     _mark("pin", where, step, server, json)
 
 
 @app.command("unpin")
 def unpin(where: Where, step: Step, server: Server = None, json: Json = False) -> None:
-    """Take a pin back."""
+    """Unpin a checkpoint."""
     _mark("unpin", where, step, server, json)
 
 
@@ -80,30 +80,35 @@ def unpin(where: Where, step: Step, server: Server = None, json: Json = False) -
 def rm(
     where: Where,
     step: Step,
-    force: Annotated[bool, typer.Option("--force", help="Even the newest, a pinned one or one being read.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete it even if it is the newest, pinned or being read.")
+    ] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Remove a commit."""
+    """Delete a checkpoint."""
     _run("rm", where, step, server, *(["--force"] if force else []))
 
 
 def export(
     where: Where,
-    to: Annotated[Path, typer.Option("--to", help="Folder to make.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to create.")],
     step: Annotated[str, typer.Option("--step", help="best, last or a number.")] = "best",
     dtype: Annotated[str, typer.Option("--dtype", help="keep or bf16.")] = "keep",
     form: Annotated[str, typer.Option("--format", help="transformers (or hf), or peft.")] = "transformers",
-    ema: Annotated[bool, typer.Option("--ema", help="The mean of the weights, where the job kept one.")] = False,
+    ema: Annotated[
+        bool, typer.Option("--ema", help="Export the moving average of the weights (EMA), if the job kept one.")
+    ] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Write a commit's weights as Hugging Face transformers loads them, or its adapter as peft does.
+    """Export a checkpoint as a Hugging Face transformers model, or its adapter as a peft one.
 
-    A server on another machine makes the model and sends it; what was cut is gone on with by the same command.
+    A server on another machine makes the model and sends it. Run the same command again to resume an interrupted
+    download.
 
-    transformers gets the whole model, with what an adapter learnt merged into it; peft gets the adapter, with its base
-    model beside it where that is no folder and no repository of the hub.
+    --format transformers writes the whole model with the adapter merged into it. --format peft writes the adapter,
+    together with its base model unless that is a folder or a hub repository.
     """
     form = "transformers" if form == "hf" else form
     if not is_folder(where) and (found := _fetched(where, to, step, server, format=form, dtype=dtype, ema=ema)):

@@ -21,7 +21,7 @@ from muster.contract.names import FILE_ID
 if TYPE_CHECKING:
     from muster.cli.job_file import JobFile
 
-app = typer.Typer(help="Look at training data as the model will see it.", no_args_is_help=True)
+app = typer.Typer(help="Inspect training data as the model will see it.", no_args_is_help=True)
 
 READING_SECONDS = 1.0  # between two questions of how far the server is
 JOB_BYTES_MAX = 1 << 20  # of a .json that may be a job's document
@@ -42,22 +42,26 @@ TokenizerAddress = Annotated[
 ]
 Template = Annotated[str | None, typer.Option("--chat-template", help="For data: a Jinja file.")]
 TemplateName = Annotated[
-    str | None, typer.Option("--chat-template-name", help="For data: one of several templates of the tokenizer.")
+    str | None, typer.Option("--chat-template-name", help="For data: name of one of the tokenizer's templates.")
 ]
 Evaluation = Annotated[
     list[str] | None,
-    typer.Option("--evaluation", metavar="FILE", help="For data: held-out data; what it shares with the data is told."),
+    typer.Option(
+        "--evaluation", metavar="FILE", help="For data: held-out data. Overlaps with the training data are reported."
+    ),
 ]
-Length = Annotated[int, typer.Option("--sequence-length", min=1, help="For data: tokens of a sample.")]
-DataFormat = Annotated[str, typer.Option("--format", help="For data: its format, where looking does not tell.")]
-Field = Annotated[str, typer.Option("--field", help="For data: the column that holds the text, in format jsonl.")]
+Length = Annotated[int, typer.Option("--sequence-length", min=1, help="For data: tokens per sample.")]
+DataFormat = Annotated[str, typer.Option("--format", help="For data: format, if it can't be detected.")]
+Field = Annotated[str, typer.Option("--field", help="For data: column that holds the text, for format jsonl.")]
 
 
 @app.command("inspect")
 def inspect(
     target: Target,
     samples: Annotated[int, typer.Option("--samples", "-n", min=0, help="Number of samples to show.")] = 2,
-    no_color: Annotated[bool, typer.Option("--no-color", help="What is learnt stands in ⟦ ⟧.")] = False,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="Mark text that is trained on with ⟦ ⟧ instead of colour.")
+    ] = False,
     model: Model = None,
     tokenizer: TokenizerAddress = None,
     chat_template: Template = None,
@@ -70,11 +74,11 @@ def inspect(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show counts, lengths, what is left out and why, and samples as the model sees them.
+    """Show counts, lengths, omitted records with reasons, and samples as the model sees them.
 
-    The data are prepared as a job would prepare them, with $MUSTER_CACHE_DIR to keep that, where it is set. In colour,
-    green is in the loss. Of a job, the report and the first samples are shown that its first rank wrote; of a job file
-    that names uploaded files, what the server finds.
+    The data are prepared as a job would prepare them; $MUSTER_CACHE_DIR caches the result. Green text is trained on.
+    For a job, it shows the report and first samples that its first rank wrote. For a job file that names uploaded
+    files, it shows what the server finds.
     """
     if evaluation and (_is_job(target) or _is_job_file(target)):
         raise _beside_a_job()
@@ -101,7 +105,7 @@ def validate(
     settings: Settings = None,
     json: Json = False,
 ) -> None:
-    """Read all data as a job would. Exit code 0 where it can be learnt from; 2 with file and line where not."""
+    """Read all data as a job would. Exit code 0 if it is usable; 2 if not, with the file and line."""
     if evaluation and _is_job_file(target):
         raise _beside_a_job()
     named = _named(model, tokenizer, chat_template, chat_template_name, evaluation or [])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from muster.cli.options import JobsClient
     from muster.client.connection import Connection
 
-app = typer.Typer(help="Upload data once, and name it in jobs as file-….", no_args_is_help=True)
+app = typer.Typer(help="Upload data once and refer to it in jobs as file-….", no_args_is_help=True)
 
 Ids = Annotated[list[str], typer.Argument(metavar="FILE-ID…", help="Ids of files.")]
 Id = Annotated[str, typer.Argument(metavar="FILE-ID", help="Id of a file.")]
@@ -27,18 +27,18 @@ def upload(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files of this machine.")],
     purpose: Annotated[
         str,
-        typer.Option("--purpose", help="fine-tune or evals: data, which is read through; user_data: anything else."),
+        typer.Option("--purpose", help="fine-tune or evals: data, which is checked; user_data: anything else."),
     ] = "fine-tune",
     project: Project = None,
     expires: Annotated[
-        float | None, typer.Option("--expires-hours", min=0.001, help="Delete it so long after it is ready.")
+        float | None, typer.Option("--expires-hours", min=0.001, help="Delete the file this long after it is ready.")
     ] = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Send files to the server, which keeps them where workers read them, and wait until they are read through.
+    """Upload files to the server and wait until they are checked. Workers read them from its storage.
 
-    What was cut before goes on where it was. Exit code 1 where data can't be learnt from, with its first bad line.
+    An interrupted upload resumes. Exit code 1 if the data is unusable, with its first bad line.
     """
     from muster.cli.uploading import send_file
 
@@ -60,11 +60,11 @@ def ls(
     project: Annotated[
         str | None, typer.Option("--project", metavar="NAME", help="Only files of this project.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many, newest first.")] = 30,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 30,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """List files, the newest first, those on their way too."""
+    """List files, newest first, including uploads in progress."""
     with connect(server) as client:
         items: list[dict[str, Any]] = []
         cursor = None
@@ -85,11 +85,11 @@ def ls(
 @app.command("get")
 def get(
     file: Id,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write its bytes to this path.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Download to this path.")] = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show a file: what is in it, how it was found, what is wrong with it. With --output, fetch it."""
+    """Show a file: contents, check result and problems. With --output, download it."""
     from muster.cli.uploading import fetch_file
 
     with connect(server) as client:
@@ -104,7 +104,7 @@ def get(
 
 @app.command("rm")
 def rm(files: Ids, server: Server = None, json: Json = False) -> None:
-    """Delete files, and uploads that nobody will go on with. Refused while a live job reads one."""
+    """Delete files and abandoned uploads. Refused while an unfinished job uses the file."""
     with connect(server) as client:
         for each in files:
             client.delete(f"files/{each}")

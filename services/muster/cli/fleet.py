@@ -15,7 +15,7 @@ from muster.contract.times import epoch_seconds
 
 
 def queue(
-    project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only of this project.")] = None,
+    project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only this project.")] = None,
     server: Server = None,
     json: Json = False,
 ) -> None:

@@ -26,17 +26,19 @@ Temperature = Annotated[
 TopP = Annotated[
     float,
     typer.Option(
-        "--top-p", min=0.0001, max=1, help="Sample only from the most likely tokens that add up to this probability."
+        "--top-p", min=0.0001, max=1, help="Nucleus sampling: keep the most likely tokens up to this total probability."
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed; the same seed gives the same text.")]
 Stops = Annotated[list[str] | None, typer.Option("--stop", help="Stop before this text; may be repeated.")]
 
 
 def generate(
     where: JobOrFolder,
-    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue; with --chat, what the user says.")] = "",
-    chat: Annotated[bool, typer.Option("--chat", help="Answer it as the assistant, by the model's template.")] = False,
+    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue; with --chat, the user's message.")] = "",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer as the assistant, using the model's chat template.")
+    ] = False,
     system: System = "",
     step: AnyStep = "best",
     tokens: Tokens = 128,
@@ -47,9 +49,9 @@ def generate(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Generate text or an answer with a commit or with the model in a folder.
+    """Generate text with a checkpoint or with the model in a folder.
 
-    It runs on this machine's CPU, in fp32, with what an adapter learnt merged into the model.
+    Runs on this machine's CPU in fp32, with the adapter merged into the model.
     """
     asked = {"checkpoint": folder_of(where, server), "step": step, "prompt": prompt, "system": system}
     _run(asked, ["--chat"] if chat else [], tokens, temperature, top_p, seed, stop)
@@ -67,10 +69,10 @@ def chat(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Talk with a commit, or with the model of a folder: each line is a turn.
+    """Chat with a checkpoint or with the model in a folder: each line is a turn.
 
-    /reset begins anew, /exit or Ctrl-D ends. It runs on this machine's CPU, as `muster generate` does. With --json each
-    answer is a document on a line of its own.
+    /reset starts a new conversation; /exit or Ctrl-D ends it. Runs on this machine's CPU, as `muster generate` does.
+    With --json each answer is one JSON document per line.
     """
     asked = {"checkpoint": folder_of(where, server), "step": step, "system": system}
     _run(asked, ["--interactive"], tokens, temperature, top_p, seed, stop)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from muster.cli.options import JobsClient
 
 Follow = Annotated[
-    bool, typer.Option("--follow", "-f", "--wait", "-w", help="Watch it to its end, which decides the exit code.")
+    bool, typer.Option("--follow", "-f", "--wait", "-w", help="Follow the job to its end; its result is the exit code.")
 ]
 NewName = Annotated[str | None, typer.Option("--name", help="The name to use instead of the file's.")]
 
@@ -29,16 +29,18 @@ def submit(
     project: Project = None,
     settings: Settings = None,
     follow: Follow = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show the plan; submit nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the file and show the plan without submitting.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
     """Check a job file, show what it will do, and submit it.
 
-    Relative paths in the file are relative to the file; a server on another machine is sent the files, once you agree
-    (with --yes, --json or without a terminal: at once; with --dry-run: never). Ctrl-C while watching leaves the job
-    alone.
+    Relative paths in the file are relative to the file. If the server is on another machine, the files are uploaded
+    after you confirm (without asking if --yes, --json or no terminal; never with --dry-run). Ctrl-C while watching
+    doesn't stop the job.
     """
     from muster.cli import submit as story
     from muster.cli.follow import follow as watch
@@ -67,15 +69,13 @@ def submit(
 def estimate(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Job file (YAML or JSON); - reads standard input.")],
     settings: Settings = None,
-    here: Annotated[
-        bool, typer.Option("--here", help="Work it out on this machine, also where there is a server.")
-    ] = False,
+    here: Annotated[bool, typer.Option("--here", help="Estimate on this machine even if there is a server.")] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
     """Estimate the memory, time and cost of a job without submitting it. Exit code 1 if it does not fit.
 
-    A server tells how fast jobs like it were. Without one it is worked out here, from published figures.
+    A server estimates from the speed of earlier jobs like it. Without one, published figures are used.
     """
     from muster.cli import estimate as story
     from muster.cli import submit as submission
@@ -108,7 +108,7 @@ def ls(
     ] = None,
     project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only jobs of this project.")] = None,
     owner: Annotated[str | None, typer.Option("--owner", metavar="NAME", help="Only jobs of this person.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many, newest first.")] = 30,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 30,
     server: Server = None,
     json: Json = False,
 ) -> None:
@@ -191,7 +191,7 @@ def _last_samples(client: JobsClient, job: dict[str, Any]) -> dict[str, Any] | N
 
 def cancel(
     jobs: Jobs,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until its workers are gone.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until the workers are gone.")] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
@@ -201,21 +201,23 @@ def cancel(
 
 def suspend(
     jobs: Jobs,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it has committed and stopped.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait until it has saved a checkpoint and stopped.")
+    ] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Stop jobs after a commit and keep them; `resume` lets them go on from there."""
+    """Save a checkpoint and stop jobs. `muster resume` continues them from there."""
     _act(jobs, "suspend", "is being suspended", wait, server, (*_ENDED, "Suspended"))
 
 
 def resume(
     jobs: Jobs,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it trains again.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it trains again.")] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Resume suspended jobs from their last commit."""
+    """Resume suspended jobs from their last checkpoint."""
     _act(jobs, "resume", "is being resumed", wait, server, (*_ENDED, "Running"))
 
 
@@ -227,7 +229,7 @@ def clone(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Submit a copy of a job, changed by --set where wanted."""
+    """Submit a copy of a job, with changes from --set."""
     from muster.cli import submit as story
     from muster.cli.follow import follow as watch
     from muster.cli.job_file import JobFile, set_value
@@ -246,7 +248,7 @@ def clone(
 
 def rm(
     jobs: Jobs,
-    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Delete what they committed too.")] = False,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Delete their checkpoints too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     server: Server = None,
     json: Json = False,
@@ -255,7 +257,7 @@ def rm(
 
     On a terminal it asks first. Without one, --checkpoints needs --yes.
 
-    Refused while a job has not ended, or where its commits are to go and one is pinned or another job needs them.
+    Refused while a job is active. With --checkpoints, also refused if a checkpoint is pinned or another job needs it.
     """
     from muster.cli.submit import confirmed, on_terminal
 

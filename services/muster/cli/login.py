@@ -16,12 +16,12 @@ from muster.cli.output import print_json, say
 
 def login(
     browser: Annotated[
-        bool, typer.Option("--browser", help="In this machine's browser, in place of a code for any other.")
+        bool, typer.Option("--browser", help="Use this machine's browser instead of a code for another device.")
     ] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Sign in by the server's OpenID Connect provider, and stay so while the provider renews it."""
+    """Sign in through your identity provider (OpenID Connect). The session is renewed automatically."""
     from muster.cli.signing_in import by_browser, by_code
     from muster.client.address import find_server
     from muster.client.connection import Connection
@@ -50,7 +50,7 @@ def login(
 
 
 def logout(server: Server = None, json: Json = False) -> None:
-    """Forget the sign-in of `muster login` on this machine; the provider's own goes on."""
+    """Sign out on this machine. You stay signed in at your identity provider."""
     from muster.client.address import find_server
     from muster.client.signed_in import forget
 

@@ -38,11 +38,11 @@ StateFolder = Annotated[
     typer.Option("--state", help="State folder (env: MUSTER_STATE; default: ~/.muster).", show_default=False),
 ]
 Project = Annotated[
-    str | None, typer.Option("--project", metavar="NAME", help="The project; left out: the one that is your token's.")
+    str | None, typer.Option("--project", metavar="NAME", help="The project. Default: your token's project.")
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a value, such as training.length.steps=100."),
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a value, such as training.length.steps=100."),
 ]
 
 

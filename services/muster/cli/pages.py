@@ -10,11 +10,11 @@ from muster.cli.errors import usage
 from muster.cli.options import Json, Server, chosen_cluster, connect
 from muster.cli.output import print_json, say
 
-MaybeJob = Annotated[str | None, typer.Argument(metavar="JOB", help="Name or id of a job; left out: all of them.")]
+MaybeJob = Annotated[str | None, typer.Argument(metavar="JOB", help="Name or id of a job. Default: all jobs.")]
 
 
 def open(job: MaybeJob = None, server: Server = None, json: Json = False) -> None:
-    """Open the pages in a browser, or say where they are. They ask for a token once."""
+    """Open the web pages in a browser, or print their address. They ask for a token once."""
     import webbrowser
 
     from muster.client.address import find_server

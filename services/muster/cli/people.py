@@ -48,16 +48,16 @@ def ls(server: Server = None, json: Json = False) -> None:
 @app.command("set")
 def set_person(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits, '.', '_' and '-'.")],
-    service: Annotated[bool, typer.Option("--service", help="A service account.")] = False,
-    admin: Annotated[bool, typer.Option("--admin", help="May do everything in every project.")] = False,
-    disabled: Annotated[bool, typer.Option("--disabled", help="None of their tokens opens anything.")] = False,
+    service: Annotated[bool, typer.Option("--service", help="This is a service account.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="Administrator: may do everything in every project.")] = False,
+    disabled: Annotated[bool, typer.Option("--disabled", help="Disable all of their tokens.")] = False,
     subject: Annotated[
-        str | None, typer.Option("--subject", help="Who they are to the sign-in's provider; left out: as it was.")
+        str | None, typer.Option("--subject", help="Their subject at the identity provider. Default: unchanged.")
     ] = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Make a person or a service account, or change one: what is not said is no."""
+    """Create or change a person or service account. Options that you leave out are set to false."""
     wanted: dict[str, object] = {"kind": "service" if service else "person", "admin": admin, "disabled": disabled}
     wanted |= {"subject": subject} if subject else {}
     with connect(server) as client:

@@ -19,17 +19,21 @@ POLL_SECONDS = 0.5
 def profile(
     job: Job,
     steps: Annotated[int, typer.Option("--steps", "-n", help="Number of steps to trace, at most 50.")] = 5,
-    rank: Annotated[list[int] | None, typer.Option("--rank", help="Of this rank; may be repeated. Default: 0.")] = None,
-    to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Fetch the files into this folder.")] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until they are written.")] = True,
-    show: Annotated[bool, typer.Option("--list", help="Ask for nothing: show the profiles that there are.")] = False,
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", help="Rank to trace; may be repeated. Default: 0.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FOLDER", help="Download the files into this folder.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the files are written.")] = True,
+    show: Annotated[bool, typer.Option("--list", help="List existing profiles instead of making one.")] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Trace a running job's next steps: operators, kernels and memory, while it goes on training.
+    """Profile a running job's next steps: operators, kernels and memory. Training continues meanwhile.
 
-    Open a trace with ui.perfetto.dev, and the memory of a GPU with pytorch.org/memory_viz. With --list, --to fetches
-    the newest.
+    Open traces at ui.perfetto.dev and GPU memory snapshots at pytorch.org/memory_viz. With --list, --to downloads the
+    newest profile.
     """
     with connect(server) as client:
         job_id = client.job_id(job)

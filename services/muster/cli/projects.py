@@ -13,7 +13,7 @@ from muster.cli.output import answers, print_json, say
 from muster.cli.table import Table
 from muster.client.errors import MusterError
 
-app = typer.Typer(help="Projects: what owns jobs, who works there, what their jobs may name.", no_args_is_help=True)
+app = typer.Typer(help="Projects: they own jobs and have members, limits and quotas.", no_args_is_help=True)
 
 ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="Name of the project.")]
 Person = Annotated[str, typer.Argument(metavar="PERSON", help="Name of a person or service account.")]
@@ -43,7 +43,7 @@ def ls(server: Server = None, json: Json = False) -> None:
 
 @app.command("get")
 def get(project: ProjectName, server: Server = None, json: Json = False) -> None:
-    """Show a project: its namespace, what its jobs may name, and who works there."""
+    """Show a project: its namespace, limits and members."""
     with connect(server) as client:
         found = client.get(f"projects/{project}")
         members = client.get(f"projects/{project}/members")["items"]
@@ -63,20 +63,19 @@ def get(project: ProjectName, server: Server = None, json: Json = False) -> None
 def set_project(
     project: ProjectName,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", help="Of a new project; left out: named as the project.")
+        str | None, typer.Option("--namespace", help="Namespace of a new project. Default: the project's name.")
     ] = None,
     settings: Settings = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Make a project, or change what its jobs may name: `--set gangSizes=[1,2]`. For admins.
+    """Create a project, or change its limits: `--set gangSizes=[1,2]`. For admins.
 
-    There are serviceAccount, serviceAccounts, secrets, claims, checkpointPrefix, kmsKeyId, dataPrefixes, endpoints,
-    queue, gangSizes, instanceTypes and images, of project `default` namespaces too, and what its jobs may hold at a
-    time: `quota.gpus=64`, `quota.gangs`, `quota.processes`, `quota.queuedJobs`, and of those what each person may:
-    `quota.person.gpus=16`; for a month `quota.gpuHoursPerMonth` and `quota.moneyPerMonth`. Beside other projects:
-    `quota.weight=2`, `quota.guaranteedGpus=16`, and `quota.preempts=true` if its jobs may have others make room. An
-    empty value takes a limit away.
+    What its jobs may name: serviceAccount, serviceAccounts, secrets, claims, checkpointPrefix, kmsKeyId, dataPrefixes,
+    endpoints, queue, gangSizes, instanceTypes and images; for project `default` also namespaces. What they may use at a
+    time: `quota.gpus=64`, `quota.gangs`, `quota.processes`, `quota.queuedJobs`, and per person `quota.person.gpus=16`.
+    Per month: `quota.gpuHoursPerMonth` and `quota.moneyPerMonth`. Relative to other projects: `quota.weight=2`,
+    `quota.guaranteedGpus=16`, and `quota.preempts=true` if its jobs may preempt others. An empty value removes a limit.
     """
     from muster.cli.job_file import JobFile, set_value
 
@@ -113,7 +112,7 @@ def _limits(client: JobsClient, project: str) -> dict[str, Any]:
 
 @app.command("rm")
 def rm(project: ProjectName, server: Server = None, json: Json = False) -> None:
-    """Delete a project that has no jobs; its tokens open nothing any more. For admins."""
+    """Delete a project that has no jobs, and revoke its tokens. For admins."""
     with connect(server) as client:
         client.delete(f"projects/{project}")
     if json:
@@ -130,7 +129,7 @@ def add(
     json: Json = False,
 ) -> None:
     """Give somebody a role in a project: a viewer sees its jobs, a member submits and acts on their own, a maintainer
-    acts on all and chooses the members. For maintainers; somebody new is made known by an admin.
+    acts on all and chooses the members. For maintainers. An admin adds new people.
     """
     with connect(server) as client:
         made = client.put(f"projects/{project}/members/{person}", {"role": role.value})
@@ -141,7 +140,7 @@ def add(
 
 @app.command("remove")
 def remove(project: ProjectName, person: Person, server: Server = None, json: Json = False) -> None:
-    """Take somebody's role in a project away. Their jobs go on; what they follow ends."""
+    """Remove somebody from a project. Their jobs continue; their open streams end."""
     with connect(server) as client:
         client.delete(f"projects/{project}/members/{person}")
     if json:

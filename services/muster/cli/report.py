@@ -23,7 +23,7 @@ SAMPLED_EVALUATIONS = 2
 
 def report(
     job: Job,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = Path(
         "report.html"
     ),
     server: Server = None,
@@ -31,7 +31,7 @@ def report(
 ) -> None:
     """Write a job's attempts, goodput, curves, events, results and settings into one HTML file.
 
-    The file needs no server and no network: it can be mailed.
+    The file is self-contained: it needs no server and no network.
     """
     with connect(server) as client:
         job_id = client.job_id(job)

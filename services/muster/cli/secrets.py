@@ -15,7 +15,7 @@ from muster.cli.options import Json, Project, Server, connect, project_of
 from muster.cli.output import answers, print_json, say
 from muster.cli.table import Table
 
-app = typer.Typer(help="Secrets: values that a project's jobs read and nobody is shown.", no_args_is_help=True)
+app = typer.Typer(help="Secrets: values that a project's jobs read and that are never shown.", no_args_is_help=True)
 
 KEY = "value"
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and dashes.")]
@@ -24,7 +24,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, d
 @app.command("set")
 def set_secret(
     name: Name,
-    key: Annotated[str, typer.Option("--key", help="The entry's name, for a value from standard input.")] = KEY,
+    key: Annotated[str, typer.Option("--key", help="Name of the entry, for a value from standard input.")] = KEY,
     from_file: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,7 +37,7 @@ def set_secret(
 ) -> None:
     """Set a secret, from standard input or files: `muster secrets set hf-token < token`. For maintainers.
 
-    All of its entries are replaced. One line's end at the end of a value is left out. A job reads it by
+    All entries are replaced. One trailing newline of a value is removed. A job reads it with
     `runtime.env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf-token, key: value}}}]`, or all of its entries by
     `runtime.envFrom: [{secretRef: {name: hf-token}}]`.
     """
@@ -51,7 +51,7 @@ def set_secret(
 
 @app.command("ls")
 def ls(project: Project = None, server: Server = None, json: Json = False) -> None:
-    """List a project's secrets: their names and entries, who set them and when. Never their values."""
+    """List a project's secrets: names, entries, who set them and when. Values are never shown."""
     with connect(server) as client:
         found = client.get(f"projects/{project_of(client, project)}/secrets")
     if json:
@@ -66,7 +66,7 @@ def ls(project: Project = None, server: Server = None, json: Json = False) -> No
 
 @app.command("rm")
 def rm(name: Name, project: Project = None, server: Server = None, json: Json = False) -> None:
-    """Delete a secret: jobs that name it can't start any more; those that run keep what they have. For maintainers."""
+    """Delete a secret. Jobs that use it can't start any more; running jobs keep its value. For maintainers."""
     with connect(server) as client:
         client.delete(f"projects/{project_of(client, project)}/secrets/{name}")
     if json:

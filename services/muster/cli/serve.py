@@ -31,13 +31,13 @@ class Commands:
 def serve(
     job: Job,
     step: Annotated[str, typer.Option("--step", help="best, last or a number.")] = "best",
-    to: Annotated[str, typer.Option("--to", help="Folder that the export makes; left out: ./JOB.")] = "",
+    to: Annotated[str, typer.Option("--to", help="Folder that the export creates. Default: ./JOB.")] = "",
     server: Server = None,
     json: Json = False,
 ) -> None:
     """Print the commands that export a job's model and serve it with vLLM or SGLang.
 
-    An adapter is served beside its base model, which several adapters may share. Nothing is run.
+    An adapter is served together with its base model, which several adapters can share. Nothing is started.
     """
     from muster.contract.spec import JobSpec
 

@@ -32,13 +32,13 @@ class _FileIsCreate(TyperGroup):
 
 app = typer.Typer(
     cls=_FileIsCreate,
-    help="Make many jobs of one document, and find the best. `muster sweep FILE` creates one.",
+    help="Run many jobs from one document and find the best. `muster sweep FILE` creates a sweep.",
     no_args_is_help=True,
 )
 
 Sweep = Annotated[str, typer.Argument(metavar="SWEEP", help="Name or id of a sweep.")]
 Follow = Annotated[
-    bool, typer.Option("--follow", "-f", "--wait", "-w", help="Watch it to its end, which decides the exit code.")
+    bool, typer.Option("--follow", "-f", "--wait", "-w", help="Follow the job to its end; its result is the exit code.")
 ]
 
 
@@ -54,7 +54,7 @@ def create(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Check every trial of a sweep's file, and create the sweep. Ctrl-C while watching leaves it alone."""
+    """Check every trial of a sweep file and create the sweep. Ctrl-C while watching doesn't stop it."""
     from muster.cli.submit import placed, prepare
 
     with connect(server) as client:
@@ -77,7 +77,7 @@ def ls(
     project: Annotated[
         str | None, typer.Option("--project", metavar="NAME", help="Only sweeps of this project.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many, newest first.")] = 30,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 30,
     server: Server = None,
     json: Json = False,
 ) -> None:
@@ -96,7 +96,7 @@ def ls(
 
 @app.command("get")
 def get(sweep: Sweep, follow: Follow = False, server: Server = None, json: Json = False) -> None:
-    """Show a sweep: its trials with how they do, and the best commit, as a job's model.from names it."""
+    """Show a sweep: its trials and their results, and the best checkpoint as a `model.from` to paste."""
     from muster.client.sweep_operations import get as steps
 
     with connect(server) as client:
@@ -108,7 +108,7 @@ def get(sweep: Sweep, follow: Follow = False, server: Server = None, json: Json 
 
 @app.command("cancel")
 def cancel(sweep: Sweep, server: Server = None, json: Json = False) -> None:
-    """Start no more trials and cancel those that run. What they committed stays."""
+    """Start no more trials and cancel the running ones. Their checkpoints stay."""
     from muster.client.sweep_operations import find
 
     with connect(server) as client:

@@ -14,7 +14,7 @@ from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, print_json, say
 from muster.cli.table import Table
 
-app = typer.Typer(help="Make, list, rotate and revoke the tokens that open the API.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, rotate and revoke API tokens.", no_args_is_help=True)
 
 
 class Scope(StrEnum):
@@ -27,7 +27,7 @@ class Scope(StrEnum):
 
 @app.command("create")
 def create(
-    name: Annotated[str, typer.Argument(help="A name for the list: who uses it, or what for.")],
+    name: Annotated[str, typer.Argument(help="A name for the list: who uses it, or for what.")],
     scope: Annotated[Scope, typer.Option("--scope", help="Each includes those before it.")] = Scope.WRITE,
     days: Annotated[
         int | None, typer.Option("--days", min=1, max=3650, help="Expires after this many days; default: never.")
@@ -36,13 +36,16 @@ def create(
         str | None, typer.Option("--person", metavar="NAME", help="The person it belongs to; default: you.")
     ] = None,
     project: Annotated[
-        str | None, typer.Option("--project", metavar="NAME", help="The only project that it opens; left out: yours.")
+        str | None,
+        typer.Option("--project", metavar="NAME", help="The only project that it gives access to. Default: yours."),
     ] = None,
-    all_projects: Annotated[bool, typer.Option("--all-projects", help="It opens every project of its person.")] = False,
+    all_projects: Annotated[
+        bool, typer.Option("--all-projects", help="Give access to every project of its person.")
+    ] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Make a token. It is shown once, on standard output, and stored nowhere."""
+    """Create a token. It is shown once, on standard output, and stored nowhere."""
     wanted: dict[str, Any] = {"name": name, "scopes": [scope.value]} | ({"expiresInDays": days} if days else {})
     wanted |= ({"person": person} if person else {}) | ({"project": project} if project else {})
     wanted |= {"allProjects": True} if all_projects else {}
@@ -59,7 +62,7 @@ def create(
 
 @app.command("ls")
 def ls(server: Server = None, json: Json = False) -> None:
-    """List the tokens that are not revoked; never the tokens themselves."""
+    """List active tokens. The tokens themselves are never shown."""
     with connect(server) as client:
         found = client.get("tokens")
     if json:
@@ -80,15 +83,18 @@ def ls(server: Server = None, json: Json = False) -> None:
 @app.command("rotate")
 def rotate(
     token: Annotated[
-        str | None, typer.Argument(metavar="TOKEN", help="Id or name of the token; left out: the one in use.")
+        str | None, typer.Argument(metavar="TOKEN", help="Id or name of the token. Default: the one in use.")
     ] = None,
     overlap_hours: Annotated[
-        int, typer.Option("--overlap-hours", min=0, max=720, help="For so long the old one is taken too.")
+        int, typer.Option("--overlap-hours", min=0, max=720, help="Keep the old token valid for this long.")
     ] = 0,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Make a token's successor, which may the same for as long, and end the old one. Shown once, as by `create`."""
+    """Replace a token with a new one of the same scope and lifetime, and revoke the old one.
+
+    The new token is shown once, as by `create`.
+    """
     with connect(server) as client:
         token_id = _token_id(client, token) if token else client.get("me")["token"]
         made = client.post(f"tokens/{token_id}:rotate", {"overlapHours": overlap_hours}, repeat=False)
@@ -106,7 +112,7 @@ def revoke(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Revoke a token: from this moment on it is refused."""
+    """Revoke a token, effective immediately."""
     with connect(server) as client:
         token_id = _token_id(client, token)
         client.delete(f"tokens/{token_id}")

@@ -17,9 +17,9 @@ from muster.cli.table import Table
 def usage(
     project: Project = None,
     month: Annotated[
-        str | None, typer.Option("--month", metavar="YYYY-MM", help="In UTC; left out: this month.")
+        str | None, typer.Option("--month", metavar="YYYY-MM", help="Month, in UTC. Default: this month.")
     ] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="A line per job and month, for a spreadsheet.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV: one line per job and month.")] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:

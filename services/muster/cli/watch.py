@@ -12,21 +12,21 @@ from muster.cli.options import Job, Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.table import Table
 
-FollowStream = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
+FollowStream = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
 
 
 def logs(
     job: Job,
     follow: FollowStream = False,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", "-a", min=1, help="Of this attempt; default: the newest.")
+        int | None, typer.Option("--attempt", "-a", min=1, help="Attempt to show. Default: the newest.")
     ] = None,
-    worker: Annotated[str, typer.Option("--worker", help="Of this worker, or all of them.")] = "0",
+    worker: Annotated[str, typer.Option("--worker", help="Worker to show, or `all`.")] = "0",
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines.")] = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Print what the workers wrote. Logs outlive their workers, attempt by attempt."""
+    """Print the workers' logs. They are kept per attempt after the workers are gone."""
     from muster.cli.follow import follow_log
 
     if worker != "all" and not worker.isdigit():
@@ -75,7 +75,7 @@ def events(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Print what happened to a job, in order."""
+    """Print a job's events, oldest first."""
     from muster.cli.follow import follow_events
     from muster.cli.render import format_event
 

@@ -13,7 +13,7 @@ from muster.cli.output import answers, print_json, say
 from muster.cli.table import Table
 from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
-app = typer.Typer(help="Webhooks: tell other programs, or Slack, what happens in a project.", no_args_is_help=True)
+app = typer.Typer(help="Webhooks: notify other programs, or Slack, of events in a project.", no_args_is_help=True)
 
 DEFAULT_PRESET = "standard"
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The webhook's name: lower-case letters, digits and dashes.")]
@@ -27,7 +27,7 @@ Preset = Annotated[
 ]
 WaitMinutes = Annotated[
     float | None,
-    typer.Option("--wait-minutes", min=1, help="`job.waits_long`: a job waits for nodes for longer than that (60)."),
+    typer.Option("--wait-minutes", min=1, help="Minutes before a waiting job sends `job.waits_long` (60)."),
 ]
 
 
@@ -42,9 +42,9 @@ def add(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Make a webhook. Its secret, by which the receiver checks signatures, is shown once, on standard output.
+    """Create a webhook. Its signing secret is shown once, on standard output.
 
-    For maintainers. `muster webhooks test NAME` tries it.
+    For maintainers. Try it with `muster webhooks test NAME`.
     """
     wanted = {"name": name, "url": url, **_wanted(kinds, preset, wait_minutes)}
     with connect(server) as client:
@@ -77,16 +77,16 @@ def ls(project: Project = None, server: Server = None, json: Json = False) -> No
 @app.command("set")
 def set_webhook(
     name: Name,
-    url: Annotated[str | None, typer.Option("--url", help="Another address.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="New address.")] = None,
     kinds: Kinds = None,
     preset: Preset = None,
     wait_minutes: WaitMinutes = None,
-    on: Annotated[bool | None, typer.Option("--enable/--disable", help="Whether anything is sent.")] = None,
+    on: Annotated[bool | None, typer.Option("--enable/--disable", help="Turn deliveries on or off.")] = None,
     project: Project = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Change a webhook; what is not named stays. For maintainers."""
+    """Change a webhook. Options that you leave out are unchanged. For maintainers."""
     wanted = _wanted(kinds, preset, wait_minutes) | ({"url": url} if url else {})
     wanted |= {"enabled": on} if on is not None else {}
     if not wanted:
@@ -100,7 +100,7 @@ def set_webhook(
 
 @app.command("rm")
 def rm(name: Name, project: Project = None, server: Server = None, json: Json = False) -> None:
-    """Delete a webhook with its history; what waited is not sent any more. For maintainers."""
+    """Delete a webhook and its history. Pending messages are dropped. For maintainers."""
     with connect(server) as client:
         client.delete(f"projects/{project_of(client, project)}/webhooks/{name}")
     if json:
@@ -110,7 +110,7 @@ def rm(name: Name, project: Project = None, server: Server = None, json: Json = 
 
 @app.command("test")
 def send_test(name: Name, project: Project = None, server: Server = None, json: Json = False) -> None:
-    """Send a message now and say what was answered; the exit code is 1 where it was not taken. For maintainers."""
+    """Send a test message and print the response. Exit code 1 if it was not accepted. For maintainers."""
     with connect(server) as client:
         path = f"projects/{project_of(client, project)}/webhooks/{name}:test"
         message = client.post(path, repeat=False)
@@ -128,7 +128,7 @@ def send_test(name: Name, project: Project = None, server: Server = None, json: 
 def rotate(
     name: Name,
     overlap_hours: Annotated[
-        int, typer.Option("--overlap-hours", min=0, max=720, help="For so long the old secret signs too.")
+        int, typer.Option("--overlap-hours", min=0, max=720, help="Also sign with the old secret for this long.")
     ] = 24,
     project: Project = None,
     server: Server = None,
@@ -182,7 +182,7 @@ def replay(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Send a message again, whatever came of it before; its id stays the same. For maintainers."""
+    """Send a message again, whatever its status; its id stays the same. For maintainers."""
     with connect(server) as client:
         path = f"projects/{project_of(client, project)}/webhooks/{name}/deliveries/{message}:replay"
         found = client.post(path)
