@@ -122,8 +122,10 @@ def test_a_job_from_its_file_to_its_end(desk: Desk) -> None:
     shown = desk.muster("--context", "desk", "get", "cli-plain").stdout
     assert "GOODPUT" in shown
     assert desk.ask("get", lines[-1]["id"])["metadata"]["name"] == "cli-plain", "by its id too"
+    folder = lines[-1]["status"]["checkpoint"]["uri"]
     assert desk.ask("why", "cli-plain")["next"] == [
-        "Nothing: the job is done. `muster checkpoints ls` lists its commits."
+        f"The job is done. Try the model: `muster chat {folder}`. Export it: `muster export {folder} --to FOLDER`.",
+        f"`muster checkpoints ls {folder}` lists its checkpoints.",
     ]
     events = desk.ask("events", "cli-plain")["items"]
     assert [event["id"] for event in events] == list(range(1, len(events) + 1))

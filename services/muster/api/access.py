@@ -25,7 +25,7 @@ def checked(caller: Principal, row: JobRow | None, job_id: str, act: bool = Fals
     if act and not may_act(caller, row.project, row.owner):
         detail = (
             f"Job {row.name!r} is {row.owner}'s; in project {row.project!r} you are a {role}. Its owner or a "
-            "maintainer may do that; `:clone` makes a job of your own, if you are a member."
+            "maintainer may do that; `muster clone JOB` makes a job of your own, if you are a member."
         )
         raise ApiError("forbidden", detail)
     return row
@@ -64,7 +64,7 @@ def project_role(caller: Principal, project: str, least: Role) -> Role:
 
 def project_not_found(project: str) -> ApiError:
     detail = (
-        f"There is no project {project[:100]!r} that you may see. GET /api/v1/me says which there are for you; a job "
+        f"There is no project {project[:100]!r} that you may see. `muster whoami` lists your projects; a job "
         "names its own with the label muster.dev/project."
     )
     return ApiError("project_not_found", detail)

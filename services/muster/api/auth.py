@@ -118,7 +118,7 @@ async def principal(
         caller = await _known(services, given.credentials)
         if caller is None:
             raise unauthorized(
-                "The token is unknown, revoked or expired; an admin makes a new one with POST /api/v1/tokens."
+                "The token is unknown, revoked or expired; an admin makes a new one with `muster tokens create`."
             )
     # A browser adds its cookie to whatever any page makes it ask. So by the cookie alone one only reads here; what
     # changes something proves that one of our own pages sent it.

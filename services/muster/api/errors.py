@@ -36,31 +36,33 @@ KINDS: dict[str, Kind] = {
     ),
     "forbidden": Kind(403, "This token may not do that", "Use a token with the scope that the detail names."),
     "not_found": Kind(404, "There is nothing at this address", "The addresses are listed at /api/v1/openapi.json."),
-    "job_not_found": Kind(
-        404, "There is no such job", "GET /api/v1/jobs lists the jobs; ?name= finds one by its name."
-    ),
+    "job_not_found": Kind(404, "There is no such job", "`muster ls` lists the jobs that you may see."),
     "model_not_found": Kind(
-        404, "There is no such model", "GET /v1/models lists the models; an administrator maps base models."
+        404, "There is no such model", "List the models with `client.models.list()`; an administrator maps base models."
     ),
     "checkpoint_not_found": Kind(
-        404, "There is no such commit", "GET /api/v1/jobs/{id}/checkpoints lists the commits."
+        404, "There is no such checkpoint", "`muster checkpoints ls JOB` lists a job's checkpoints."
     ),
     "data_report_not_found": Kind(
         404, "There is no report of the data", "The first rank writes it when it has prepared the data."
     ),
     "profile_not_found": Kind(
-        404, "There is no such file of a profile", "GET /api/v1/jobs/{id}/profiles lists what there is."
+        404, "There is no such file of a profile", "`muster profile JOB --list` lists the job's profiles."
     ),
-    "log_not_found": Kind(404, "There is no such log", "GET /api/v1/jobs/{id}/attempts lists what ran."),
-    "project_not_found": Kind(404, "There is no such project", "GET /api/v1/projects lists those that you may see."),
-    "person_not_found": Kind(404, "There is no such person", "GET /api/v1/people lists them, to admins."),
-    "member_not_found": Kind(404, "There is no such member", "GET /api/v1/projects/{project}/members lists them."),
-    "token_not_found": Kind(404, "There is no such token", "GET /api/v1/tokens lists the tokens."),
-    "secret_not_found": Kind(404, "There is no such secret", "GET /api/v1/projects/{project}/secrets lists them."),
-    "webhook_not_found": Kind(404, "There is no such webhook", "GET /api/v1/projects/{project}/webhooks lists them."),
-    "delivery_not_found": Kind(404, "There is no such message", "GET …/webhooks/{name}/deliveries lists them."),
-    "sweep_not_found": Kind(404, "There is no such sweep", "GET /api/v1/sweeps lists the sweeps."),
-    "file_not_found": Kind(404, "There is no such file", "GET /api/v1/files lists the files."),
+    "log_not_found": Kind(404, "There is no such log", "`muster get JOB` lists the attempts and their workers."),
+    "project_not_found": Kind(
+        404, "There is no such project", "`muster projects ls` lists the projects that you may see."
+    ),
+    "person_not_found": Kind(404, "There is no such person", "An admin lists people with `muster people ls`."),
+    "member_not_found": Kind(404, "There is no such member", "`muster projects get PROJECT` lists the members."),
+    "token_not_found": Kind(404, "There is no such token", "`muster tokens ls` lists the tokens."),
+    "secret_not_found": Kind(404, "There is no such secret", "`muster secrets ls` lists the project's secrets."),
+    "webhook_not_found": Kind(404, "There is no such webhook", "`muster webhooks ls` lists the project's webhooks."),
+    "delivery_not_found": Kind(
+        404, "There is no such message", "`muster webhooks deliveries NAME` lists the messages."
+    ),
+    "sweep_not_found": Kind(404, "There is no such sweep", "`muster sweep ls` lists the sweeps."),
+    "file_not_found": Kind(404, "There is no such file", "`muster files ls` lists the files."),
     "export_file_not_found": Kind(404, "The model has no such file", "Accept application/json to see which it has."),
     "method_not_allowed": Kind(
         405, "This address does not know that method", "The Allow header names those that it knows."
@@ -74,32 +76,40 @@ KINDS: dict[str, Kind] = {
     "sweep_name_taken": Kind(
         409, "A live sweep has this name", "Wait for it, cancel it, or choose another name; sweepId tells which."
     ),
-    "sweep_finished": Kind(409, "The sweep has ended", "Its trials are there; a new sweep needs a new POST."),
-    "project_exists": Kind(409, "There is such a project", "PUT changes its limits; a new one needs another name."),
-    "webhook_exists": Kind(409, "There is such a webhook", "PATCH changes it; a new one needs another name."),
+    "sweep_finished": Kind(
+        409, "The sweep has ended", "Its trials are kept; create a new sweep with `muster sweep FILE`."
+    ),
+    "project_exists": Kind(
+        409, "The project exists", "`muster projects set` changes it; a new project needs another name."
+    ),
+    "webhook_exists": Kind(
+        409, "The webhook exists", "`muster webhooks set` changes it; a new webhook needs another name."
+    ),
     "namespace_taken": Kind(
         409, "The namespace has jobs of another project", "Choose another namespace, or wait until they have ended."
     ),
     "project_in_use": Kind(409, "The project has jobs", "Delete its jobs first, or keep the project."),
     "job_live": Kind(409, "The job has not ended", "Cancel it, and delete it when it has ended."),
     "job_needed": Kind(409, "Somebody needs the job's commits", "The detail says who; the record alone may go."),
-    "job_finished": Kind(
-        409, "The job has ended", "A finished job does not change; `:clone` starts a new one like it."
-    ),
+    "job_finished": Kind(409, "The job has ended", "A finished job does not change; `muster clone JOB` runs it again."),
     "job_not_running": Kind(
-        409, "The job does not train now", "Ask again when its phase is Running; `:why` says what it waits for."
+        409,
+        "The job does not train now",
+        "Try again when its phase is Running; `muster why JOB` says what it waits for.",
     ),
     "profile_under_way": Kind(
-        409, "A profile is being made", "GET /api/v1/jobs/{id}/profiles shows it; ask again when it is complete."
+        409, "A profile is being made", "`muster profile JOB --list` shows it; try again when it is complete."
     ),
     "job_cancelling": Kind(
-        409, "The job is being cancelled", "A cancelled job does not go on; `:clone` starts a new one like it."
+        409, "The job is being cancelled", "A cancelled job can't be resumed; `muster clone JOB` runs it again."
     ),
     "checkpoint_unusable": Kind(
-        409, "The commit can't be read or marked", "The detail says why; GET …/checkpoints lists the sound ones."
+        409,
+        "The checkpoint can't be read or marked",
+        "The detail says why; `muster checkpoints ls JOB` lists the usable ones.",
     ),
     "file_in_use": Kind(409, "A live job reads the file", "Wait until the job has ended, or cancel it."),
-    "file_unfit": Kind(409, "The file is not ready", "`status` and `fault` of GET /api/v1/files/{id} say why."),
+    "file_unfit": Kind(409, "The file is not ready", "`muster files get FILE-ID` says why."),
     "upload_conflict": Kind(
         409, "The upload is not where the request begins", "HEAD tells the offset; send the rest from there."
     ),
@@ -200,7 +210,7 @@ def job_not_found(job: str) -> ApiError:
         detail = f"A {noun} knows no action {action!r}; there are POST …:{', :'.join(known)}."
         return ApiError("not_found", detail)
     return ApiError(
-        "job_not_found", f"There is no job with the id {job!r}; GET /api/v1/jobs?name=… finds a job by name."
+        "job_not_found", f"There is no job with the id {job!r}; `muster ls` lists the jobs that you may see."
     )
 
 

@@ -59,7 +59,9 @@ def why_view(item: dict[str, Any]) -> dict[str, Any]:
     suspend, cancel = bool(spec.get("suspend")), bool(spec.get("cancel"))
     try:
         known = JobStatus.model_validate(item.get("status") or {})
-        steps = advice(known, suspend=suspend, cancel=cancel, handed_over=True, ahead=0, spec=spec)
+        folder = known.checkpoint.uri if known.checkpoint else ""
+        flags = {"suspend": suspend, "cancel": cancel, "handed_over": True}
+        steps = advice(known, **flags, ahead=0, spec=spec, name=item["metadata"]["name"], folder=folder)
     except ValueError:
         steps = unreadable(status)
     keys = ("phase", "code", "because", "since", "attempt", "lastFailure", "retryAt", "restarts")

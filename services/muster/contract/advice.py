@@ -102,8 +102,13 @@ def advice(
     handed_over: bool,
     ahead: int,
     spec: Mapping[str, Any] | None = None,
+    name: str = "JOB",
+    folder: str = "",
 ) -> list[str]:
-    """Next steps, the most useful first; empty when nothing needs to be done."""
+    """Return the next steps for the job of that name, the most useful first; none when nothing needs to be done.
+
+    Where no API knows the job by its name, `folder` is its checkpoint folder, which commands take instead.
+    """
     if cancel and not status.phase.terminal:
         return ["Nothing: the job is being cancelled and ends when its last worker is gone."]
     if not handed_over and not status.phase.terminal:
@@ -111,21 +116,25 @@ def advice(
     if status.code == "MonthLimit" and not suspend:
         return list(_BY_CODE[status.code])
     if status.phase == Phase.SUSPENDED or suspend:
-        return ["Resume the job when it should go on: POST /api/v1/jobs/{id}:resume (`muster resume`)."]
+        return [f"Continue the job when you are ready: `muster resume {name}`."]
     if status.code == "NodeTooSmall" and (fields := _LIMITS.findall(status.because)):
         return [f"Clone the job with a smaller {' and '.join(fields)}: no node has that much."]
     if status.code in _BY_CODE:
         return list(_BY_CODE[status.code])
     if status.phase == Phase.FAILED:
-        return _failed(status, spec or {})
+        return _failed(status, spec or {}, name)
     if status.phase == Phase.RESTARTING and status.last_failure is not None:
         return ["Nothing now: the job restarts by itself.", *_by_failure(status.last_failure, spec or {})]
     if status.phase == Phase.QUEUED:
         return _queued(status, ahead)
     if status.phase == Phase.SUCCEEDED:
-        return ["Nothing: the job is done. `muster checkpoints ls` lists its commits."]
+        model = folder or name
+        return [
+            f"The job is done. Try the model: `muster chat {model}`. Export it: `muster export {model} --to FOLDER`.",
+            f"`muster checkpoints ls {model}` lists its checkpoints.",
+        ]
     if status.phase == Phase.CANCELLED:
-        return ["Clone the job to run it again: POST /api/v1/jobs/{id}:clone (`muster clone`)."]
+        return [f"Run the job again: `muster clone {name}`."]
     found = [
         f"{condition.type}: {condition.message}. {_BY_CONDITION[condition.type]}"
         for condition in status.conditions
@@ -176,9 +185,9 @@ def _out_of_memory(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
     return found or list(_BY_CAUSE[Cause.OUT_OF_MEMORY])
 
 
-def _failed(status: JobStatus, spec: Mapping[str, Any]) -> list[str]:
+def _failed(status: JobStatus, spec: Mapping[str, Any], name: str) -> list[str]:
     if status.last_failure is None:
-        return ["Read the reason, put the job right and clone it: POST /api/v1/jobs/{id}:clone (`muster clone`)."]
+        return [f"Fix what the reason names, then run the job again: `muster clone {name} --set PATH=VALUE`."]
     found = _by_failure(status.last_failure, spec)
     if status.checkpoint is not None and status.last_failure.cause != Cause.USER_ERROR:
         found.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,19 @@ def test_several_servers_of_a_database_are_spelled_in_two_ways(spelled: str, hos
     assert (arguments["host"], arguments["port"], arguments["database"]) == (host, ports, "muster")
     assert (url.username, url.password) == ("u", "p@s" if "%40" in spelled else "p")
     assert ("target_session_attrs" in arguments) == ("target_session_attrs" in spelled)
+
+
+def test_next_steps_are_commands_with_the_jobs_name() -> None:
+    """Whoever reads `why` types commands; routes are for programs, which have the API's description."""
+
+    def steps(phase: Phase, **flags: Any) -> str:
+        given = {"suspend": False, "cancel": False, "handed_over": True, "ahead": 0} | flags
+        return " ".join(advice(JobStatus(phase=phase), name="mine", **given))
+
+    assert "`muster resume mine`" in steps(Phase.SUSPENDED)
+    assert "`muster clone mine`" in steps(Phase.CANCELLED)
+    assert "`muster clone mine --set PATH=VALUE`" in steps(Phase.FAILED)
+    assert "`muster chat mine`" in steps(Phase.SUCCEEDED)
+    assert "`muster export s3://ck/uid --to FOLDER`" in steps(Phase.SUCCEEDED, folder="s3://ck/uid")
+    hints = [kind.advice for kind in KINDS.values()]
+    assert not [hint for hint in hints if re.search(r"\b(GET|POST|PUT|PATCH|DELETE) [/…]|`:\w+`", hint)]

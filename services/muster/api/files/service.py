@@ -358,7 +358,7 @@ async def _forget(services: Services, file_id: str) -> None:
 def _checked(caller: Principal, row: FileRow | None, file_id: str, act: bool) -> FileRow:
     role = caller.role_in(row.project) if row is not None else None
     if row is None or role is None:
-        words = f"There is no file with the id {file_id[:80]!r}; GET /api/v1/files lists them."
+        words = f"There is no file with the id {file_id[:80]!r}; `muster files ls` lists the files."
         raise ApiError("file_not_found", words)
     if act and not (role.covers(Role.MAINTAINER) or (role.covers(Role.MEMBER) and caller.person == row.owner)):
         detail = (

@@ -140,7 +140,7 @@ async def suspend(services: Services, caller: Principal, job_id: str) -> JobRow:
 
 async def resume(services: Services, caller: Principal, job_id: str) -> JobRow:
     def request(row: JobRow) -> NewEvent | None:
-        _refuse_ended(row, "can't be resumed; :clone starts a new job like it")
+        _refuse_ended(row, "can't be resumed; run it again with `muster clone`")
         if not row.spec.get("suspend"):
             return None
         row.spec = {**row.spec, "suspend": False}

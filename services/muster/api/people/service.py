@@ -68,6 +68,6 @@ async def known(session: AsyncSession, name: str) -> PersonRow:
     if row is None:
         raise ApiError(
             "person_not_found",
-            f"There is no person {name[:100]!r}; an admin makes one with PUT /api/v1/people/{{name}}.",
+            f"There is no person {name[:100]!r}; an admin adds people with `muster people set NAME`.",
         )
     return row

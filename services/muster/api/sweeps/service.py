@@ -177,7 +177,7 @@ async def find(services: Services, caller: Principal, sweep_id: str) -> SweepRow
 
 def seen(caller: Principal, row: SweepRow | None, sweep_id: str) -> SweepRow:
     if row is None or caller.role_in(row.project) is None:
-        raise ApiError("sweep_not_found", f"There is no sweep {sweep_id!r}; GET /api/v1/sweeps lists those there are.")
+        raise ApiError("sweep_not_found", f"There is no sweep {sweep_id!r}; `muster sweep ls` lists the sweeps.")
     return row
 
 

@@ -100,7 +100,7 @@ async def refuse_other_person(session: AsyncSession, caller: Principal, person: 
     row = await people.known(session, person)
     if project is not None and member is None and not row.admin:
         detail = (
-            f"{person!r} has no role in project {project!r}: PUT /api/v1/projects/{project}/members/{person} first."
+            f"{person!r} has no role in project {project!r}. Add them first: `muster projects add {project} {person}`."
         )
         raise ApiError("invalid_token", detail)
 

@@ -77,5 +77,7 @@ def _document(row: JobRow, queue: dict[str, int] | None, ahead: int) -> dict[str
         "lastFailure": raw.get("lastFailure"),
         "retryAt": raw.get("retryAt"),
         "restarts": raw.get("restarts") or Restarts().model_dump(mode="json", by_alias=True),
-        "next": unreadable(raw) if status is None else advice(status, **flags, ahead=ahead, spec=row.spec),
+        "next": unreadable(raw)
+        if status is None
+        else advice(status, **flags, ahead=ahead, spec=row.spec, name=row.name),
     }

@@ -114,9 +114,7 @@ async def find(services: Services, caller: Principal, fine_tune_id: str) -> Fine
         async with services.database.read() as session:
             found = await fine_tunes.get(session, fine_tune_id.removeprefix(JOB_PREFIX))
     if found is None or caller.role_in(found.job.project) is None:
-        detail = (
-            f"There is no fine-tuning job {fine_tune_id[:100]!r}; GET /v1/fine_tuning/jobs lists those that there are."
-        )
+        detail = f"There is no fine-tuning job {fine_tune_id[:100]!r}; list them with `client.fine_tuning.jobs.list()`."
         raise ApiError("job_not_found", detail, errors=(Problem("fine_tuning_job_id", "names no job"),))
     return found
 
