@@ -260,10 +260,15 @@ class Checkers:
             self.require(claimed >= trained - slack, "goodput misses nothing", missed)
 
     def rejected_gives_back(self, job: SimJob, process: Process) -> None:
-        """A gang whose workers are refused for long holds no nodes, where nothing keeps the operator from knowing."""
+        """A gang whose workers are refused for long holds no nodes."""
+        if process.rejection is not None:
+            self.refused_gives_back(job, process)
+
+    def refused_gives_back(self, job: SimJob, process: Process) -> None:
+        """Where nothing keeps the operator from knowing."""
         weather = self.world.weather
         blind = weather.api_error + weather.lost_reply + weather.lost_news + weather.outage + weather.operator_crash
-        if blind or self.lags or self.slow or self.jumped or not process.visible or process.rejection is None:
+        if blind or self.lags or self.slow or self.jumped or not process.visible:
             return
         holds = job.status.attempt == process.attempt and bool(job.status.gang.nodes)
         self.require(not holds, "a gang that is refused gives its nodes back", f"{job.name}: {job.status.because}")

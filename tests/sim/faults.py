@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Weather:
     # admission of workers
     quota: float = 0.0  # a namespace's quota is used up for a while
     misnamed: float = 0.0  # chance per job that it names a service account that is not there
+    # Chance per job that it names an image that is not there. Not in the repr, from which other dice are seeded.
+    mistyped: float = field(default=0.0, repr=False)
 
 
 def draw(rng: random.Random) -> Weather:
@@ -108,7 +110,8 @@ def _with_rejections(weather: Weather) -> Weather:
     dice = random.Random(repr(weather))
     if dice.random() < 0.6:
         return weather
-    return replace(weather, quota=dice.choice((0.002, 0.01)), misnamed=dice.choice((0.0, 0.1)))
+    quota, misnamed, mistyped = dice.choice((0.002, 0.01)), dice.choice((0.0, 0.1)), dice.choice((0.0, 0.1))
+    return replace(weather, quota=quota, misnamed=misnamed, mistyped=mistyped)
 
 
 def heal(weather: Weather) -> Weather:

@@ -12,6 +12,7 @@ from tests.sim.store import Store
 
 BUG = "IndexError: index out of range"
 REJECTED_SECONDS_MAX = 150.0  # so long after it was refused a gang has given its nodes back, or exists
+REFUSED_SECONDS_MAX = 150.0  # so long after its nodes could not start it a gang has given them back
 
 
 class Gangs(Store):
@@ -60,6 +61,12 @@ class Gangs(Store):
         job.processes[key] = process
         self.log(lambda: f"{who}: create {job.name}-{action.attempt}-{action.worker} on {action.node}")
         if self._is_rejected(job, process):
+            self.crew_changed(job)
+            return
+        if job.mistyped:
+            process.reason = process.refusal = "ErrImagePull: not found"
+            job.allow(action.attempt, Cause.USER_ERROR)
+            self.after(REFUSED_SECONDS_MAX, lambda: self.check.refused_gives_back(job, process))
             self.crew_changed(job)
             return
         delay = self.rng.uniform(0.2, 3.0)

@@ -391,6 +391,7 @@ MUTANTS = (
     Mutant("a cancel is not noticed while queued", replace_rule("user_request", deaf_in_the_queue)),
     Mutant("every failure counts towards a crash loop", patch(shutdown, progressed=lambda summary: False)),
     Mutant("a rejection that never passes is the platform's", patch(causes, _rejections=lambda summary: iter(()))),
+    Mutant("a mistyped image is waited for", patch(gang_rules, check_refused=lambda summary: None)),
     Mutant("a gang that is refused keeps its nodes", patch(gang_rules, rejected=lambda summary: "")),
     Mutant("acting before the status is written", patch(runner.Runner, look=acting_before_writing)),
     Mutant("anybody may preempt", patch(preemption, may_preempt=lambda fleet, job: job.spec.gang.gpus_per_node > 0)),

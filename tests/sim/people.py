@@ -230,6 +230,7 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
     if world.chance(world.weather.bug):
         job.bug_step = rng.randint(1, job.steps)
     job.misnamed = world.chance(world.weather.misnamed) and not kind
+    job.mistyped = world.chance(world.weather.mistyped) and not kind
     world.create_job(job)
     return job
 

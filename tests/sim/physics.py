@@ -100,6 +100,7 @@ class Process:
     held: tuple[float, float] = (0.0, 0.0)  # between these, job control holds it
     cut_off_at: float = float("inf")  # nothing of its is heard from here on, until its node is back
     rejection: Rejection | None = None  # it is not there: the API server refuses to let it exist
+    refusal: str = ""  # why its node can't start it, whatever is tried
 
     @property
     def key(self) -> tuple[int, int]:
@@ -184,6 +185,7 @@ class SimJob:
     muffled: bool = False  # its heartbeats were, for a while
     slow_nodes: set[str] = field(default_factory=set)  # that had a straggler
     misnamed: bool = False  # it names what is not there, so none of its workers can ever exist
+    mistyped: bool = False  # its image does not exist, so none of its workers can ever start
     rejected: set[int] = field(default_factory=set)  # attempts of which a worker was refused for a while
     bug_step: int | None = None  # whoever trains this step fails, every time
     requested: set[str] = field(default_factory=set)
@@ -227,6 +229,7 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Wor
         process.reason,
         process.since + offset,
         rejection=process.rejection,
+        refusal=process.refusal,
     )
 
 

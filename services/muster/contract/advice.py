@@ -87,6 +87,7 @@ _BY_CONDITION: Mapping[str, str] = {
     "CheckpointOverdue": "See that the checkpoint folder can be written and has space.",
     "BatchesSkipped": "Look at the loss (metrics): a rise points to the learning rate, single steps to the data.",
     "TrackingFailed": "Training goes on without it, `muster metrics` has every number; the next attempt tries anew.",
+    "SidecarFailed": "Training goes on without it. The container is not the job's own: tell who runs the cluster.",
 }
 
 

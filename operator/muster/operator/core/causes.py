@@ -42,6 +42,7 @@ _REASONS: dict[str, Cause] = {
     "DeletionByTaintManager": Cause.EVICTION,
     "Preempted": Cause.PREEMPTION,
     "PreemptionByScheduler": Cause.PREEMPTION,
+    "Preempting": Cause.PREEMPTION,  # by the kubelet, for a pod of the system
     "SpotReclaimed": Cause.PREEMPTION,
     "NodeLost": Cause.INFRASTRUCTURE,
     "DeletionByPodGC": Cause.INFRASTRUCTURE,
@@ -160,15 +161,9 @@ def _ends(summary: WorkerSummary, before: float | None) -> Iterator[FailureDiagn
 def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
     end = worker.exit
     code = end.exit_code if end else None
-    cause = _REASONS.get(worker.reason)
+    cause = _REASONS.get(worker.reason) or _cause_of_end(worker)
     if cause is None:
-        if code == 0:
-            return None
-        cause = (
-            _STATED.get(code, Cause.INFRASTRUCTURE if code > 128 else Cause.UNKNOWN)
-            if code is not None
-            else Cause.UNKNOWN
-        )
+        return None
     if cause == Cause.INFRASTRUCTURE and (told := _leaving(seen, worker.node)):
         cause = told
     return Failure.model_construct(
@@ -185,6 +180,17 @@ def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
     )
 
 
+def _cause_of_end(worker: Worker) -> Cause | None:
+    """By its exit code; None if it ended well."""
+    if worker.exit is None:
+        # No container of it ever ran: the kubelet rejected it (UnexpectedAdmissionError, OutOfcpu, NodeShutdown …).
+        return Cause.INFRASTRUCTURE if worker.reason else Cause.UNKNOWN
+    code = worker.exit.exit_code
+    if code == 0:
+        return None
+    return _STATED.get(code, Cause.INFRASTRUCTURE if code > 128 else Cause.UNKNOWN)
+
+
 def _arithmetic(worker: Worker) -> str:
     """For a worker that was killed for its memory, and so could not say it itself."""
     if worker.exit is not None and worker.exit.exit_code == ExitCode.OUT_OF_MEMORY:
@@ -196,7 +202,8 @@ def _describe_end(worker: Worker) -> str:
     end = worker.exit
     where = f"worker {worker.worker} on {worker.node}"
     if worker.reason:
-        return f"{where}: {worker.reason}" + (f": {end.message}" if end and end.message else "")
+        words = (end.message if end else "") or worker.message
+        return f"{where}: {worker.reason}" + (f": {words}" if words else "")
     if end is None:
         return f"{where} ended without a word"
     if end.message:
@@ -334,6 +341,19 @@ def diagnose_failed_rendezvous(summary: WorkerSummary, suspicion: Suspicion) -> 
         message=suspicion.why,
         worker=absent,
         node=nodes[absent] if absent is not None and absent < len(nodes) else None,
+    )
+    return FailureDiagnosis(failure, strength(failure))
+
+
+def diagnose_refusal(summary: WorkerSummary, suspicion: Suspicion) -> FailureDiagnosis:
+    """A node can't start a worker as the job describes it. The same would happen on every other node."""
+    failure = Failure.model_construct(
+        cause=Cause.USER_ERROR,
+        attempt=summary.status.attempt,
+        at=summary.seen.now,
+        message=suspicion.why,
+        worker=suspicion.worker,
+        node=suspicion.node,
     )
     return FailureDiagnosis(failure, strength(failure))
 

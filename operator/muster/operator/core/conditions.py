@@ -1,8 +1,8 @@
 """The conditions of a TrainingJob, in the habits of Kubernetes: `kubectl wait --for=condition=Complete` works.
 
 Phase conditions follow the phase. Training conditions (Straggler, DataBound, CheckpointOverdue, BatchesSkipped,
-TrackingFailed) say what is not as it should be in a gang that trains all the same; no gang ends for them. Their
-messages carry no number that changes by itself, because each change is a write of the status and an event.
+TrackingFailed, SidecarFailed) say what is not as it should be in a gang that trains all the same; no gang ends for
+them. Their messages carry no number that changes by itself, because each change is a write of the status and an event.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ _TRUE_IN: dict[str, frozenset[Phase]] = {
 
 
 # Set only while a gang trains, and cleared when it stops.
-TRAINING_CONDITIONS = ("Straggler", "DataBound", "CheckpointOverdue", "BatchesSkipped", "TrackingFailed")
+TRAINING_CONDITIONS = (
+    "Straggler",
+    "DataBound",
+    "CheckpointOverdue",
+    "BatchesSkipped",
+    "TrackingFailed",
+    "SidecarFailed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ def _stamp(now: float) -> str:
 def training_conditions(summary: WorkerSummary) -> dict[str, Any]:
     """Conditions, and faults charged to the nodes of ranks that have just become slow; empty if there is no news."""
     seen, status, beat = summary.seen, summary.status, summary.beat
-    if beat is None or _is_well(beat, status.conditions):
+    if beat is None or (_is_well(beat, status.conditions) and not any(worker.warning for worker in summary.mine)):
         return {}
     known = {condition.type: condition for condition in status.conditions}
     found = (
@@ -142,6 +149,7 @@ def training_conditions(summary: WorkerSummary) -> dict[str, Any]:
         _overdue(summary),
         _skipped(summary),
         _untracked(beat),
+        _failed_sidecars(summary),
     )
     after = with_updates(status.conditions, found, seen.now, seen.generation)
     if after is status.conditions:
@@ -217,6 +225,15 @@ def _untracked(beat: Heartbeat) -> ConditionUpdate | None:
     if not beat.tracking_fault:
         return None  # a tracker that is left out stays so until the attempt ends
     return ConditionUpdate("TrackingFailed", True, "TrackerLeftOut", beat.tracking_fault[:1_000])
+
+
+def _failed_sidecars(summary: WorkerSummary) -> ConditionUpdate:
+    failed = [worker for worker in summary.mine if worker.warning]
+    if not failed:
+        return ConditionUpdate("SidecarFailed", False, "SidecarsRun", "no container beside the trainers has failed")
+    named = [f"{worker.warning} in the pod of worker {worker.worker}" for worker in failed[:NODES_NAMED_MAX]]
+    more = f" and {len(failed) - NODES_NAMED_MAX} more" if len(failed) > NODES_NAMED_MAX else ""
+    return ConditionUpdate("SidecarFailed", True, "ContainerExited", f"{'; '.join(named)}{more}")
 
 
 def _charge_slow_nodes(summary: WorkerSummary, before: Condition | None) -> dict[str, Any]:

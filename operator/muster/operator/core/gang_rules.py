@@ -15,6 +15,7 @@ from muster.operator.core.causes import (
     diagnose_inconsistent_status,
     diagnose_missing_workers,
     diagnose_preemption,
+    diagnose_refusal,
 )
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import training_conditions
@@ -22,7 +23,7 @@ from muster.operator.core.decision import ACTIONS_MAX, CreateWorker, Decision
 from muster.operator.core.goodput import active_seconds
 from muster.operator.core.observed import WorkerState
 from muster.operator.core.shutdown import checkpoint_status, fail, rejected, sweep
-from muster.operator.core.stalls import Stall, check_running, check_starting
+from muster.operator.core.stalls import Stall, check_refused, check_running, check_starting
 from muster.operator.core.transitions import (
     awaits_scheduler,
     between_attempts,
@@ -91,9 +92,12 @@ def starting(summary: WorkerSummary) -> Decision | None:
         return write_or_act(
             summary, transition(summary, Code.WORKERS_REJECTED, because, Phase.RESTARTING, ends_as=None, suspicion=None)
         )
-    stall = check_starting(summary, _begun_at(summary))
+    refused = check_refused(summary)
+    stall = refused or check_starting(summary, _begun_at(summary))
     if stall.confirmed and stall.suspicion is not None:
         diagnose_stall = diagnose_hang if stall.suspicion.rank is not None else diagnose_failed_rendezvous
+        if refused:
+            diagnose_stall = diagnose_refusal
         return write_or_act(summary, fail(summary, diagnose_stall(summary, stall.suspicion)), trusts_absence=True)
     updates: dict[str, Any] = {"gang": _placed(summary), "suspicion": stall.suspicion} | _begins(summary)
     if summary.missing:

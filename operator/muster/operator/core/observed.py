@@ -55,6 +55,13 @@ class Worker:
     """Why another scheduler, such as Kueue, has not placed it yet; empty once it has, or where Muster places it."""
     rejection: Rejection | None = None
     """Set where the world refuses to let it come to be, for `reason`, since `since`."""
+    message: str = ""
+    """The world's sentence about its end, beside the word: why a kubelet rejected it, or evicted it."""
+    refusal: str = ""
+    """Why its node can't start it until its user changes the job or what it names, and what to do; empty where it
+    can, or where that may pass by itself."""
+    warning: str = ""
+    """What is wrong beside it while it runs: a container that others put into its pod has failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ MUTE_CONFIRM_SECONDS = 10.0
 SILENT_SECONDS = 60.0  # a whole worker: its disk, its node or the way to it may have paused
 SILENT_CONFIRM_SECONDS = 30.0
 STARTING_SECONDS = 600.0  # DLRover's pending time-out
+# A kubelet tries to start a container again after 10 to 15 s (its first back-off; later ones are longer). Half of it
+# would fail a job whose Secret was applied a moment after it; twice as long would only keep the nodes.
+REFUSED_CONFIRM_SECONDS = 20.0
 # Two readings of one heartbeat differ by what lies between two clocks, two heartbeats by more.
 SAME_BEAT_SECONDS = 0.5
 # When the last progress was is told by when it was heard of; a gang that progressed since would not look hung so soon.
@@ -105,6 +108,18 @@ def check_starting(summary: WorkerSummary, created_at: float) -> Stall:
         return Stall(None, wake_after=max(1.0, STARTING_SECONDS - waited) if waited >= 0 else STARTING_SECONDS)
     why = f"the ranks did not meet within {STARTING_SECONDS:.0f} s{_who_is_missing(summary)}"
     return _weigh(seen, HangEvidence(why, SILENT_CONFIRM_SECONDS), 0.0)
+
+
+def check_refused(summary: WorkerSummary) -> Stall | None:
+    """A worker that its node can't start as the job describes it (an image that does not exist, a missing Secret), and
+    still can't once the node has tried again. None where there is none.
+    """
+    refused = next((worker for worker in summary.mine if worker.refusal and not worker.removing), None)
+    if refused is None:
+        return None
+    why = f"worker {refused.worker} on {refused.node} can't be started: {refused.refusal}"
+    suspicion = Suspicion(at=summary.seen.now, why=why, worker=refused.worker, node=refused.node)
+    return _confirm(summary.seen, suspicion, REFUSED_CONFIRM_SECONDS)
 
 
 def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool, bool]:
@@ -204,7 +219,7 @@ def _silent(gang: Sequence[RankReport], newest: Heartbeat, now: float) -> HangEv
 def _weigh(seen: Observed, evidence: HangEvidence, progressed_at: float) -> Stall:
     """Confirmed when it already looked so, with the same heartbeat, that long ago."""
     suspect = evidence.suspect
-    now = Suspicion(
+    suspicion = Suspicion(
         at=seen.now,
         beat_at=evidence.heard.at if evidence.heard else 0.0,
         progressed_at=progressed_at,
@@ -213,10 +228,14 @@ def _weigh(seen: Observed, evidence: HangEvidence, progressed_at: float) -> Stal
         rank=suspect.beat.rank if suspect else None,
         node=suspect.node if suspect else None,
     )
+    return _confirm(seen, suspicion, evidence.confirm_seconds)
+
+
+def _confirm(seen: Observed, now: Suspicion, confirm_seconds: float) -> Stall:
     before = seen.status.suspicion
     if before is None or seen.now < before.at or not _same(before, now):
-        return Stall(now, wake_after=evidence.confirm_seconds)
-    left = before.at + evidence.confirm_seconds - seen.now
+        return Stall(now, wake_after=confirm_seconds)
+    left = before.at + confirm_seconds - seen.now
     if left > 0:
         return Stall(before, wake_after=max(0.1, left))
     return Stall(now.model_copy(update={"at": before.at}), confirmed=True)
@@ -226,7 +245,7 @@ def _same(before: Suspicion, now: Suspicion) -> bool:
     return (
         abs(before.beat_at - now.beat_at) < SAME_BEAT_SECONDS
         and abs(before.progressed_at - now.progressed_at) < SAME_PROGRESS_SECONDS
-        and before.rank == now.rank
+        and (before.worker, before.rank) == (now.worker, now.rank)
     )
 
 

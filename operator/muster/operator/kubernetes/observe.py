@@ -17,9 +17,11 @@ from muster.operator.kubernetes.creation import RejectedWorker
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.nodes import NodeFacts
 from muster.operator.kubernetes.pods import TRAINER, End, Pod
+from muster.operator.kubernetes.refusals import remedy
 from muster.operator.redaction import redact
 
 LOG_TAIL_LENGTH_MAX = 4_096
+MESSAGE_LENGTH_MAX = 500  # of what a kubelet says of a pod: a rejection is a sentence or two
 # What the kubelet says of every end; the exit code says more.
 _PLAIN = frozenset({"", "Completed", "Error", "ContainerStatusUnknown", "StartError"})
 # Reasons of a DisruptionTarget or TerminationTarget condition that mean: others need the place more.
@@ -141,7 +143,8 @@ def _worker(
     job: Job, pod: Pod, node_of: NodeOf, beats: tuple[Heartbeat, ...], environment: Environment, waiting: str
 ) -> Worker:
     state, since, reason = _state(pod, node_of(pod.node) if pod.node else None)
-    planned = job.status.gang.nodes
+    planned, secret = job.status.gang.nodes, dict(environment)
+    refused = state is WorkerState.STARTING and pod.refused
     node = pod.node or (planned[pod.worker] if pod.worker < len(planned) else "")
     return Worker(
         worker=pod.worker,
@@ -152,7 +155,10 @@ def _worker(
         exit=_exit(pod.end, environment) if state is WorkerState.EXITED and pod.end else None,
         heartbeats=last_heartbeat(pod) or beats,
         removing=pod.deleting,
-        reason=redact(reason, dict(environment)) if reason else "",
+        reason=redact(reason, secret) if reason else "",
+        message=redact(pod.message[:MESSAGE_LENGTH_MAX], secret) if pod.over and reason else "",
+        refusal=redact(f"{pod.trouble}; {remedy(pod.trouble, job.spec.runtime.image)}", secret) if refused else "",
+        warning=pod.failing if state is WorkerState.RUNNING else "",
         since=since,
         waiting=waiting if not pod.node and not pod.over else "",
     )

@@ -9,8 +9,11 @@ from muster.contract.names import Label
 from muster.kube.client import Object
 from muster.kube.fields import Fields
 from muster.kube.timestamps import seconds_of
+from muster.operator.kubernetes.refusals import is_refusal, says_no_cause
 
 TRAINER = "trainer"  # the container that trains
+PREFLIGHT = "preflight"  # the init container that looks at the node first
+_OURS = frozenset({TRAINER, PREFLIGHT})
 # Waiting reasons that pass by themselves; any other one is worth telling.
 _ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
 
@@ -31,9 +34,10 @@ class Pod:
     """What is known of one pod.
 
     `gates` are the scheduling gates that still hold it. `node` is empty until it is scheduled. `trouble` says why it
-    does not start, in the kubelet's or scheduler's words. `disruption` is the reason of its condition DisruptionTarget
-    (or Kueue's TerminationTarget), and `reason` the pod's own (Evicted, NodeLost). It is `over` when its phase is
-    Succeeded or Failed.
+    does not start, in the kubelet's or scheduler's words, and it is `refused` where that lasts until its user changes
+    something. `disruption` is the reason of its condition DisruptionTarget (or Kueue's TerminationTarget), and `reason`
+    the pod's own (Evicted, NodeLost). It is `over` when its phase is Succeeded or Failed. `failing` says which
+    containers beside ours have failed.
     """
 
     namespace: str
@@ -52,6 +56,8 @@ class Pod:
     scheduled_at: float
     end: End | None
     trouble: str
+    refused: bool
+    failing: str
     disruption: str
     reason: str
     message: str
@@ -70,7 +76,8 @@ FIELDS: Fields = {
         "namespace", "name", "uid", "labels", "resourceVersion", "creationTimestamp", "deletionTimestamp",
         "deletionGracePeriodSeconds",
     )),
-    "spec": dict.fromkeys(("schedulingGates", "nodeName")),
+    "spec": dict.fromkeys(("schedulingGates", "nodeName"))
+    | {"initContainers": [dict.fromkeys(("name", "restartPolicy"))]},
     "status": dict.fromkeys((
         "initContainerStatuses", "containerStatuses", "conditions", "podIP", "phase", "reason", "message",
     )),
@@ -85,7 +92,10 @@ def read_pod(item: Object) -> Pod | None:
         attempt, worker = int(labels[Label.ATTEMPT]), int(labels[Label.WORKER])
     except (KeyError, ValueError):
         return None
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    sidecars = {entry["name"] for entry in spec.get("initContainers") or () if entry.get("restartPolicy") == "Always"}
+    inits: list[Object] = status.get("initContainerStatuses") or []
+    containers = [*inits, *(status.get("containerStatuses") or ())]
+    refusal = _refusal(containers)
     conditions = {entry["type"]: entry for entry in status.get("conditions") or ()}
     trainer: Object = next((entry for entry in containers if entry["name"] == TRAINER), {})
     running = (trainer.get("state") or {}).get("running") or {}
@@ -105,8 +115,10 @@ def read_pod(item: Object) -> Pod | None:
         over=status.get("phase") in ("Succeeded", "Failed"),
         running_since=seconds_of(running.get("startedAt")),
         scheduled_at=seconds_of(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else 0.0,
-        end=_end(containers),
-        trouble=_trouble(containers, scheduled),
+        end=_end(trainer, [entry for entry in inits if entry["name"] not in sidecars]),
+        trouble=refusal or _trouble(containers, scheduled),
+        refused=bool(refusal),
+        failing=_failing([entry for entry in containers if entry["name"] in sidecars or entry not in inits]),
         disruption=_disruption(conditions),
         reason=status.get("reason", ""),
         message=status.get("message", ""),
@@ -115,19 +127,48 @@ def read_pod(item: Object) -> Pod | None:
     )
 
 
-def _end(containers: list[Object]) -> End | None:
-    """The trainer's end, or that of an init container which kept it from starting."""
-    for entry in containers:
-        ended = (entry.get("state") or {}).get("terminated")
-        if ended and (entry["name"] == TRAINER or ended["exitCode"]):
+def _end(trainer: Object, inits: list[Object]) -> End | None:
+    """The trainer's end; before it has begun, that of an init container which keeps it from beginning.
+
+    What else is in the pod ends no worker: a mesh's proxy or a log shipper that somebody's webhook put there may crash
+    and be restarted, and a kubelet kills native sidecars (init containers that restart) once the trainer is done.
+    """
+    state = trainer.get("state") or {}
+    if "running" in state:
+        return None
+    ended = [trainer] if state.get("terminated") else inits
+    for entry in ended:
+        end = (entry.get("state") or {}).get("terminated")
+        if end and (entry is trainer or end["exitCode"]):
             return End(
                 entry["name"],
-                int(ended["exitCode"]),
-                ended.get("reason", ""),
-                ended.get("message", ""),
-                seconds_of(ended.get("finishedAt")),
+                int(end["exitCode"]),
+                end.get("reason", ""),
+                end.get("message", ""),
+                seconds_of(end.get("finishedAt")),
             )
     return None
+
+
+def _failing(containers: list[Object]) -> str:
+    """Which containers beside the trainer have ended badly, now or before their last restart."""
+    found = []
+    for entry in containers:
+        ends = [(entry.get(state) or {}).get("terminated") or {} for state in ("state", "lastState")]
+        code = next((end["exitCode"] for end in ends if end.get("exitCode")), 0)
+        if code and entry["name"] not in _OURS:
+            found.append(f"container {entry['name']} exited with {code}")
+    return ", ".join(found)
+
+
+def _refusal(containers: list[Object]) -> str:
+    """Why our own containers can't be started until the job's user changes something; empty where they can."""
+    for entry in containers:
+        waiting = (entry.get("state") or {}).get("waiting") or {}
+        reason, message = waiting.get("reason", ""), waiting.get("message", "")
+        if entry["name"] in _OURS and is_refusal(reason, message):
+            return f"{reason}: {message}".rstrip(": ")
+    return ""
 
 
 def _trouble(containers: list[Object], scheduled: Object) -> str:
@@ -206,6 +247,8 @@ class Pods:
         known = pods.get(pod.uid)
         if known is not None and known.version >= pod.version:
             return
+        if known is not None and known.refused and says_no_cause(pod.trouble):
+            pod = replace(pod, trouble=known.trouble, refused=True)  # an older kubelet says why only when it pulls
         pods[pod.uid] = pod
         self._job_of[pod.uid] = pod.job_uid
         # Of one that we don't know this is old news: a fresh list without it came first.

@@ -45,7 +45,7 @@ class FreshReads:
         async for page in self._client.pages(paths.core(job.namespace, "pods"), labelSelector=selector):
             found += [pod for item in page.get("items") or () if (pod := read_pod(item)) is not None]
         self._pods.replace(job.uid, tuple(found))
-        return tuple(found)
+        return self._pods.of(job.uid)  # with what is remembered of them
 
     async def present(self) -> Callable[[Job], bool]:
         """Read from the source which jobs there are in which version, and whole what the watch has not brought yet.
