@@ -5,7 +5,7 @@ A pure module: Evidence in, CheckResults out. tests/unit/cli/test_cli_demo_check
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -42,6 +42,8 @@ class Evidence:
     kill: Kill | None
     sample: str  # text that the best commit generated
     left_running: tuple[str, ...]  # command lines of processes that lived after everything was told to stop
+    sample_fault: str = ""  # why there is no text, as the program that should have written it says
+    sample_skipped: str = ""  # why the text was not waited for: that says nothing of the commit
     report: str = ""  # the file that tells of the run (`muster report`)
 
 
@@ -52,10 +54,19 @@ class CheckResult:
     promise: str
     kept: bool
     because: str
+    skipped: bool = False  # it was not looked at, for the reason given
+
+    @property
+    def broken(self) -> bool:
+        return not self.kept and not self.skipped
 
 
 class CheckFailed(Exception):
     """Raised by a check; the text says what is missing."""
+
+
+class CheckSkipped(Exception):
+    """Raised by a check that can't be made; the text says why."""
 
 
 def run_checks(evidence: Evidence) -> tuple[CheckResult, ...]:
@@ -65,6 +76,8 @@ def run_checks(evidence: Evidence) -> tuple[CheckResult, ...]:
 def _run_check(promise: str, check: Callable[[Evidence], str], evidence: Evidence) -> CheckResult:
     try:
         return CheckResult(promise, True, check(evidence))
+    except CheckSkipped as error:
+        return CheckResult(promise, False, str(error), skipped=True)
     except CheckFailed as error:
         return CheckResult(promise, False, str(error))
 
@@ -156,6 +169,10 @@ def _accounted(evidence: Evidence) -> str:
 
 
 def _speaks(evidence: Evidence) -> str:
+    if evidence.sample_skipped:
+        raise CheckSkipped(evidence.sample_skipped)
+    if evidence.sample_fault:
+        raise CheckFailed(f"the text could not be generated: {evidence.sample_fault}")
     if not evidence.sample.strip():
         raise CheckFailed("the best commit generated no text")
     return f"{len(evidence.sample)} characters generated from the best commit"
@@ -177,6 +194,19 @@ CHECKS: dict[str, Callable[[Evidence], str]] = {
     "best commit generates": _speaks,
     "left nothing running": _left_nothing,
 }
+
+
+def slowest_start_seconds(attempts: Sequence[dict[str, Any]], points: Sequence[dict[str, Any]]) -> float:
+    """From an attempt's beginning to the end of its first step, the longest of all attempts; 0 where none made a step.
+
+    It says how busy this machine is: most of a start is the same import of torch that other programs wait for, too.
+    """
+    first: dict[int, float] = {}
+    for point in points:
+        at = epoch_seconds(point["at"])
+        first[point["attempt"]] = min(at, first.get(point["attempt"], at))
+    waits = [first[a["number"]] - epoch_seconds(a["createdAt"]) for a in attempts if a["number"] in first]
+    return max(waits, default=0.0)
 
 
 def recovery_seconds(evidence: Evidence) -> float | None:

@@ -35,7 +35,7 @@ def document(evidence: Evidence, results: tuple[CheckResult, ...], seconds: floa
         "sample": evidence.sample,
         "report": evidence.report or None,
         "promises": [asdict(result) for result in results],
-        "kept": all(result.kept for result in results),
+        "kept": not any(result.broken for result in results),
     }
 
 
@@ -52,11 +52,18 @@ def show(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -
         for line in _sample_lines(evidence.sample):
             console.print(f"  | {line}", style="dim", soft_wrap=True)
     console.print()
-    for result in results:
-        mark, style = ("kept  ", "green") if result.kept else ("BROKEN", "bold red")
-        console.print(f"{mark}  {result.promise}: {result.because}", style=style, soft_wrap=True)
+    show_results(results)
     if evidence.report:
         console.print(f"\nThe run as a page, curves inside, to open or to mail: {evidence.report}", soft_wrap=True)
+
+
+def show_results(results: tuple[CheckResult, ...]) -> None:
+    console = answers()
+    for result in results:
+        mark, style = ("kept   ", "green") if result.kept else ("BROKEN ", "bold red")
+        if result.skipped:
+            mark, style = "skipped", "yellow"
+        console.print(f"{mark}  {result.promise}: {result.because}", style=style, soft_wrap=True)
 
 
 def _figures(evidence: Evidence, seconds: float) -> Table:

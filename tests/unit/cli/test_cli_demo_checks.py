@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from muster.cli.demo_checks import CHECKS, Evidence, Kill, detection_seconds, recovery_seconds, run_checks
+from muster.cli import demo, demo_report
+from muster.cli.demo_checks import (
+    CHECKS,
+    Evidence,
+    Kill,
+    detection_seconds,
+    recovery_seconds,
+    run_checks,
+    slowest_start_seconds,
+)
 from muster.contract.times import rfc3339
 from muster.contract.views import with_times
 
@@ -130,6 +139,7 @@ def test_one_doctored_document_breaks_its_promise(promise: str, change: Callable
         ({"submitted over HTTP"}, {"server": "unix:///tmp/socket"}),
         ({"lost a worker", "resumed from a commit"}, {"kill": None}),
         ({"best commit generates"}, {"sample": " \n"}),
+        ({"best commit generates"}, {"sample": "", "sample_fault": "no commit is best"}),
         ({"left nothing running"}, {"left_running": ("4712 python -m muster.trainer",)}),
         ({"lost a worker", "resumed from a commit"}, {"attempts": ()}),
         ({"submitted over HTTP", "lost a worker", "resumed from a commit"}, {"events": ()}),
@@ -150,3 +160,34 @@ def test_results_say_why() -> None:
     assert said["resumed from a commit"] == "attempt 2 loaded the commit of step 40 and trained step 41 next"
     assert said["lost a worker"] == "SIGKILL to rank 1 (pid 4711) at step 49: attempt 1 failed, exit code 137"
     assert "3.000" in said["learned"]
+
+
+def test_a_text_that_a_busy_machine_had_no_time_for_is_a_check_that_was_skipped() -> None:
+    busy = replace(honest(), sample="", sample_skipped="generating took longer than 405 s")
+    (speaks,) = [result for result in run_checks(busy) if result.promise == "best commit generates"]
+    assert (speaks.kept, speaks.skipped, speaks.broken) == (False, True, False)
+    assert speaks.because == "generating took longer than 405 s"
+    document = demo_report.document(busy, run_checks(busy), 1.0)
+    assert document["kept"]
+    assert {p["promise"]: p["skipped"] for p in document["promises"]}["best commit generates"]
+    failed = replace(busy, left_running=("1 python",))
+    assert not demo_report.document(failed, run_checks(failed), 1.0)["kept"]
+
+
+def test_the_verdict_says_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    busy = replace(honest(), sample="", sample_skipped="generating took longer than 405 s")
+    results = tuple(result for result in run_checks(busy) if result.promise == "best commit generates")
+    demo_report.show_results(results)
+    assert capsys.readouterr().out.startswith("skipped  best commit generates: generating took longer than 405 s")
+
+
+def test_what_a_start_took_is_told_from_the_records() -> None:
+    evidence = honest()
+    assert slowest_start_seconds(evidence.attempts, evidence.metrics["points"]) == pytest.approx(9.0)
+    assert slowest_start_seconds(evidence.attempts, []) == 0.0
+
+
+def test_generating_has_a_limit_and_says_so() -> None:
+    found = demo.generate("file:///nowhere", seconds_max=0.001, start_seconds=27.0)
+    assert (found.text, found.fault) == ("", "")
+    assert found.skipped == "generating took longer than 0 s, where a worker's start took 27 s: this machine is busy"
