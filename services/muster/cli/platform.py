@@ -23,7 +23,8 @@ def up(
     ] = "127.0.0.1",
     nodes: Nodes = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", min=0, help="GPUs of each virtual node.")
+        int | None,
+        typer.Option("--gpus-per-node", min=0, help="GPUs of each virtual node; this machine must have them."),
     ] = None,
     stop_jobs: Annotated[
         bool,
@@ -90,7 +91,7 @@ def demo(
 ) -> None:
     """Demonstrate recovery: submit a job, kill a worker, watch it resume and finish. Leaves nothing running.
 
-    Exits with 0 only if the API's records show that every check passed.
+    Exits with 0 only if the API's records show that every check passed that could be made.
     """
     from muster.cli import demo as story
     from muster.cli import demo_report, up
@@ -114,5 +115,5 @@ def demo(
         print_json(document)
     else:
         demo_report.show(evidence, results, document["seconds"])
-    if not all(result.kept for result in results):
+    if any(result.broken for result in results):
         raise typer.Exit(Exit.FAILED)

@@ -24,14 +24,17 @@ from muster.cli.errors import CliError, Exit, usage
 from muster.cli.output import json_wanted, print_json_line, say
 from muster.cli.supervise import Child, how_it_ended
 from muster.contract.layout import State
+from muster.contract.names import Env
 from muster.contract.notices import MACHINE
-from muster.local import sandbox
+from muster.contract.text import plural
+from muster.local import gpus, sandbox
 
 READY_SECONDS_MAX = 30.0
 ORPHAN_SECONDS_MAX = 5.0
 # The operator gives gangs 30 s to commit where it stops them too.
 STOP_SECONDS_MAX = 45.0
 POLL_SECONDS = 0.05
+DEFAULT_NODES = 4  # the operator's, muster.operator.settings
 # What each extra brings and the platform can't start without; found without importing it.
 NEEDED = {"fastapi": "api", "psutil": "operator", "torch": "trainer"}
 
@@ -77,6 +80,7 @@ def run(options: PlatformOptions) -> None:
     Raises CliError: exit 2 when it can't start here, exit 1 when a part of it doesn't come up.
     """
     refuse_missing_extras()
+    refuse_absent_gpus(options)
     lock = running.Lock(options.state)
     stop = _Stop(options.parent_pid)
     # Children of a platform that was killed notice it within a second; until then they hold port and folder.
@@ -135,6 +139,26 @@ def refuse_missing_extras() -> None:
             "pip install 'muster-train[all]'",
             "extras-missing",
         )
+
+
+def refuse_absent_gpus(options: PlatformOptions) -> None:
+    """Raise CliError (exit 2) where this machine has fewer GPUs than it would give away: their jobs could only fail."""
+    wanted = (DEFAULT_NODES if options.nodes is None else options.nodes) * (options.gpus_per_node or 0)
+    there = gpus.gpu_count() if wanted else None
+    if there is None or there >= wanted or gpus.pretends(os.environ):
+        return
+    found = f"{plural(there, 'GPU')} {'is' if there == 1 else 'are'} here" if there else "no GPU is here"
+    driver = f"driver {gpus.driver_version()}" if gpus.driver_version() else "no NVIDIA driver is loaded"
+    nodes = DEFAULT_NODES if options.nodes is None else options.nodes
+    asked = f"{plural(nodes, 'node')} with {plural(options.gpus_per_node or 0, 'GPU')} each"
+    instead = (
+        f"muster up --nodes 1 --gpus-per-node {there}" if there else "muster up, for jobs with gang.gpusPerNode: 0"
+    )
+    raise usage(
+        f"{asked} are asked for, and {found} ({driver})",
+        f"{instead}; or {Env.PRETEND_GPUS}=1 to try out queues with GPUs that are not there",
+        "too-few-gpus",
+    )
 
 
 def _children(options: PlatformOptions) -> tuple[Child, ...]:
@@ -219,6 +243,11 @@ def _welcome(options: PlatformOptions) -> None:
     say(f"Muster is up at {options.url} (state: {options.state.root})", "bold green")
     say(f"  Every request needs a token: yours is in {options.state.admin_token}, where `muster` finds it")
     say(f"  {_what_jobs_reach()}")
+    if options.gpus_per_node and gpus.pretends(os.environ):
+        say(
+            f"  {Env.PRETEND_GPUS} is set: the GPUs of these nodes are pretended, and their jobs train on the CPU",
+            "yellow",
+        )
     say("  muster submit examples/pretrain-stdlib.yaml --follow    train something, in another terminal")
     say("  muster ls                                               what is here")
     say(f"  {options.url + '/jobs':<56}the same in a browser (`muster open`)")
@@ -274,6 +303,7 @@ def _stop_all(children: tuple[Child, ...], stop: _Stop) -> None:
 def detach(options: PlatformOptions) -> None:
     """`muster up --detach`: the same in the background. Returns when it answers. Raises CliError as `run` does."""
     refuse_missing_extras()
+    refuse_absent_gpus(options)
     if (other := running.who(options.state)) is not None:
         raise running.already_running(options.state, other)
     running.Lock(options.state).release()  # the folder can be written to

@@ -44,7 +44,9 @@ class Env:
     CONFIG = "MUSTER_CONFIG"  # JSON of WorkerConfig
     WORKER_DIR = "MUSTER_WORKER_DIR"  # heartbeats, exit record and dumps of this worker
     CACHE_DIR = "MUSTER_CACHE_DIR"  # prepared token stores, shared by the jobs of a node
-    DEVICE = "MUSTER_DEVICE"  # cpu or cuda; unset: cuda where this worker sees a GPU for each of its ranks
+    # `cuda` for a job that asks for GPUs, `cpu` for one that does not; unset: cuda where torch sees any.
+    DEVICE = "MUSTER_DEVICE"
+    PRETEND_GPUS = "MUSTER_PRETEND_GPUS"  # of `muster up`: give away GPUs that are not there; their jobs use the CPU
     SANDBOX = "MUSTER_SANDBOX"  # JSON of local.sandbox.Sandbox: all that a worker of this machine may reach
     OWN_PREFIX = "MUSTER_OWN_"  # of a worker of this machine: before the name of each variable that is the job's own
     FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see trainer/fence.py)

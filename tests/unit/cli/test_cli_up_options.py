@@ -9,6 +9,7 @@ from muster.cli import up
 from muster.cli.errors import CliError, Exit
 from muster.contract.layout import State
 from muster.contract.notices import MACHINE
+from muster.operator import settings as operator_settings
 
 
 @pytest.mark.parametrize(
@@ -90,3 +91,51 @@ def test_ports() -> None:
     assert up.free_port("127.0.0.1", port) == port
     with pytest.raises(CliError, match=r"port 1 on 192\.0\.2\.1 can't be had"):
         up.free_port("192.0.2.1", 1)
+
+
+@pytest.mark.parametrize(
+    ("there", "nodes", "per_node", "words", "next_step"),
+    [
+        (0, 1, 8, "1 node with 8 GPUs each are asked for, and no GPU is here", "muster up, for jobs with gang.gpus"),
+        (
+            8,
+            None,
+            8,
+            "4 nodes with 8 GPUs each are asked for, and 8 GPUs are here",
+            "muster up --nodes 1 --gpus-per-node 8",
+        ),
+        (8, 1, 8, "", ""),
+        (8, 4, 2, "", ""),
+        (0, 4, None, "", ""),
+        (None, 1, 8, "", ""),
+    ],
+)
+def test_gpus_that_are_not_there_are_not_given_away(
+    there: int | None, nodes: int | None, per_node: int | None, words: str, next_step: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("muster.local.gpus.gpu_count", lambda: there)
+    options = up.PlatformOptions(State(Path("/s")), nodes=nodes, gpus_per_node=per_node)
+    if not words:
+        up.refuse_absent_gpus(options)
+        return
+    with pytest.raises(CliError, match=words) as raised:
+        up.refuse_absent_gpus(options)
+    assert raised.value.exit_code == Exit.USAGE
+    assert raised.value.next_step.startswith(next_step)
+    assert "MUSTER_PRETEND_GPUS=1" in raised.value.next_step
+
+
+def test_pretended_gpus_are_asked_for_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("muster.local.gpus.gpu_count", lambda: 0)
+    monkeypatch.setenv("MUSTER_PRETEND_GPUS", "1")
+    options = up.PlatformOptions(State(Path("/s")), nodes=1, gpus_per_node=8)
+    up.refuse_absent_gpus(options)
+    up._welcome(options)
+    assert "the GPUs of these nodes are pretended, and their jobs train on the CPU" in capsys.readouterr().err
+
+
+def test_the_number_of_nodes_is_the_operators() -> None:
+    assert up.DEFAULT_NODES == operator_settings.DEFAULT_NODES

@@ -416,8 +416,20 @@ async def test_gpus_are_shared_out_and_never_twice(tmp_path: Path) -> None:
     for worker in (0, 1):
         await house.create(worker, node="local-1")
     assert [house.environment(worker)["CUDA_VISIBLE_DEVICES"] for worker in (0, 1)] == ["4,5", "6,7"]
+    assert [house.environment(worker)[Env.DEVICE] for worker in (0, 1)] == ["cuda", "cuda"], "never the CPU instead"
     with pytest.raises(OSError, match="local-1 has 0 free GPUs, 2 are needed"):
         await house.world.apply(house.uid, CreateWorker(1, 2, "local-1", ("local-1",) * 3, 0))
+    await house.world.stop_workers(0.0)
+
+
+async def test_pretended_gpus_train_on_the_cpu_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(Env.PRETEND_GPUS, "1")
+    house = House(tmp_path, gpus_per_node=4, gpusPerNode=2, nodes=1)
+    await house.create(0)
+    assert house.environment(0)[Env.DEVICE] == "cpu"
+    seen = await house.world.observe(house.uid)
+    assert seen is not None
+    assert seen.notes == ("its GPUs are pretended (MUSTER_PRETEND_GPUS), so it trains on the CPU",)
     await house.world.stop_workers(0.0)
 
 

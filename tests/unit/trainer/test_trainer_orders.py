@@ -178,11 +178,8 @@ def test_gradients_are_held_whole_only_where_they_fit() -> None:
     assert not sharding.plan(large, accumulating, ranks(2), 16 * GIB).hold_gradients
 
 
-def test_a_device_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+def test_a_device_for_each_rank() -> None:
     assert sharding.choose_device(ranks(2), {Env.DEVICE: "cpu"}) == torch.device("cpu")
-    with pytest.raises(UserError, match="runs 2 ranks but sees 1 GPUs"):
-        sharding.choose_device(ranks(2), {Env.DEVICE: "cuda"})
     with pytest.raises(UserError, match="must be cpu or cuda, not 'tpu'"):
         sharding.choose_device(ranks(2), {Env.DEVICE: "tpu"})
 

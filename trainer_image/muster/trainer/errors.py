@@ -8,6 +8,7 @@ from muster.storage.errors import StorageError, final_errors_are_the_users
 from muster.trainer.fence import StaleAttempt
 
 __all__ = [
+    "NodeUnfit",
     "NumericError",
     "OutOfMemory",
     "PeerLost",
@@ -17,6 +18,10 @@ __all__ = [
     "exit_code",
     "final_errors_are_the_users",
 ]
+
+
+class NodeUnfit(Exception):
+    """This node can't run the job, and another may: its GPUs can't be used. The message says by what evidence."""
 
 
 class NumericError(Exception):
@@ -35,6 +40,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (UserError, ExitCode.USER_ERROR),
     (OutOfMemory, ExitCode.OUT_OF_MEMORY),
     (MemoryError, ExitCode.OUT_OF_MEMORY),
+    (NodeUnfit, ExitCode.PREFLIGHT_EXCLUDE),
     (NumericError, ExitCode.NUMERIC),
     (StorageError, ExitCode.STORAGE),
     (StaleAttempt, ExitCode.STALE_ATTEMPT),

@@ -21,7 +21,7 @@ from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes import network
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.nodes import GPU
-from muster.operator.kubernetes.pods import TRAINER
+from muster.operator.kubernetes.pods import PREFLIGHT, TRAINER
 
 SCHEDULER_LABEL = f"{GROUP}/scheduler"
 OVERRIDES = f"{GROUP}/overrides"
@@ -304,8 +304,7 @@ def _environment(
         Rendezvous.HOST: meeting,
         Rendezvous.PORT: str(RENDEZVOUS_PORT),
     }
-    if not spec.gang.gpus_per_node:
-        settings[Env.DEVICE] = "cpu"
+    settings[Env.DEVICE] = "cuda" if spec.gang.gpus_per_node else "cpu"
     if "OMP_NUM_THREADS" not in settings:
         cores = quantity(spec.gang.resources.cpu) or 1.0
         settings["OMP_NUM_THREADS"] = str(max(1, int(cores) // spec.gang.ranks_per_node))
@@ -385,4 +384,4 @@ def _preflight(trainer: Object, answers: str) -> Object:
     """The same container, which looks before the gang meets: GPUs, disk, the way to the others."""
     environment = [*trainer["env"], *([{"name": Env.PREFLIGHT, "value": answers}] if answers else [])]
     command = ["python", "-m", "muster.trainer.launch.preflight"]
-    return copy.deepcopy(trainer) | {"name": "preflight", "command": command, "env": environment, "ports": []}
+    return copy.deepcopy(trainer) | {"name": PREFLIGHT, "command": command, "env": environment, "ports": []}

@@ -17,6 +17,7 @@ from muster.contract.names import DEFAULT_PROJECT, Env, Label, Rendezvous
 from muster.contract.notices import NOTICES_ENV
 from muster.contract.quantities import quantity
 from muster.contract.spec import JobSpec, Runtime, TrainingJob, worker_config
+from muster.local.gpus import pretends
 from muster.local.sandbox import Sandbox, named_paths, state_problems, uploaded
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
@@ -73,7 +74,7 @@ def worker_environment(
     ranks = len(action.nodes) * gang.ranks_per_node
     threads = {"OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", str(max(1, cores() // ranks)))}
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus or not gang.gpus_per_node else {}
-    device = {} if gang.gpus_per_node else {Env.DEVICE: "cpu"}
+    device = {Env.DEVICE: "cuda" if gang.gpus_per_node and not pretends(os.environ) else "cpu"}
     temporary = str(state.jobs / meta.uid / "tmp")
     caches = {"TRITON_CACHE_DIR": f"{temporary}/triton", "CUDA_CACHE_PATH": f"{temporary}/cuda"}
     ours = (

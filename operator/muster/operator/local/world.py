@@ -6,6 +6,7 @@ Whatever blocks (SQLite, folders, scans, S3) runs in a thread, so a pass over on
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -16,9 +17,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from muster.contract.fleet import NodeReport
 from muster.contract.layout import State
+from muster.contract.names import Env
 from muster.contract.prices import Prices
+from muster.contract.spec import TrainingJob
 from muster.contract.status import JobStatus
 from muster.local.cluster import LocalCluster, NotFound
+from muster.local.gpus import pretends
 from muster.local.metric_pages import gathered
 from muster.operator.commit_lookup import CommitLookup
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
@@ -236,7 +240,13 @@ class LocalWorld:
             nodes_unfit=self._fleet.unfit(status.gang.nodes),
             reservations=tuple(entry for entry in self._reservations.read().entries if entry.uid == uid),
             now=self.now(),
+            notes=self._notes(job),
         )
+
+    def _notes(self, job: TrainingJob) -> tuple[str, ...]:
+        """What the next attempt's words should say: that its GPUs are none."""
+        pretended = job.spec.gang.gpus_per_node and pretends(os.environ)
+        return (f"its GPUs are pretended ({Env.PRETEND_GPUS}), so it trains on the CPU",) if pretended else ()
 
     def _create(self, uid: str, action: CreateWorker) -> WorkerRecord | None:
         return self._starter.start(self._documents.read(uid), action)

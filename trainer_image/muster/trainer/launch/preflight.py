@@ -21,6 +21,9 @@ from pathlib import Path
 
 from muster.contract.names import Env, ExitCode, Rendezvous
 from muster.contract.signals import WorkerExit
+from muster.local.gpus import has_control_device
+from muster.trainer.errors import NodeUnfit, UserError
+from muster.trainer.gpus import must_have_gpus, read_facts
 from muster.trainer.launch.all_reduce_check import check_all_reduce
 from muster.trainer.launch.report import write_termination_message
 
@@ -33,19 +36,35 @@ RESOLVE_SECONDS = 30.0  # the names of a gang that is just being made take a mom
 class Fault:
     check: str
     message: str
+    users: bool = False  # it lies in what the job brings along, so that every node would show it
 
 
 def main() -> int:
     answers = ANSWERS | dict(pair.split("=", 1) for pair in os.environ.get(Env.PREFLIGHT, "").split(",") if "=" in pair)
-    faults = [Fault(name, told) for name, check in CHECKS.items() if (told := check()) is not None]
-    if not faults:
-        faults = [Fault(name, told) for name, check in GANG_CHECKS.items() if (told := check()) is not None]
+    faults = _faults(CHECKS) or _faults(GANG_CHECKS)
     for fault in faults:
-        print(f"preflight: {fault.check}: {fault.message} ({answers[fault.check]})", file=sys.stderr, flush=True)
+        print(f"preflight: {fault.check}: {fault.message} ({_answer(fault, answers)})", file=sys.stderr, flush=True)
     end = verdict(faults, answers)
     if end.exit_code:
         write_termination_message(end)
     return end.exit_code
+
+
+def _faults(checks: dict[str, Callable[[], str | None]]) -> list[Fault]:
+    found = []
+    for name, check in checks.items():
+        try:
+            if (message := check()) is not None:
+                found.append(Fault(name, message))
+        except UserError as error:
+            found.append(Fault(name, str(error), users=True))
+    return found
+
+
+def _answer(fault: Fault, answers: dict[str, str]) -> str:
+    """The answer to this check; `stop` for the user's own fault, unless it is only to be a warning."""
+    answer = answers.get(fault.check, "warn")
+    return "stop" if fault.users and answer != "warn" else answer
 
 
 def verdict(faults: list[Fault], answers: dict[str, str]) -> WorkerExit:
@@ -55,7 +74,7 @@ def verdict(faults: list[Fault], answers: dict[str, str]) -> WorkerExit:
         ("exclude", ExitCode.PREFLIGHT_EXCLUDE),
         ("retry", ExitCode.PREFLIGHT_FAILED),
     ):
-        mine = [fault for fault in faults if answers.get(fault.check) == answer]
+        mine = [fault for fault in faults if _answer(fault, answers) == answer]
         if mine:
             words = "; ".join(f"{fault.check}: {fault.message}" for fault in mine)
             return WorkerExit(exit_code=int(code), at=time.time(), message=f"preflight failed ({answer}): {words}")
@@ -63,15 +82,16 @@ def verdict(faults: list[Fault], answers: dict[str, str]) -> WorkerExit:
 
 
 def gpus() -> str | None:
-    """As many as this worker has ranks, and each answers to an allocation."""
-    ranks = int(os.environ.get(Rendezvous.RANKS_PER_NODE, "1"))
-    if os.environ.get(Env.DEVICE) == "cpu" or not Path("/dev/nvidiactl").exists():
+    """As many as this worker has ranks, each answers to an allocation. Raises UserError for a torch without CUDA."""
+    ranks, device = int(os.environ.get(Rendezvous.RANKS_PER_NODE, "1")), os.environ.get(Env.DEVICE)
+    if device == "cpu" or (not device and not has_control_device()):
         return None
     import torch
 
-    count = torch.cuda.device_count()
-    if count < ranks:
-        return f"{count} GPUs are there, {ranks} ranks need one each"
+    try:
+        must_have_gpus(read_facts(), ranks)
+    except NodeUnfit as error:
+        return str(error).removeprefix("preflight failed: ")
     for index in range(ranks):
         try:
             torch.ones(1024, device=f"cuda:{index}").sum().item()

@@ -21,6 +21,7 @@ from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
 from muster.trainer.config import DataParallel, Ranks, data_parallel
 from muster.trainer.errors import OutOfMemory, UserError
+from muster.trainer.gpus import must_have_gpus, read_facts
 from muster.trainer.models import load_balancing
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.embedding_noise import add_noise
@@ -39,18 +40,13 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 
 def choose_device(ranks: Ranks, environ: Mapping[str, str] = os.environ) -> torch.device:
-    """This rank's device. Raises UserError when the worker can't have a GPU for each of its ranks."""
+    """This rank's device. Raises UserError or NodeUnfit when the worker can't have a GPU for each of its ranks."""
     asked = environ.get(Env.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
     if asked == "cpu":
         return torch.device("cpu")
     if asked != "cuda":
         raise UserError(f"{Env.DEVICE} must be cpu or cuda, not {asked!r}")
-    seen = torch.cuda.device_count()
-    if seen < ranks.local_world:
-        raise UserError(
-            f"this worker runs {ranks.local_world} ranks but sees {seen} GPUs: set gang.gpusPerNode to what the node "
-            f"has, or 0 (and {Env.DEVICE}=cpu) to train on the CPU"
-        )
+    must_have_gpus(read_facts(environ), ranks.local_world)
     device = torch.device("cuda", ranks.local_rank)
     torch.cuda.set_device(device)
     return device

@@ -48,10 +48,10 @@ INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the opera
 
 def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
     """Train to the end, or to an agreed stop. Returns the exit code; raises the errors of `errors.py`."""
+    device = sharding.choose_device(ranks)  # first: without its GPUs nothing of the rest is worth the wait
     division = data_parallel(run.training, ranks)
     must_be_able_to_verify(run.training, say if ranks.rank == 0 else _discard)
     origin = find_origin(run, say if ranks.rank == 0 else _discard)
-    device = sharding.choose_device(ranks)
     if run.training.precision == "fp8":
         must_compute_float8(device)
     if run.training.deterministic:
