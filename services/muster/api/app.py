@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import structlog
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 
 from muster.api import idempotency, pages
 from muster.api.attempts import routes as attempts
@@ -125,14 +128,11 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         servers=[{"url": "/", "description": "Where this document was read"}],
-        generate_unique_id_function=lambda route: route.name,
+        generate_unique_id_function=_operation_id,
         redirect_slashes=False,
     )
     app.state.hub = hub
-    app.include_router(_api())
-    app.include_router(_openai())
-    app.include_router(health.router)
-    app.include_router(pages.router)
+    app.router.routes.extend(_routes())
     _answer_errors(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimits, bytes_max=settings.body_bytes_max, seconds_max=settings.receive_seconds_max)
@@ -141,6 +141,19 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
     app.add_middleware(RequestLog, metrics=counted)
     describe(app)
     return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
+
+
+@functools.cache
+def _routes() -> Sequence[BaseRoute]:
+    """The routes, made once for all apps of a process: to read their parameters takes longer than all the rest."""
+    bare = FastAPI(openapi_url=None, generate_unique_id_function=_operation_id)
+    for router in (_api(), _openai(), health.router, pages.router):
+        bare.include_router(router)
+    return bare.router.routes
 
 
 def _api() -> APIRouter:

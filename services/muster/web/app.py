@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
+from collections.abc import Sequence
 
 from fastapi import FastAPI
+from starlette.routing import BaseRoute
 
 from muster.web import (
     assets,
@@ -62,7 +65,15 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
     app.state.news = News()
     app.state.reading = asyncio.Semaphore(READING_AT_ONCE)
     app.state.lists = {}  # of jobs._read
-    for router in ROUTERS:
-        app.include_router(router)
+    app.router.routes.extend(_pages())
     errors.answer_with_pages(app)
     return app
+
+
+@functools.cache
+def _pages() -> Sequence[BaseRoute]:
+    """The routes of all pages, made once for all apps of a process, as those of the API are."""
+    bare = FastAPI(openapi_url=None)
+    for router in ROUTERS:
+        bare.include_router(router)
+    return bare.router.routes
