@@ -98,7 +98,7 @@ def finish(state: Path, job: str) -> None:
 
 def test_killed_between_delivery_and_record_it_is_told_twice_under_one_id(tmp_path: Path) -> None:
     trusted = certificate(tmp_path, "localhost")
-    with receiver(tmp_path / "receiver", trusted) as there:
+    with receiver(trusted) as there:
         with api(tmp_path / "state", trusted, "dies") as (process, url):
             hook = {"name": "hook", "url": f"https://localhost:{there.port}/ok"}
             assert httpx2.post(f"{url}/projects/default/webhooks", json=hook).status_code == 201

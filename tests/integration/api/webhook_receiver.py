@@ -1,22 +1,18 @@
-"""A receiver of webhooks as a process of its own: it writes down each message and answers as its path says.
+"""A receiver of webhooks in a thread of the test: it notes each message and answers as the path says.
 
-`python webhook_receiver.py FOLDER [CERTIFICATE]` prints its port. `/ok` takes everything, `/500/N` refuses the first N
-messages, `/never` says nothing, `/huge` answers with a body without end, `/redirect` leads to the metadata service,
-`/skewed` refuses with a clock that is an hour ahead, and `/busy` asks to be left alone.
+`/ok` takes everything, `/500/N` refuses the first N messages, `/never` says nothing, `/huge` answers with a body that
+has no end, `/redirect` leads to the metadata service, `/skewed` refuses with a clock that is an hour ahead, and `/busy`
+asks to be left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import email.utils
-import json
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,56 +20,64 @@ from typing import Any
 HUGE_BYTES = 10 << 30
 
 
-@dataclass
-class Receiver:
-    folder: Path
-    port: int
+class Receiver(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # the answers that never come, and the one without end, are left where they are
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.port = int(self.server_address[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.lock = threading.Lock()
+        self.messages: list[dict[str, Any]] = []
+        self.sent_bytes: int | None = None  # how much of the endless answer was taken, once its reader has gone
+        self.ended = threading.Event()
 
     def heard(self, path: str) -> list[dict[str, Any]]:
-        """What came to that path, in order: its `headers`, in lower case, and its `body`."""
-        file = self.folder / "heard.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [line for line in map(json.loads, lines) if line["path"] == path]
+        """The messages to that path, in order, each with its `headers`, in lower case, and its `body`."""
+        with self.lock:
+            return [message for message in self.messages if message["path"] == path]
 
-    def sent_bytes(self) -> int:
-        """How much of the endless answer was taken, once its reader has gone."""
-        return int((self.folder / "huge").read_text())
+    def note(self, message: dict[str, Any]) -> int:
+        """Keep the message; return how many came to its path."""
+        with self.lock:
+            self.messages.append(message)
+            return sum(other["path"] == message["path"] for other in self.messages)
+
+    def handle_error(self, *_: Any) -> None:
+        """A sender that has gone, or speaks no TLS, is nothing to print."""
 
 
 @contextlib.contextmanager
-def receiver(folder: Path, certificate: Path | None = None) -> Iterator[Receiver]:
+def receiver(certificate: Path | None = None) -> Iterator[Receiver]:
     """With a `certificate` (and its key, in one file) it speaks TLS."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, str(folder), *([str(certificate)] if certificate else [])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    server = Receiver()
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        # Greeted in the thread of each connection: one that says nothing does not keep the others waiting.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    serving.start()
     try:
-        yield Receiver(folder, int(process.stdout.readline()))
+        yield server
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        server.ended.set()
+        server.shutdown()
+        serving.join()
+        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    folder: Path
-    lock = threading.Lock()
-    counts: dict[str, int] = {}  # noqa: RUF012 - of the one process
+    server: Receiver
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        line = {"path": self.path, "headers": {k.lower(): v for k, v in self.headers.items()}, "body": body}
-        with self.lock:
-            count = self.counts[self.path] = self.counts.get(self.path, 0) + 1
-            with (self.folder / "heard.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        count = self.server.note({"path": self.path, "headers": headers, "body": body})
         kind, _, number = self.path.strip("/").partition("/")
         if kind == "never":
-            time.sleep(600)  # not a wait: the receiver that never answers
+            self.server.ended.wait()
         elif kind == "huge":
             self._endless()
         elif kind == "redirect":
@@ -103,24 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             while sent < HUGE_BYTES:
                 self.wfile.write(block)
                 sent += len(block)
-        part = self.folder / "huge.part"
-        part.write_text(str(sent))
-        part.rename(self.folder / "huge")
+        self.server.sent_bytes = sent
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: a test reads what it needs from the file."""
-
-
-def main() -> None:
-    _Handler.folder = Path(sys.argv[1])
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    if len(sys.argv) > 2:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(sys.argv[2])
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    print(server.server_address[1], flush=True)
-    server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()
+        """Print nothing."""

@@ -126,7 +126,7 @@ async def test_projects_and_people(team: Team) -> None:
 
 async def test_webhooks_are_made_tried_changed_and_looked_at(team: Team, tmp_path: Path) -> None:
     ann = team.ann
-    with receiver(tmp_path / "receiver") as there:
+    with receiver() as there:
         secret = await ann.run("webhooks", "add", "on-call", f"{there.url}/ok", "--on", "job.failed")
         assert secret.startswith("whsec_")
         assert (await ann.document("webhooks", "test", "on-call"))["status"] == "delivered"

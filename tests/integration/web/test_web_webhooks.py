@@ -20,8 +20,8 @@ HOSTILE = "<script>document.title='owned'</script>"
 
 
 @pytest.fixture(scope="module")
-def hears(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
-    with receiver(tmp_path_factory.mktemp("receiver")) as there:
+def hears() -> Iterator[Receiver]:
+    with receiver() as there:
         yield there
 
 
