@@ -1,12 +1,14 @@
 """What holds for every test: a clean environment, no luck in the random numbers, and nothing left running."""
 
 import contextlib
+import json
 import os
 import signal
 import threading
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -47,11 +49,66 @@ os.environ["MUSTERTESTS_RUN"] = RUN_MARK
 GRACE_SECONDS = 5
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse two tests of one node id: pytest-xdist would run one of them, and pass over the rest without a word."""
+# The seconds that each test file took when `make test ARGS=--record-durations` (or test-long) last wrote them down:
+# those of its quick tests, and those marked `long`. Files of less than a second have none.
+DURATIONS = Path(__file__).with_name("durations.json")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "write into tests/durations.json what each test file took; for a run of whole files that passes"
+    parser.addoption("--record-durations", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationRecord())
+
+
+class DurationRecord:
+    def __init__(self) -> None:
+        self.seconds: dict[str, dict[str, float]] = {"quick": defaultdict(float), "long": defaultdict(float)}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if type(report) is pytest.TestReport:  # a subtest's time is part of its test's
+            file = report.nodeid.partition("::")[0]
+            self.seconds["long" if "long" in report.keywords else "quick"][file] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        kept = json.loads(DURATIONS.read_text())
+        for kind, seconds in self.seconds.items():
+            files = kept[kind] | {file: round(total) for file, total in seconds.items()}
+            there = {file: total for file, total in files.items() if total and (DURATIONS.parents[1] / file).exists()}
+            kept[kind] = dict(sorted(there.items()))
+        DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse two tests of one node id: pytest-xdist would run one of them, and pass over the rest without a word. Put
+    the files that take longest first where several processes share them, so that none of them begins when the others
+    have nothing left to do."""
     twice = [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]
     if twice:
         raise pytest.UsageError(f"{len(twice)} node ids stand for several tests each, the first is {twice[0]}")
+    if hasattr(config, "workerinput"):
+        longest_first(items, json.loads(DURATIONS.read_text()))
+
+
+def longest_first(items: list[pytest.Item], durations: dict[str, dict[str, float]]) -> None:
+    """Sort the tests by what their files take. Files that no run has written down come before all others."""
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        kinds[file_of(item)].add("long" if item.get_closest_marker("long") else "quick")
+    written = {*durations["quick"], *durations["long"]}
+    seconds = {
+        file: sum(durations[kind].get(file, 0.0) for kind in of_file) if file in written else float("inf")
+        for file, of_file in kinds.items()
+    }
+    items.sort(key=lambda item: -seconds[file_of(item)])
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @pytest.fixture(autouse=True, scope="module")

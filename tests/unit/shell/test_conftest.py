@@ -1,8 +1,11 @@
-"""What the tests' own settings are: those of the machine never reach a test, those for the tests do."""
+"""The tests' own settings: those of the machine never reach a test, and the longest files are dealt out first."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.tidy.repository import ROOT
 
@@ -14,3 +17,55 @@ def test_only_settings_for_the_tests_reach_a_test() -> None:
         [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert told.stdout.split() == ["/schemas", "None"]
+
+
+SUITE = """
+import time
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_quick(number):
+    assert number < 3
+
+@pytest.mark.long
+def test_long():
+    time.sleep({seconds})  # not a wait: what takes long
+"""
+
+
+def test_the_longest_files_come_first_and_a_run_writes_down_what_each_took(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    shutil.copy(ROOT / "tests" / "conftest.py", tests)
+    recorded = {
+        "quick": {"tests/test_a.py": 2, "tests/test_b.py": 9, "tests/test_gone.py": 7},
+        "long": {"tests/test_a.py": 60},
+    }
+    (tests / "durations.json").write_text(json.dumps(recorded))
+    for name, seconds in (("a", 0), ("b", 0), ("new", 1.0)):
+        (tests / f"test_{name}.py").write_text(SUITE.format(seconds=seconds))
+
+    def order(*words: str) -> list[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "1",
+            "--dist",
+            "loadfile",
+            "--no-loadscope-reorder",
+            "-v",
+            *words,
+        ]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        files = [line.split("::")[0].split("/")[-1] for line in done.stdout.splitlines() if "PASSED" in line]
+        return list(dict.fromkeys(files))
+
+    assert order("-m", "not long") == ["test_new.py", "test_b.py", "test_a.py"]
+    assert order("-m", "long", "--record-durations") == ["test_new.py", "test_a.py", "test_b.py"]
+    written = json.loads((tests / "durations.json").read_text())
+    assert written["quick"] == {"tests/test_a.py": 2, "tests/test_b.py": 9}, "what did not run stays, unless it is gone"
+    assert written["long"]["tests/test_new.py"] >= 1
+    assert written["long"].get("tests/test_a.py", 0) < 60
