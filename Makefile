@@ -6,6 +6,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
+CLUSTER_TESTS ?= tests/cluster
+BASE ?= main
 ARGS ?=
 SEEDS ?= 2000
 REGISTRY ?= localhost
@@ -20,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo demo-finetune up test test-long test-cluster test-gpu test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
+.PHONY: help venv venv-run demo demo-finetune up test test-changed test-long test-cluster test-gpu test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -40,15 +42,19 @@ demo-finetune: venv ## a model in transformers' layout: pretrained, fine-tuned, 
 up: venv-run ## the platform on this machine: API, operator and workers
 	$(BIN)/muster up $(ARGS)
 
-# In the order of the folders (long files first, the many quick ones fill up the end), not by the number of tests.
+# The files that took longest when `make test ARGS=--record-durations` was last run come first (tests/conftest.py).
 test: venv ## the tests, at most a quarter of an hour on two cores; the slowest, and skipped ones with their reasons, are listed
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" --durations 25 $(TESTS) $(ARGS)
+
+test-changed: venv ## those of the tests that a change can reach by imports: make test-changed BASE=origin/main
+	files=$$($(BIN)/python tools/changed_tests.py --base $(BASE)) && \
+		$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" $$files $(ARGS)
 
 test-long: venv ## the tests marked `long`, at most three quarters of an hour on two cores
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long --durations 25 $(TESTS) $(ARGS)
 
 test-cluster: venv ## the operator on a real control plane, whose binaries KUBEBUILDER_ASSETS names
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m cluster tests/cluster $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m cluster $(CLUSTER_TESTS) $(ARGS)
 
 images: ## the three container images: make images REGISTRY=registry.example.com/ml ARGS='--build-arg …'
 	@$(PYTHON) tools/build_images.py --registry $(REGISTRY) $(ARGS)
