@@ -1,4 +1,8 @@
-"""Tests that ask for `here` run on PostgreSQL in `make test`, and on SQLite, as `muster up`, in `make test-long`."""
+"""Tests that ask for `here` run on PostgreSQL. Those marked `both_databases` run on SQLite, as `muster up` has it, too.
+
+What a statement, a lock or a migration does is a database's affair, and together the marked tests reach each of them;
+what the API makes of the answer is the same on both.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,13 @@ def plain_logs() -> None:
     )
 
 
-BACKENDS = [
-    pytest.param("sqlite", marks=pytest.mark.long),
-    pytest.param("postgresql", marks=pytest.mark.postgres),
-]
+BACKENDS = [pytest.param("postgresql", marks=pytest.mark.postgres), pytest.param("sqlite")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        both = metafunc.definition.get_closest_marker("both_databases") is not None
+        metafunc.parametrize("backend", BACKENDS if both else BACKENDS[:1])
 
 
 @pytest.fixture(scope="session")
@@ -57,18 +64,18 @@ def migrated(postgres: PostgresServer) -> str:
     return name
 
 
-@pytest.fixture(params=BACKENDS)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture
+def database_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh database with today's tables where that is cheap."""
-    if request.param == "sqlite":
+    if backend == "sqlite":
         return f"sqlite:///{tmp_path}/state/muster.db"
     server: PostgresServer = request.getfixturevalue("postgres")
     return server.url(server.new_database(request.getfixturevalue("migrated")))
 
 
-@pytest.fixture(params=BACKENDS)
-def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
+@pytest.fixture
+def empty_database_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if backend == "sqlite":
         return f"sqlite:///{tmp_path}/state/muster.db"
     server: PostgresServer = request.getfixturevalue("postgres")
     return server.url(server.new_database())

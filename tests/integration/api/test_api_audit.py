@@ -29,6 +29,7 @@ async def lines(people: People, who: str = "admin", **wanted: Any) -> list[dict[
     return items
 
 
+@pytest.mark.both_databases
 async def test_who_did_what_is_told_with_before_and_after(people: People) -> None:
     job = people.jobs["nlp"]
     await people.ask("nlp-maintainer", "POST", f"/jobs/{job}:suspend")
@@ -51,6 +52,7 @@ async def test_who_did_what_is_told_with_before_and_after(people: People) -> Non
     assert (made["address"], set(made["after"])) == ("127.0.0.1", {"name", "person", "scopes"})
 
 
+@pytest.mark.both_databases
 async def test_the_audit_is_read_by_whom_it_concerns_and_by_pages(people: People) -> None:
     assert {line["project"] for line in await lines(people, "nlp-maintainer")} == {"nlp"}
     assert await lines(people, "nlp-member") == []
@@ -67,6 +69,7 @@ async def test_the_audit_is_read_by_whom_it_concerns_and_by_pages(people: People
     assert "muster_" not in str(everything)
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("change", ["UPDATE audit SET person = 'x'", "DELETE FROM audit"])
 async def test_the_database_changes_no_line(people: People, change: str) -> None:
     with pytest.raises((DBAPIError, ApiError), match=r"only ever added to|database_unavailable"):
@@ -88,6 +91,7 @@ async def test_a_token_that_asks_too_often_waits(tmp_path: Path) -> None:
         assert other.status_code == 200, "each token has a bucket of its own"
 
 
+@pytest.mark.both_databases
 async def test_a_parameter_of_one_value_is_given_once(people: People) -> None:
     for path in ("/audit?project=nlp&project=cv", "/jobs?project=nlp&project=cv", "/jobs?limit=1&limit=2"):
         assert (await people.ask("admin", "GET", path)).status_code == 422, path

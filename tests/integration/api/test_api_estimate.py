@@ -78,6 +78,7 @@ async def test_a_model_that_does_not_fit_comes_with_arithmetic_and_a_change(here
     assert found["changes"]
 
 
+@pytest.mark.both_databases
 async def test_storage_that_answers_nobody_holds_up_nothing_else(
     here: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:

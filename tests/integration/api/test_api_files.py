@@ -73,6 +73,7 @@ async def offset_of(here: Platform, place: str) -> int:
     return int(reply.headers["upload-offset"])
 
 
+@pytest.mark.both_databases
 async def test_a_file_is_uploaded_checked_read_and_deleted(here: Platform) -> None:
     made = await upload(here, sha256=hashlib.sha256(DATA).hexdigest())
     found = await taken_in(here, made["id"])
@@ -360,6 +361,7 @@ async def test_an_upload_that_is_not_gone_on_with_is_dropped(local: Platform, mo
     assert list(local.state.uploads.iterdir()) == []
 
 
+@pytest.mark.both_databases
 async def test_a_ready_file_expires_when_no_live_job_reads_it_and_its_bytes_with_the_last(here: Platform) -> None:
     read, over, stays = [
         await taken_in(here, (await upload(here, name=f"{name}.jsonl", lifetimeSeconds="3600"))["id"])

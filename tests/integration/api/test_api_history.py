@@ -195,6 +195,7 @@ async def test_an_address_that_nobody_reads_is_refused(here: Platform, part: str
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
 
 
+@pytest.mark.both_databases
 async def test_why_names_the_place_in_the_queue(here: Platform) -> None:
     uids = {
         name: (await here.submit(name, **more))["id"] for name, more in (("a", {}), ("b", {}), ("c", {"priority": 5}))

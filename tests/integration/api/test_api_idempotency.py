@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 import yaml
 from tests.integration.api.platform import Platform, document
 
 KEY = {"Idempotency-Key": "one-request"}
 
 
+@pytest.mark.both_databases
 async def test_a_repeated_request_gets_the_first_reply(here: Platform) -> None:
     first = await here.client.post("/api/v1/jobs", json=document(), headers=KEY)
     await here.handed_over(first.json()["id"])
@@ -41,6 +43,7 @@ async def test_a_key_is_not_for_two_requests(here: Platform) -> None:
     assert len((await here.get("/jobs"))["items"]) == 1
 
 
+@pytest.mark.both_databases
 async def test_many_at_once_with_one_key_make_one_job(here: Platform) -> None:
     replies = await asyncio.gather(*(here.client.post("/api/v1/jobs", json=document(), headers=KEY) for _ in range(10)))
     assert {reply.status_code for reply in replies} == {201}

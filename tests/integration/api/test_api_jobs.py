@@ -138,6 +138,7 @@ async def test_no_secret_comes_back_in_a_refusal(here: Platform) -> None:
         assert secret not in text
 
 
+@pytest.mark.both_databases
 async def test_a_live_name_is_taken_and_a_finished_one_is_free(here: Platform) -> None:
     first = await here.submit("demo")
     reply = await here.client.post("/api/v1/jobs", json=document("demo"))
@@ -160,12 +161,14 @@ async def test_a_live_name_is_taken_and_a_finished_one_is_free(here: Platform) -
     assert (await here.get(f"/jobs/{first['id']}"))["status"]["phase"] == "Succeeded", "its history stays"
 
 
+@pytest.mark.both_databases
 async def test_many_at_once_with_one_name_make_one_job(here: Platform) -> None:
     replies = await asyncio.gather(*(here.client.post("/api/v1/jobs", json=document("demo")) for _ in range(12)))
     assert sorted(reply.status_code for reply in replies) == [201] + [409] * 11
     assert len((await here.get("/jobs"))["items"]) == 1
 
 
+@pytest.mark.both_databases
 async def test_pages_and_filters(here: Platform) -> None:
     for number in range(7):
         wanted = document(f"job-{number}")
@@ -224,6 +227,7 @@ async def test_a_wish_keeps_what_others_changed_in_the_cluster(here: Platform) -
     assert (spec.suspend, spec.priority) == (True, 7)
 
 
+@pytest.mark.both_databases
 async def test_a_repeated_wish_overrules_an_edit_in_the_cluster(here: Platform) -> None:
     uid = (await here.submit())["id"]
     await here.handed_over(uid)
@@ -235,6 +239,7 @@ async def test_a_repeated_wish_overrules_an_edit_in_the_cluster(here: Platform) 
     assert await here.events(uid) == ["job.created", "job.suspend_requested", "job.resume_requested"]
 
 
+@pytest.mark.both_databases
 async def test_cancel(here: Platform) -> None:
     uid = (await here.submit())["id"]
     for _ in range(2):
@@ -282,6 +287,7 @@ async def test_a_clone_is_a_new_job_with_the_changes(here: Platform) -> None:
     assert event["data"]["clonedFrom"] == first["id"]
 
 
+@pytest.mark.both_databases
 async def test_clones_at_one_moment_find_different_names(here: Platform) -> None:
     first = await here.submit("demo")
     replies = await asyncio.gather(*(here.client.post(f"/api/v1/jobs/{first['id']}:clone") for _ in range(4)))
@@ -348,6 +354,7 @@ async def test_a_hidden_value_is_refused(here: Platform) -> None:
     assert (await here.client.post(f"/api/v1/jobs/{made['id']}:clone", json=masked)).status_code == 422
 
 
+@pytest.mark.both_databases
 async def test_a_phase_that_is_none_is_refused(here: Platform) -> None:
     """`ls --phase runing` was answered by an empty list."""
     uid = (await here.submit())["id"]

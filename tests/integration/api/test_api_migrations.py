@@ -45,6 +45,7 @@ def indexes(connection: Connection) -> dict[str, tuple[object, ...]]:
     }
 
 
+@pytest.mark.both_databases
 async def test_migrations_make_what_the_code_expects(empty_database_url: str) -> None:
     database = opened(empty_database_url)
     await migrate(database)
@@ -58,6 +59,7 @@ async def test_migrations_make_what_the_code_expects(empty_database_url: str) ->
     await database.close()
 
 
+@pytest.mark.both_databases
 async def test_a_difference_would_be_found(empty_database_url: str) -> None:
     database = opened(empty_database_url)
     await migrate(database)
@@ -67,6 +69,7 @@ async def test_a_difference_would_be_found(empty_database_url: str) -> None:
     await database.close()
 
 
+@pytest.mark.both_databases
 async def test_many_starters_migrate_once(empty_database_url: str) -> None:
     databases = [opened(empty_database_url) for _ in range(6)]
     await asyncio.gather(*(migrate(database) for database in databases))
@@ -77,6 +80,7 @@ async def test_many_starters_migrate_once(empty_database_url: str) -> None:
         await database.close()
 
 
+@pytest.mark.both_databases
 async def test_a_second_start_finds_everything_in_place(tmp_path: Path, empty_database_url: str) -> None:
     for _ in range(2):
         async with platform(tmp_path / "state", database_url=empty_database_url) as here:
@@ -97,6 +101,7 @@ INSERT INTO idempotency_keys (owner, route, key, body_hash, job_id, reply, creat
 TOKENS = {"11111111-a": "write", "22222222-b": "read", "33333333-c": "admin"}
 
 
+@pytest.mark.both_databases
 async def test_rows_of_the_first_schema_are_carried_over(tmp_path: Path, empty_database_url: str) -> None:
     """What a token opened it opens still, and no more; jobs keep their history."""
     from alembic import command
@@ -140,6 +145,7 @@ async def test_rows_of_the_first_schema_are_carried_over(tmp_path: Path, empty_d
         assert held == [Held("j1", "old", "admin", 2.0, 9.0, 2)]
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("revision", ["base"])
 async def test_migrations_go_back_too(empty_database_url: str, revision: str) -> None:
     from alembic import command

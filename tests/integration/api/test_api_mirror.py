@@ -88,6 +88,7 @@ STORY = [
 ]
 
 
+@pytest.mark.both_databases
 async def test_a_life_becomes_typed_events_and_attempts(here: Platform) -> None:
     uid = (await here.submit())["id"]
     await here.handed_over(uid)
@@ -127,6 +128,7 @@ def as_numbers(document: Any) -> Any:
     return [as_numbers(item) for item in document] if isinstance(document, list) else document
 
 
+@pytest.mark.both_databases
 async def test_times_are_rfc_3339_whichever_release_wrote_the_rows(here: Platform) -> None:
     """The cluster's history and the API's rows hold numbers of the release before: read, told once, and shown alike."""
     uid = (await here.submit())["id"]
@@ -162,6 +164,7 @@ async def test_times_are_rfc_3339_whichever_release_wrote_the_rows(here: Platfor
     assert [await here.get(path) for path in paths[1:]] == shown[1:4]
 
 
+@pytest.mark.both_databases
 async def test_what_happened_while_the_api_was_away_is_told_once(tmp_path: Path, database_url: str) -> None:
     state = tmp_path / "state"
     async with platform(state, database_url=database_url) as here:
@@ -197,6 +200,7 @@ async def test_a_crash_in_the_middle_of_a_batch_loses_and_repeats_nothing(
     assert await here.events(uid) == STORY
 
 
+@pytest.mark.both_databases
 async def test_two_apis_on_one_database_tell_everything_once(tmp_path: Path, database_url: str) -> None:
     state = tmp_path / "state"
     async with platform(state, database_url=database_url) as one, platform(state, database_url=database_url) as two:
@@ -234,6 +238,7 @@ async def test_a_status_of_a_newer_operator_is_kept_whole(here: Platform) -> Non
     await here.finish(other)  # the mirror goes on
 
 
+@pytest.mark.both_databases
 async def test_a_job_made_in_the_cluster_is_imported(here: Platform) -> None:
     submission = parse_job(document("by-hand"))
     uid = here.cluster.create("by-hand", "default", submission.spec, {"team": "nlp"}).metadata.uid
@@ -248,6 +253,7 @@ async def test_a_job_made_in_the_cluster_is_imported(here: Platform) -> None:
     assert taken.json()["code"] == "name_taken"
 
 
+@pytest.mark.both_databases
 async def test_a_job_that_can_not_be_read_is_shown_and_holds_up_nobody(here: Platform) -> None:
     """The mirror stopped at it, for all jobs."""
     uid = here.cluster.create("broken", "default", parse_job(document("broken")).spec, {}).metadata.uid
@@ -326,6 +332,7 @@ async def test_a_job_that_came_and_went_is_not_made_again(tmp_path: Path, databa
         assert here.cluster.jobs() == []
 
 
+@pytest.mark.both_databases
 async def test_a_name_that_a_live_stranger_holds_fails_the_job(tmp_path: Path, database_url: str) -> None:
     """Made in the cluster between the submission and the hand-over; the row must not wait for ever."""
     state = tmp_path / "state"

@@ -137,6 +137,7 @@ async def test_answers_are_rewarded_by_graders(small: House, tmp_path: Path) -> 
     assert refused.value.param == "model"
 
 
+@pytest.mark.both_databases
 async def test_the_status_follows_the_job_until_its_model_has_a_name(house: House, tmp_path: Path) -> None:
     here, client = house
     made = await create(client, tmp_path, suffix="x")
@@ -183,6 +184,7 @@ async def test_a_failure_is_told_as_openai_tells_it(small: House, tmp_path: Path
     assert (await here.get(f"/jobs/{uid_of(cancelled)}"))["spec"]["cancel"] is True
 
 
+@pytest.mark.both_databases
 async def test_lists_are_paged_and_filtered_as_the_client_asks(house: House, tmp_path: Path) -> None:
     here, client = house
     jobs = client.fine_tuning.jobs
@@ -296,6 +298,7 @@ async def never_doubled(here: Platform, client: openai.AsyncOpenAI, folder: Path
     assert len([job async for job in client.fine_tuning.jobs.list(limit=100)]) == rounds
 
 
+@pytest.mark.both_databases
 async def test_a_request_that_its_own_retry_overtook_finds_the_retrys_job(house: House, tmp_path: Path) -> None:
     here, _ = house
     body = {"model": "tiny", "training_file": chat_file(tmp_path)}
@@ -312,6 +315,7 @@ async def test_a_request_that_its_own_retry_overtook_finds_the_retrys_job(house:
     assert await post("2") == second
 
 
+@pytest.mark.both_databases
 async def test_a_retry_at_the_same_moment_as_its_request_makes_one_job(house: House, tmp_path: Path) -> None:
     here, _ = house
     body = {"model": "tiny", "training_file": chat_file(tmp_path)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from sqlalchemy import select
 from tests.integration.api.platform import Platform
 
@@ -11,6 +12,7 @@ from muster.api import relay
 from muster.api.tables import JobRow
 
 
+@pytest.mark.both_databases
 async def test_two_relays_that_lose_one_name_tell_of_it_once(here: Platform) -> None:
     job = await here.submit("demo")
     await here.handed_over(job["id"])

@@ -59,6 +59,7 @@ async def test_a_job_goes_with_its_record_and_logs_and_leaves_its_commits(here: 
     assert [job["name"] for job in (await here.get("/jobs"))["items"]] == ["after"]
 
 
+@pytest.mark.both_databases
 async def test_the_history_of_old_jobs_is_dropped_and_their_record_stays(here: Platform) -> None:
     old, young, live = [(await here.submit(name))["id"] for name in ("old", "young", "live")]
     for uid in (old, young, live):
@@ -97,6 +98,7 @@ async def test_history_is_kept_for_as_many_days_as_are_set(tmp_path: Path, monke
         assert "job.created" in await here.events(young)
 
 
+@pytest.mark.both_databases
 async def test_the_logs_of_old_jobs_go_where_another_replica_has_dropped_their_events(here: Platform) -> None:
     old, young, live = [(await here.submit(name))["id"] for name in ("old", "young", "live")]
     for uid, finished_at in ((old, 1_000.0), (young, 3_000.0)):
@@ -118,6 +120,7 @@ async def test_a_job_that_has_not_ended_stays(here: Platform) -> None:
     assert await delete(here, uid) == (409, "job_live")
 
 
+@pytest.mark.both_databases
 async def test_commits_that_are_pinned_or_needed_stay(here: Platform) -> None:
     uid = await finished(here, "base")
     commit = here.commit(uid, 20)

@@ -26,6 +26,7 @@ async def put(here: Platform, name: str, project: str = "default", **data: str) 
     assert reply.status_code in (200, 201), reply.text
 
 
+@pytest.mark.both_databases
 async def test_a_secret_is_set_listed_and_deleted_and_its_value_shown_nowhere(here: Platform) -> None:
     path = "/api/v1/projects/default/secrets"
     made = await here.client.put(f"{path}/hf-token", json={"data": {"value": VALUE}})

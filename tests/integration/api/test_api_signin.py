@@ -230,6 +230,7 @@ async def test_a_person_is_made_at_the_first_sign_in_and_has_the_roles_of_their_
     assert (await here.client.post("/api/v1/jobs", json=job, headers=bearer(provider.token()))).status_code >= 400
 
 
+@pytest.mark.both_databases
 async def test_a_name_that_somebody_has_is_not_given_away(here: Platform, provider: Provider) -> None:
     posing = provider.token(preferred_username="admin", sub="s-9")
     refused = await here.client.get("/api/v1/me", headers=bearer(posing))

@@ -50,6 +50,7 @@ async def test_events_come_as_they_happen_and_end_with_the_job(live: Platform) -
     assert found[-1].data == {"phase": "Succeeded"}
 
 
+@pytest.mark.both_databases
 async def test_a_cut_event_stream_resumes_where_it_was(live: Platform) -> None:
     uid = (await live.submit())["id"]
     await live.handed_over(uid)

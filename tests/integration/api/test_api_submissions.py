@@ -31,6 +31,7 @@ async def post(here: Platform, name: str, key: str) -> httpx2.Response:
     return await here.client.post("/api/v1/jobs", json=document(name), headers={KEY: key})
 
 
+@pytest.mark.both_databases
 async def test_a_burst_is_stored_in_few_commits(here: Platform) -> None:
     writes = begun_by(here)
     replies = await asyncio.gather(*(post(here, f"job-{number}", f"key-{number}") for number in range(40)))
@@ -47,6 +48,7 @@ async def test_a_burst_is_stored_in_few_commits(here: Platform) -> None:
         assert [line["action"] for line in lines] == ["job.submitted"]
 
 
+@pytest.mark.both_databases
 async def test_one_that_is_refused_keeps_no_other_from_being_stored(here: Platform) -> None:
     taken = (await post(here, "taken", "first")).json()["id"]
     good = [(f"job-{number}", f"key-{number}") for number in range(10)]
@@ -59,6 +61,7 @@ async def test_one_that_is_refused_keeps_no_other_from_being_stored(here: Platfo
     assert len((await here.get("/jobs", limit=100))["items"]) == 11
 
 
+@pytest.mark.both_databases
 async def test_a_database_that_fails_is_told_to_all_and_stores_none(
     here: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:

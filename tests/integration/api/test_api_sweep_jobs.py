@@ -73,6 +73,7 @@ async def train(here: Platform, job_id: str, losses: dict[int, float], phase: Ph
     )
 
 
+@pytest.mark.both_databases
 async def test_a_sweep_runs_so_many_at_once_and_names_the_best_commit(here: Platform) -> None:
     sweep = await create(here)
     assert SweepDetail.model_validate(sweep).trials == 4
@@ -101,6 +102,7 @@ async def test_a_sweep_runs_so_many_at_once_and_names_the_best_commit(here: Plat
     assert [(each.id, each.best_trial, each.best_value) for each in listed] == [(sweep["id"], 2, 2.0)]
 
 
+@pytest.mark.both_databases
 async def test_a_loser_is_cancelled_and_told_why_and_frees_its_place(here: Platform) -> None:
     sweep = await create(here, stopping={"kind": "asha", "minSteps": 50, "factor": 2}, metric={"name": "loss"})
     first, second = await started(here, sweep["id"], 2)
@@ -166,6 +168,7 @@ async def test_a_kill_around_any_act_makes_no_second_job(
     assert {job["id"] for job in jobs} == {trial["jobId"] for trial in table}
 
 
+@pytest.mark.both_databases
 async def test_a_request_that_is_repeated_makes_one_sweep(here: Platform) -> None:
     key = {"Idempotency-Key": "once"}
     post = here.client.post
@@ -179,6 +182,7 @@ async def test_a_request_that_is_repeated_makes_one_sweep(here: Platform) -> Non
     assert taken.json()["sweepId"] == made[0].json()["id"]
 
 
+@pytest.mark.both_databases
 async def test_a_trial_waits_for_its_name_and_says_so(here: Platform) -> None:
     holder = await here.submit("lr-1")
     sweep = await create(here, concurrency=1)
@@ -195,6 +199,7 @@ async def test_a_trial_waits_for_its_name_and_says_so(here: Platform) -> None:
     assert len(await started(here, sweep["id"], 1)) == 1
 
 
+@pytest.mark.both_databases
 async def test_what_is_not_valid_any_more_is_refused_and_the_others_go_on(here: Platform) -> None:
     await here.services.background.stop()
     document = sweep_document()

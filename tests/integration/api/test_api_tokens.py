@@ -34,6 +34,7 @@ async def make(here: Platform, admin: dict[str, str], *scopes: str) -> Any:
     return reply.json()
 
 
+@pytest.mark.both_databases
 async def test_without_a_token_nothing_opens(guarded: tuple[Platform, dict[str, str]]) -> None:
     here, admin = guarded
     wrong = (
@@ -65,6 +66,7 @@ async def test_scopes_include_those_before_them(guarded: tuple[Platform, dict[st
     assert answers == {"read": (200, 403, 403), "write": (200, 201, 403), "admin": (200, 201, 200)}
 
 
+@pytest.mark.both_databases
 async def test_a_token_is_shown_once_and_stored_as_a_hash(guarded: tuple[Platform, dict[str, str]]) -> None:
     here, admin = guarded
     made = await make(here, admin, "write")
@@ -78,6 +80,7 @@ async def test_a_token_is_shown_once_and_stored_as_a_hash(guarded: tuple[Platfor
     assert made["token"] not in stored
 
 
+@pytest.mark.both_databases
 async def test_a_revoked_or_expired_token_opens_nothing(guarded: tuple[Platform, dict[str, str]]) -> None:
     here, admin = guarded
     made = await make(here, admin, "read")
@@ -159,6 +162,7 @@ async def test_the_state_of_a_machine_is_its_users_alone(tmp_path: Path) -> None
         }
 
 
+@pytest.mark.both_databases
 async def test_a_given_first_token_opens_too(tmp_path: Path, database_url: str) -> None:
     token = "muster_" + "a1" * 20
     for _ in range(2):
@@ -167,6 +171,7 @@ async def test_a_given_first_token_opens_too(tmp_path: Path, database_url: str) 
     assert not (tmp_path / "state" / "admin-token").exists()
 
 
+@pytest.mark.both_databases
 async def test_the_use_of_a_token_is_noted_later(guarded: tuple[Platform, dict[str, str]]) -> None:
     here, admin = guarded
     await here.client.get("/api/v1/jobs", headers=admin)

@@ -60,6 +60,7 @@ async def test_what_was_used_is_counted_as_soon_as_the_rows_are_up_to_date(used:
     assert await until(shown, "the first count", seconds=50)
 
 
+@pytest.mark.both_databases
 async def test_attempts_sizes_and_a_deleted_job(used: Platform) -> None:
     """3 h on two nodes (a third of it lost), then 2 h on one: 64 GPU-hours, 8 node-hours at 10 instead of 40."""
     uid = (await used.submit("sft"))["id"]
@@ -94,6 +95,7 @@ async def test_attempts_sizes_and_a_deleted_job(used: Platform) -> None:
     assert forced.text == table.text
 
 
+@pytest.mark.both_databases
 async def test_a_living_gang_counts_until_now_and_a_removed_one_no_longer(used: Platform) -> None:
     uid = (await used.submit("lives"))["id"]
     await used.handed_over(uid)
@@ -120,6 +122,7 @@ async def test_a_living_gang_counts_until_now_and_a_removed_one_no_longer(used: 
     assert (await counted())["total"] == ended["total"], "nothing is added any more"
 
 
+@pytest.mark.both_databases
 async def test_what_another_scheduler_never_placed_is_not_counted(used: Platform) -> None:
     ids = [(await used.submit(name))["id"] for name in ("waits", "runs")]
     for each in ids:
