@@ -228,7 +228,7 @@ class Transfers:
         return found
 
     def _step(self, job_id: str, step: str | int) -> int:
-        """The step of that commit: `best` is the newest that was best when it was made, or the newest of all."""
+        """The step of that commit: `best` is the one marked best, or the newest where none is."""
         if str(step).isdigit():
             return int(step)
         if step not in ("best", "last"):

@@ -98,9 +98,9 @@ def plan_view(name: str, namespace: str, labels: Mapping[str, str], spec: JobSpe
     }
 
 
-def commit_summary_view(commit: Commit) -> dict[str, Any]:
+def commit_summary_view(commit: Commit, best: bool) -> dict[str, Any]:
     """A line of the list of a job's commits: the bytes of all its files, of those written for it (`addedBytes`), and
-    the metrics that are finite."""
+    the metrics that are finite. `best` says whether it is the best of those that are there now."""
     return {
         "step": commit.step,
         "attempt": commit.attempt,
@@ -108,16 +108,17 @@ def commit_summary_view(commit: Commit) -> dict[str, Any]:
         "worldSize": commit.world_size,
         "tokens": commit.tokens,
         "metrics": {name: value for name, value in commit.metrics.items() if math.isfinite(value)},
-        "best": commit.best,
+        "best": best,
         "bytes": commit.bytes,
         "addedBytes": commit.added_bytes,
     }
 
 
-def commit_view(commit: Commit) -> dict[str, Any]:
-    """What a commit holds: elements of the weights, bytes of all tensors (the optimizer's too), and the rest."""
+def commit_view(commit: Commit, best: bool) -> dict[str, Any]:
+    """What a commit holds: elements of the weights, bytes of all tensors (the optimizer's too), and the rest. `best`
+    as for `commit_summary_view`."""
     weights = [entry for name, entry in commit.tensors.items() if name.startswith("model/")]
-    return commit_summary_view(commit) | {
+    return commit_summary_view(commit, best) | {
         "job": commit.job,
         "jobUid": commit.job_uid,
         "mesh": commit.mesh,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from muster.contract.address import Address, parse_address
 from muster.contract.checkpoint import COMMITS, Commit, commit_key, step_of_commit_key
@@ -21,7 +22,7 @@ from muster.storage.store import Object, Store, open_store
 @dataclass(frozen=True)
 class CommitSummary:
     """What a list shows of a commit. `committed_at` is in seconds since the epoch, by the committer's clock; `tokens`
-    were trained until then; `best` is what it was marked as when it was made; `bytes` are those of all its files, and
+    were trained until then; `best`: it is the one that `--step best` takes; `bytes` are those of all its files, and
     `added_bytes` those that were written for it. Of a newer Muster's commit only the first three are known."""
 
     step: int
@@ -56,6 +57,12 @@ def steps_in(store: Store) -> tuple[int, ...]:
     return tuple(sorted(step for step, _ in _commit_objects(store)))
 
 
+def best_of(commits: Iterable[tuple[int, bool]]) -> int | None:
+    """The best of a folder's commits, from the step of each and whether it was the best when it was made. Each that was
+    best outdid all before it, so the newest of them is. None where no commit was judged."""
+    return max((step for step, best in commits if best), default=None)
+
+
 class CommitListing:
     """Lists the commits of any number of folders; safe to use from several threads."""
 
@@ -72,7 +79,7 @@ class CommitListing:
             tag = f"{entry.key}:{entry.tag}"
             found[tag] = known[tag] if tag in known else _summary(store, step)
         self._known[str(folder)] = found
-        return tuple(sorted((seen for seen in found.values() if seen), key=lambda seen: seen.step))
+        return _with_one_best(sorted((seen for seen in found.values() if seen), key=lambda seen: seen.step))
 
     def read_at(self, folder: str) -> tuple[CommitSummary, ...]:
         """`read` of an address as it was written."""
@@ -89,6 +96,11 @@ class CommitListing:
         """The job is gone."""
         self._known.pop(str(folder), None)
         self._stores.pop(str(folder), None)
+
+
+def _with_one_best(commits: list[CommitSummary]) -> tuple[CommitSummary, ...]:
+    best = best_of((commit.step, commit.best) for commit in commits)
+    return tuple(replace(commit, best=False) if commit.best and commit.step != best else commit for commit in commits)
 
 
 def _opened(folder: Address) -> Store:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from muster.contract.checkpoint import PINS, step_name
+from muster.storage.errors import NotFound
 from muster.storage.store import Store
 
 
@@ -13,12 +16,26 @@ def pin(store: Store, step: int) -> bool:
 
 def unpin(store: Store, step: int) -> bool:
     """Take the pin back. Returns False where there was none. Raises StoreError."""
-    there = step in pinned(store)
+    there = is_pinned(store, step)
     store.delete(f"{PINS}/{step_name(step)}")
     return there
 
 
+def is_pinned(store: Store, step: int) -> bool:
+    """Asks for the pin itself, and not for a listing, which may be an old one. Raises StoreError."""
+    try:
+        store.about(f"{PINS}/{step_name(step)}")
+    except NotFound:
+        return False
+    return True
+
+
 def pinned(store: Store) -> frozenset[int]:
     """The steps that are pinned. Raises StoreError."""
-    names = (entry.key.rpartition("-")[2] for entry in store.objects(f"{PINS}/"))
+    return steps_of_pins(entry.key for entry in store.objects(f"{PINS}/"))
+
+
+def steps_of_pins(keys: Iterable[str]) -> frozenset[int]:
+    """The steps whose pins are among the keys of a folder."""
+    names = (key.rpartition("-")[2] for key in keys if key.startswith(f"{PINS}/"))
     return frozenset(int(name) for name in names if name.isdigit())

@@ -43,6 +43,7 @@ _PASSING = {
     "OperationAborted",
     "ConditionalRequestConflict",
     "BadDigest",
+    "XAmzContentChecksumMismatch",  # MinIO's BadDigest
     "MalformedXML",  # ours is not: it was damaged on its way
 }
 _REGION = "the bucket is in another region; set MUSTER_S3_REGION to it"
@@ -106,9 +107,19 @@ def classify(error: Exception) -> S3Failure:
     return S3Failure(FailureKind.LATER, f"{type(error).__name__}: {_short(error)}")
 
 
+def error_code(error: Exception) -> str:
+    """The code of a store's refusal, `NotImplemented` for every status 501; empty for what is no answer of a store.
+
+    botocore's errors of connections have a `response` too: None.
+    """
+    response = getattr(error, "response", None) or {}
+    if response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 501:
+        return "NotImplemented"
+    return str(response.get("Error", {}).get("Code", ""))
+
+
 def _classify_response(error: Exception) -> S3Failure:
-    response = getattr(error, "response", {})
-    code = str(response.get("Error", {}).get("Code", ""))
+    response, code = getattr(error, "response", {}), error_code(error)
     about = response.get("ResponseMetadata", {})
     status = int(about.get("HTTPStatusCode", 0))
     headers = about.get("HTTPHeaders", {})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster.storage.checksum import crc32
-from muster.storage.s3_failures import FailureKind, classify
+from muster.storage.s3_failures import FailureKind, classify, error_code
 
 # crc32: the server refuses a body that does not match the CRC-32 it was sent with, and keeps it. etag: it answers with
 # the MD5 of what arrived, which we compare (a Content-MD5 would say the same, and have it hash everything twice).
@@ -19,6 +19,11 @@ from muster.storage.s3_failures import FailureKind, classify
 Integrity = Literal["crc32", "etag", "read_back"]
 
 PROBE_RETRIES = 2  # a body that was damaged on its way has another MD5, and says nothing of the server
+
+# What a store answers to a checksum that is not the body's. The first two say so of a body that was damaged on its way,
+# too; the last two also stand for headers that it does not take.
+_DAMAGED = ("BadDigest", "XAmzContentChecksumMismatch")
+_REFUSALS_OF_A_CHECKSUM = (*_DAMAGED, "InvalidDigest", "InvalidRequest")
 
 
 @dataclass(frozen=True)
@@ -36,16 +41,18 @@ def probe(
     body = b"muster"
     at = {"Bucket": bucket, "Key": f"{prefix}probe-{uuid.uuid4().hex}", **encryption}
 
-    def refuses_a_wrong_crc32() -> bool:
+    def accepts_crc32(checksum: str) -> bool | None:
+        """None where the store does not know what a checksum is."""
         try:
-            client.put_object(**at, Body=body, ChecksumCRC32=crc32_header(crc32(b"other")))
+            client.put_object(**at, Body=body, ChecksumCRC32=crc32_header(checksum))
         except Exception as error:
             # A refusal of the checksum, and not for another reason that a retry or a person must deal with.
-            code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
-            if code in ("BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "InvalidRequest"):
-                return True
+            if (code := error_code(error)) == "NotImplemented":
+                return None
+            if code in _REFUSALS_OF_A_CHECKSUM and (checksum != crc32(body) or code not in _DAMAGED):
+                return False
             raise
-        return False
+        return True
 
     def honours_conditions() -> bool:
         try:
@@ -53,7 +60,7 @@ def probe(
         except Exception as error:
             if classify(error).kind is FailureKind.TAKEN:
                 return True
-            if getattr(error, "response", {}).get("Error", {}).get("Code") in ("NotImplemented", "InvalidArgument"):
+            if error_code(error) in ("NotImplemented", "InvalidArgument"):
                 return False
             raise
         return False
@@ -64,7 +71,9 @@ def probe(
     tells = tells_md5()
     conditional = bool(call(honours_conditions))
     integrity: Integrity = "read_back"
-    if call(refuses_a_wrong_crc32):
+    # Some stores refuse whatever has a checksum, so the right one is tried as well.
+    refused = call(lambda: accepts_crc32(crc32(b"other"))) is False
+    if refused and call(lambda: accepts_crc32(crc32(body))):
         integrity = "crc32"
     elif tells or any(tells_md5() for _ in range(PROBE_RETRIES)):
         integrity = "etag"

@@ -3,6 +3,7 @@ seed."""
 
 import http.client
 import random
+import re
 import socket
 import struct
 import threading
@@ -24,7 +25,11 @@ FAULTS = (
     "late",  # a while before anything happens
     "flipped_answer",  # a bit of the answer's body is another
     "flipped_request",  # a bit of the request's body is another
+    "halved",  # an answer that calls itself whole, and is half as long
+    "emptied",  # the same of no length at all
+    "missing",  # 404 for an object that is there
 )
+_LISTED = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
 HIDDEN = "hidden-"
 _ERROR = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
 
@@ -34,8 +39,11 @@ class Plan:
     """rates: by fault, the probability for each request. first_time: the fault that each request has when it comes for
     the first time. gone: refuse every connection. refuse_with: answer all with this S3 error (status, code) while set.
     at_write: called with the number of each request that changes something, before the server has it. checks_crc32:
-    refuse bodies that don't match x-amz-checksum-crc32, as S3 does. hides_md5: answer with ETags that tell nothing of
-    the body, as a store that encrypts does. reads_in: so many bytes of a body, then so many seconds of nothing."""
+    refuse bodies that don't match x-amz-checksum-crc32, as S3 does. refuses_checksums: answer every request that has
+    such a header with this error. hides_md5: answer with ETags that tell nothing of the body, as a store that encrypts
+    does. reads_in: so many bytes of a body, then so many seconds of nothing. refuse_writes_with: as refuse_with, of
+    what changes something. lagging: the COMMITs that a listing does not show yet, of the newest; None: every listing
+    is empty."""
 
     seed: int = 0
     rates: dict[str, float] = field(default_factory=dict)
@@ -43,7 +51,10 @@ class Plan:
     at_write: Callable[[int], None] = lambda number: None
     gone: bool = False
     refuse_with: tuple[int, str] | None = None
+    refuse_writes_with: tuple[int, str] | None = None
+    lagging: int | None = 0
     checks_crc32: bool = False
+    refuses_checksums: tuple[int, str] | None = None
     hides_md5: bool = False
     reads_in: tuple[int, float] | None = None
     late_seconds: float = 0.05
@@ -80,8 +91,10 @@ def _possible(fault: str, command: str, path: str, body: bytes) -> bool:
     """Whether it would make a difference to the request."""
     if fault == "flipped_request":
         return bool(body)
-    if fault == "flipped_answer":
+    if fault in ("flipped_answer", "halved", "emptied"):
         return command == "GET" and "?" not in path
+    if fault == "missing":
+        return command in ("GET", "HEAD") and "?" not in path
     return fault != "truncated" or command == "GET"
 
 
@@ -101,6 +114,14 @@ def faulty_proxy(upstream: str, plan: Plan) -> Iterator[str]:
                 return self._reset()
             if plan.refuse_with is not None:
                 return self._refuse(*plan.refuse_with)
+            if plan.refuse_writes_with is not None and self.command not in ("GET", "HEAD"):
+                plan.done["writes refused"] += 1
+                return self._refuse(*plan.refuse_writes_with)
+            if plan.refuses_checksums is not None and any("checksum" in name.lower() for name in self.headers):
+                plan.done["checksums refused"] += 1
+                return self._refuse(*plan.refuses_checksums)
+            if fault == "missing":
+                return self._refuse(404, "NoSuchKey")
             if fault == "slow_down":
                 return self._refuse(503, "SlowDown")
             if fault == "error":
@@ -118,6 +139,11 @@ def faulty_proxy(upstream: str, plan: Plan) -> Iterator[str]:
                 return self._reset()
             if fault == "flipped_answer":
                 data = flipped(data, detail)
+            if fault in ("halved", "emptied"):
+                data = data[: len(data) // 2] if fault == "halved" else b""
+            if self.command == "GET" and "list-type=2" in self.path and plan.lagging != 0:
+                data = _late(data, plan.lagging)
+                plan.done["lagging listings"] += 1
             if self.command == "GET" and "?" not in self.path:
                 with plan.lock:
                     plan.done[f"bytes of {self.path.rpartition('.')[2]}"] += len(data)
@@ -212,6 +238,16 @@ def faulty_proxy(upstream: str, plan: Plan) -> Iterator[str]:
         thread.join()
 
 
+def _late(listing: bytes, behind: int | None) -> bytes:
+    """An answer to ListObjectsV2 from which the last objects under commits/ are missing, or all of them (None)."""
+    entries = list(_LISTED.finditer(listing))
+    if behind is not None:
+        entries = [entry for entry in entries if b"/commits/" in entry[0]][-behind:]
+    for entry in entries:
+        listing = listing.replace(entry[0], b"")
+    return listing
+
+
 def flipped(data: bytes, detail: float) -> bytes:
     if not data:
         return data
@@ -223,6 +259,4 @@ def flipped(data: bytes, detail: float) -> bytes:
 
 def without_checksums(body: bytes) -> bytes:
     """A CompleteMultipartUpload without the parts' checksums."""
-    import re
-
     return re.sub(rb"<ChecksumCRC32>[^<]*</ChecksumCRC32>", b"", body)

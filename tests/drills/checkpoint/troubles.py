@@ -66,6 +66,11 @@ class Drill:
             yield f"first-{fault}", partial(self.every_request, fault=fault)
         for number in range(4):
             yield f"storm-{number}", self.storm
+        for name, behind in (("lag", 1), ("empty", None)):
+            yield f"listings-{name}", partial(self.listings, behind=behind)
+        yield "rights-lost", self.rights_lost
+        for code in ("NotImplemented", "InvalidRequest"):
+            yield f"no-checksums-{code}", partial(self.no_checksums, code=code)
         for refusal in REFUSALS:
             yield f"refusal-{refusal[1]}", partial(self.refusal, kind=refusal)
         for kind in OUTAGES:
@@ -166,6 +171,39 @@ class Drill:
         life = self.train(folder, 2, refuse)
         self.plan.refuse_with = None
         self.judge(folder, life)
+
+    def listings(self, folder: str, behind: int | None) -> None:
+        """No listing shows the newest commits, or any, while a gang saves more of them than are kept."""
+        before = self.plan.done["lagging listings"]
+        self.plan.lagging = behind
+        life = self.train(folder, 4)
+        self.plan.lagging = 0
+        self.score.faults["listing lags" if behind else "listing empty"] += self.plan.done["lagging listings"] - before
+        self.judge(folder, life)
+
+    def rights_lost(self, folder: str) -> None:
+        """From some write on, the store lets nobody write; all can be read."""
+        at = self.plan.done["writes"] + self.dice.randint(2, 14)
+
+        def lose(number: int) -> None:
+            if number >= at and self.plan.refuse_writes_with is None:
+                self.plan.refuse_writes_with = (403, "AccessDenied")
+                self.score.faults["rights lost"] += 1
+
+        self.plan.at_write = lose
+        life = self.train(folder, 3)
+        self.plan.at_write, self.plan.refuse_writes_with = lambda number: None, None
+        self.judge(folder, life)
+
+    def no_checksums(self, folder: str, code: str) -> None:
+        """A store that knows no checksums, and says so of each request that has one."""
+        self.plan.refuses_checksums = (501 if code == "NotImplemented" else 400, code)
+        life = self.train(folder, 2)
+        self.plan.refuses_checksums = None
+        self.score.faults[f"checksum {code}"] += 1
+        self.judge(folder, life)
+        if not self.commits(folder):
+            self.score.unloadable.append(f"{folder}: nothing could be committed")
 
     def kill(self, folder: str, who: str, write: int) -> None:
         """SIGKILL to a rank or its upload process at a write of the saves: the server has it, and the answer finds

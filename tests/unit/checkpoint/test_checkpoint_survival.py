@@ -18,7 +18,7 @@ from muster.storage.errors import NotFound
 from muster.storage.listing import steps_in
 from muster.storage.pins import pin, pinned, unpin
 from muster.storage.store import Object
-from muster.trainer.checkpoint.collect import collect
+from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.quarantine import quarantine
@@ -71,6 +71,9 @@ class ModelStore:
             Object(k, len(v), 0.0, crc32(v)) for k, v in sorted(self.objects_by_key.items()) if k.startswith(prefix)
         ]
 
+    def about(self, key: str) -> Object:
+        return Object(key, len(self.read(key, 1)), 0.0, "")
+
     def delete(self, key: str) -> None:
         self._change()
         self.objects_by_key.pop(key, None)
@@ -98,6 +101,7 @@ class Job:
     frozen: list[FileEntry] | None
     attempt: int = 1
     step: int = 0
+    seen: Seen = dataclasses.field(default_factory=Seen)
 
     def save(self) -> None:
         self.step += self.dice.randint(1, 5)
@@ -115,11 +119,11 @@ class Job:
         loss = self.dice.choice([None, self.dice.random()])
         files += self.frozen or []
         publish(self.store, commit(self.step, self.attempt, files, loss, best=self.dice.random() < 0.3))
-        collect(self.store, self.attempt, self.step, self.keep)
+        collect(self.store, self.attempt, self.step, self.keep, self.seen)
 
     def crash(self) -> None:
         self.store.operations_left = None
-        self.attempt += 1
+        self.attempt, self.seen = self.attempt + 1, Seen()
         # Usually from the newest; the operator may also go back further, and train the same steps again.
         steps = steps_in(self.store)
         self.step = self.dice.choice(steps) if steps and self.dice.random() < 0.3 else max(steps, default=0)

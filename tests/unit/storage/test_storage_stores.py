@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ConnectionClosedError
 from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.s3_servers import Missing, S3Server, rclone_server
 
@@ -19,7 +20,8 @@ from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import NotFound, Refused, StoreError, Truncated
 from muster.storage.file_store import FileStore
 from muster.storage.retry import Retry
-from muster.storage.s3_probe import Server
+from muster.storage.s3_bucket import S3Bucket
+from muster.storage.s3_probe import Server, md5, probe
 from muster.storage.s3_store import S3Store
 from muster.storage.s3_upload import upload_part_bytes
 from muster.storage.settings import S3Settings
@@ -263,6 +265,28 @@ def test_a_fault_while_the_server_is_asked_what_it_does_changes_no_answer(
     with faulty_proxy(rclone_s3.url, plan) as url:
         assert s3_store(url).server == SERVERS["rclone"]
     assert plan.done[fault] > 0
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_any_request_of_the_probe_may_be_reset(number: int) -> None:
+    """botocore's errors of connections have a `response` that is None."""
+
+    class Client:
+        asked = -1
+
+        def put_object(self, Body: bytes, **_: Any) -> dict[str, str]:
+            self.asked += 1
+            if self.asked == number:
+                raise ConnectionClosedError(endpoint_url="http://s3")
+            return {"ETag": md5(Body)}
+
+        def delete_object(self, **_: Any) -> None:
+            pass
+
+    client, bucket = Client(), S3Bucket(parse_address("s3://bucket/x"), S3Settings(), Retry(5, sleep=lambda _: None))
+    found = probe(client, "bucket", "x/", {}, lambda request: bucket.call("", "write", request))
+    assert found == Server(conditional=False, integrity="etag")
+    assert client.asked >= 2
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ async def get_checkpoint(
     step: Annotated[
         str,
         Path(
-            description="A step; `last`: the newest; `best`: the newest that was best when it was committed.",
+            description="A step; `last`: the newest; `best`: the one marked best, or the newest where none is.",
             pattern=r"^([0-9]{1,18}|last|best)$",
         ),
     ],
@@ -174,7 +174,8 @@ def _inspect(commits: CommitListing, row: JobRow, wanted: str) -> dict[str, Any]
     with explained(folder):
         step = int(wanted) if wanted.isdigit() else _newest(commits.read(folder), wanted == "best", folder)
         store = commits.store(folder)
-        found = commit_view(read_commit(store, step))
+        best = any(commit.step == step and commit.best for commit in commits.read(folder))
+        found = commit_view(read_commit(store, step), best)
         return found | {"pinned": step in pinned(store), "uri": str(folder.child(commit_key(step)))}
 
 
@@ -184,12 +185,14 @@ def _mark(commits: CommitListing, row: JobRow, step: int, wanted: bool) -> dict[
     with explained(folder):
         if not wanted:
             return {"step": step, "pinned": False, "changed": unpin(store, step)}
+        changed = False
         try:
             store.about(commit_key(step))
             changed = pin(store, step)
             store.about(commit_key(step))  # retention may have looked at the pins before this one was among them
         except NotFound as error:
-            unpin(store, step)
+            if changed:
+                unpin(store, step)
             raise ApiError("checkpoint_not_found", _NOT_THERE.format(step=step, folder=folder)) from error
         return {"step": step, "pinned": True, "changed": changed}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from sqlalchemy import Text, delete, select, type_coerce
@@ -22,7 +22,7 @@ from muster.contract.base import UserError
 from muster.contract.checkpoint import COMMITS
 from muster.storage.errors import StorageError
 from muster.storage.listing import CommitListing
-from muster.storage.pins import pinned
+from muster.storage.pins import pinned, steps_of_pins
 
 GONE_SECONDS = 10.0  # for the cluster to let go of an ended job's object: its operator looks every few seconds
 DELETE_SECONDS_MAX = 600.0  # of all commits of a job: thousands of objects, one after another
@@ -41,7 +41,7 @@ async def remove(services: Services, caller: Principal, job_id: str, with_commit
         await _in_folder(services, folder, _refuse_pins, services.commits, row, folder)
     await _leave_cluster(services, row)
     if folder is not None:
-        await _in_folder(services, folder, _delete_commits, services.commits, folder, seconds=DELETE_SECONDS_MAX)
+        await _in_folder(services, folder, _delete_commits, services.commits, row, folder, seconds=DELETE_SECONDS_MAX)
     await asyncio.to_thread(shutil.rmtree, services.settings.layout.jobs / row.id, ignore_errors=True)
     async with services.database.write() as session:
         row = checked(caller, await repository.get(session, job_id, lock=True), job_id, act=True)
@@ -91,11 +91,15 @@ def _origins(spec: dict[str, Any]) -> str:
 
 def _refuse_pins(commits: CommitListing, row: JobRow, folder: Address) -> None:
     try:
-        steps = sorted(pinned(commits.store(folder)))
+        steps = pinned(commits.store(folder))
     except (StorageError, UserError) as error:
         raise _unavailable(error) from error
+    _refuse_pinned(row, steps)
+
+
+def _refuse_pinned(row: JobRow, steps: Collection[int]) -> None:
     if steps:
-        shown = ", ".join(map(str, steps[:5]))
+        shown = ", ".join(map(str, sorted(steps)[:5]))
         detail = f"Commits of {row.name!r} are pinned (step {shown}): unpin them first, or delete without checkpoints."
         raise ApiError("job_needed", detail)
 
@@ -119,13 +123,15 @@ async def _leave_cluster(services: Services, row: JobRow) -> None:
             row = await repository.get(session, row.id) or row
 
 
-def _delete_commits(commits: CommitListing, folder: Address) -> None:
+def _delete_commits(commits: CommitListing, row: JobRow, folder: Address) -> None:
     """The COMMITs first: half of what they name is never taken for a commit."""
     try:
         store = commits.store(folder)
-        for prefix in (f"{COMMITS}/", ""):
-            for key in [entry.key for entry in store.objects(prefix)]:
-                store.delete(key)
+        keys = [entry.key for entry in store.objects("")]
+        # A pin that was made since, or that the listing of pins did not show yet.
+        _refuse_pinned(row, steps_of_pins(keys))
+        for key in sorted(keys, key=lambda key: not key.startswith(f"{COMMITS}/")):
+            store.delete(key)
     except (StorageError, UserError) as error:
         raise _unavailable(error) from error
 

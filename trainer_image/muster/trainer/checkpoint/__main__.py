@@ -18,13 +18,13 @@ from muster.contract.names import ExitCode
 from muster.contract.text import size
 from muster.contract.times import epoch_seconds
 from muster.contract.views import commit_summary_view, commit_view
-from muster.storage.listing import steps_in
-from muster.storage.pins import pin, pinned, unpin
+from muster.storage.listing import best_of, steps_in
+from muster.storage.pins import is_pinned, pin, pinned, unpin
 from muster.storage.store import Store, open_store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
-from muster.trainer.checkpoint.quarantine import quarantined
+from muster.trainer.checkpoint.quarantine import put_back, quarantined
 from muster.trainer.checkpoint.readers import being_read
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import StorageError, UserError
@@ -36,22 +36,36 @@ def ls(store: Store, _: argparse.Namespace) -> Report:
     pins, aside, rows = pinned(store), quarantined(store), []
     for step in steps_in(store):
         try:
-            rows.append(commit_summary_view(commit_in(store, step)) | {"pinned": step in pins})
+            commit = commit_in(store, step)
+            rows.append(commit_summary_view(commit, commit.best) | {"pinned": step in pins})
         except CheckpointError as error:
             rows.append({"step": step, "pinned": step in pins, "error": str(error)})
+    best = best_of((row["step"], row.get("best", False)) for row in rows)
+    for row in rows:
+        if "best" in row:
+            row["best"] = row["step"] == best
     return {"folder": store.uri, "commits": rows, "quarantined": sorted(aside)}
 
 
 def inspect(store: Store, chosen: argparse.Namespace) -> Report:
-    return commit_view(commit_in(store, chosen.step if chosen.step is not None else "last"))
+    commit = commit_in(store, chosen.step if chosen.step is not None else "last")
+    return commit_view(commit, commit.best and commit_in(store, "best").step == commit.step)
 
 
 def check(store: Store, chosen: argparse.Namespace) -> Report:
-    steps = steps_in(store) if chosen.step is None else (chosen.step,)
+    """What was set aside is read too: what verifies now is put back."""
+    committed, aside = steps_in(store), quarantined(store)
+    steps = sorted({*committed, *aside}) if chosen.step is None else [chosen.step]
     if not steps:
         raise CheckpointError(f"{store.uri}: holds no commit")
     known: set[str] = set()
-    return {"folder": store.uri, "commits": [_checked(store, step, known, _progress(chosen)) for step in steps]}
+    rows = [
+        _put_back(store, step, _progress(chosen))
+        if step in aside and step not in committed
+        else _checked(store, step, known, _progress(chosen))
+        for step in steps
+    ]
+    return {"folder": store.uri, "commits": rows}
 
 
 def keep(store: Store, chosen: argparse.Namespace) -> Report:
@@ -71,13 +85,15 @@ def rm(store: Store, chosen: argparse.Namespace) -> Report:
         raise CheckpointError(f"{store.uri}/{commit_key(chosen.step)}: step {chosen.step} is not committed")
     spared = {
         "it is the newest commit": chosen.step == steps[-1],
-        "it is pinned": chosen.step in pinned(store),
+        "it is pinned": is_pinned(store, chosen.step),
         "somebody is reading it": chosen.step in being_read(store, time.time()),
     }
     if (reasons := [reason for reason, holds in spared.items() if holds]) and not chosen.force:
         raise UserError(f"step {chosen.step} is not removed: {' and '.join(reasons)}; --force removes it all the same")
     files = _files_of_its_own(store, chosen.step, steps)
     store.delete(commit_key(chosen.step))
+    if any(map(is_frozen_key, files)):
+        files = _without_what_newer_listings_name(store, chosen.step, files)
     for key in sorted(files):
         store.delete(key)
     unpin(store, chosen.step)
@@ -99,6 +115,20 @@ def _files_of_its_own(store: Store, step: int, steps: Sequence[int]) -> set[str]
     return {key for key in files if not (unknown and is_frozen_key(key))}
 
 
+def _without_what_newer_listings_name(store: Store, step: int, files: set[str]) -> set[str]:
+    """Less the frozen weights that a commit names which the first listing did not show. A listing that still shows the
+    COMMIT that was just deleted is an old one, and says nothing: then all frozen weights stay."""
+    steps = steps_in(store)
+    if step in steps:
+        return {key for key in files if not is_frozen_key(key)}
+    for other in steps:
+        try:
+            files = files - {file.key for file in commit_in(store, other).files}
+        except CheckpointError:
+            return {key for key in files if not is_frozen_key(key)}
+    return files
+
+
 def _checked(store: Store, step: int, known: set[str], progress: Callable[[int, int], None]) -> Report:
     began = time.monotonic()
     try:
@@ -107,6 +137,18 @@ def _checked(store: Store, step: int, known: set[str], progress: Callable[[int, 
     except DamagedCommit as damaged:
         return {"step": step, "verified": False, "error": str(damaged)}
     return {"step": step, "verified": True, "bytes": commit.bytes, "seconds": round(time.monotonic() - began, 3)}
+
+
+def _put_back(store: Store, step: int, progress: Callable[[int, int], None]) -> Report:
+    began = time.monotonic()
+    try:
+        commit = put_back(store, step, progress)
+    except DamagedCommit as damaged:
+        return {"step": step, "quarantined": True, "error": f"was set aside, and does not verify: {damaged}"}
+    if commit is None:
+        return {"step": step, "quarantined": True, "error": "was set aside because training failed from it twice"}
+    seconds = round(time.monotonic() - began, 3)
+    return {"step": step, "verified": True, "putBack": True, "bytes": commit.bytes, "seconds": seconds}
 
 
 def _progress(chosen: argparse.Namespace) -> Callable[[int, int], None]:
@@ -126,7 +168,9 @@ def _text(command: str, report: Report) -> str:
         return "\n".join([report["folder"], *rows, *aside])
     if command == "verify":
         return "\n".join(
-            f"step {row['step']}: " + (f"verified, {row['bytes']:,} bytes" if row["verified"] else row["error"])
+            f"step {row['step']}: "
+            + (f"verified, {row['bytes']:,} bytes" if row.get("verified") else row["error"])
+            + ("; it was set aside, and is put back" if row.get("putBack") else "")
             for row in report["commits"]
         )
     if command == "inspect":
@@ -151,7 +195,10 @@ def _ls_line(row: Report) -> str:
 COMMANDS: dict[str, tuple[Callable[[Store, argparse.Namespace], Report], str]] = {
     "ls": (ls, "list the commits"),
     "inspect": (inspect, "what one commit holds (the newest, if no step is given)"),
-    "verify": (check, "read every byte of one commit, or of all, and compare checksums"),
+    "verify": (
+        check,
+        "read every byte of one commit, or of all, and compare checksums; put back what was set aside and verifies",
+    ),
     "pin": (keep, "keep a commit whatever the retention policy says"),
     "unpin": (release, "take a pin back"),
     "rm": (rm, "remove a commit"),

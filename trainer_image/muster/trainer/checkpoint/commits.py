@@ -48,15 +48,16 @@ def commit_in(store: Store, step: int | Literal["best", "last"], own: bool = Fal
 
 
 def read_and_parse(store: Store, step: int, own: bool = False) -> tuple[Commit, bytes]:
-    """A COMMIT and its bytes as they are stored. What does not parse is read again: a bit may be lost on its way.
+    """A COMMIT and its bytes as they are stored. What is not there or does not parse is asked for again: one answer may
+    be wrong.
 
     Raises GoneCommit, StoreError, and what `parse` raises.
     """
     for reads_left in reversed(range(READS_OF_THE_STORE)):
-        data = _read(store, step)
         try:
+            data = _read(store, step)
             return parse(data, store, step, own), data
-        except (DamagedCommit, UnknownFormat):
+        except (DamagedCommit, UnknownFormat, GoneCommit):
             if not reads_left:
                 raise
     raise AssertionError("a COMMIT is read at least once")

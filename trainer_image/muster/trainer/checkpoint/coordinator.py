@@ -17,7 +17,7 @@ from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
 from muster.storage.store import Store
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
-from muster.trainer.checkpoint.collect import collect
+from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.failures import CheckpointError
@@ -53,6 +53,7 @@ class Coordinator:
         self._decided = False
         self._chosen: int | None = None
         self._frozen: FrozenFiles | None = None  # that a COMMIT names
+        self._seen = Seen()
         self._committed_step, self._committed_at, self._commit_seconds = -1, time.monotonic(), 0.0
         if listener is not None:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
@@ -129,7 +130,7 @@ class Coordinator:
 
     def collect(self, step: int) -> None:
         """Remove what the commit of `step` has made superfluous."""
-        collect(self._store, self._job.attempt, step, self._job.keep)
+        collect(self._store, self._job.attempt, step, self._job.keep, self._seen)
 
     def _all_reports(self, seq: int, deadline: float) -> dict[int, Message]:
         """Every rank's report. Raises CheckpointError for the first that says it failed (Refused, where its store will

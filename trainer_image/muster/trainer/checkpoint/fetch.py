@@ -3,10 +3,12 @@ once per node."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from muster.contract.checkpoint import Commit, FileEntry, Slice
 from muster.storage.checksum import parts_of, whole_file
@@ -18,6 +20,8 @@ from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.memory import take_pages
 from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.checkpoint.shard_file import header_bytes, read_header
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
@@ -62,15 +66,16 @@ class Reader:
         start, _ = file.bounds[part.index]
         if self._cache is not None and self._cache.read_into(file.entry, start, into) and self._matches(part, into):
             return
-        for reads_left in reversed(range(READS_OF_THE_STORE)):
+
+        def read() -> None:
             self._read_unverified(part.file, start, into)
-            if self._matches(part, into):
-                return
-            if not reads_left:
+            if not self._matches(part, into):
                 raise DamagedCommit(
                     f"{file.where}: bytes {start} to {start + len(into)} do not have the checksum "
                     f"{file.checksums[part.index]} of the COMMIT; the file was damaged after it was committed"
                 )
+
+        _again(read)
 
     def expect_sizes(self) -> None:
         """Raises DamagedCommit for a file that is not there, or shorter than the COMMIT says.
@@ -87,16 +92,24 @@ class Reader:
         if starts and None not in starts:
             first = min(start for start in starts if start is not None)
             return Span(file, 0, min(first, HEADER_BYTES_MAX))
-        first_eight = bytearray(min(8, self._commit.files[file].bytes))
-        self._read_unverified(file, 0, memoryview(first_eight))
-        size = header_bytes(bytes(first_eight), self._files[file].where)
-        return Span(file, 0, min(size, self._commit.files[file].bytes))
+
+        def ask() -> Span:
+            first_eight = bytearray(min(8, self._commit.files[file].bytes))
+            self._read_unverified(file, 0, memoryview(first_eight))
+            size = header_bytes(bytes(first_eight), self._files[file].where)
+            return Span(file, 0, min(size, self._commit.files[file].bytes))
+
+        return _again(ask)
 
     def read_starts(self, span: Span) -> dict[str, int]:
         """Where each slice of a file begins, from the file's own header, which is not verified yet."""
         header = memoryview(bytearray(span.end))
-        self._read_unverified(span.file, 0, header)
-        return self.starts(span.file, header)
+
+        def read() -> dict[str, int]:
+            self._read_unverified(span.file, 0, header)
+            return self.starts(span.file, header)
+
+        return _again(read)
 
     def starts(self, file: int, header: memoryview) -> dict[str, int]:
         """Where each of the commit's slices begins in a file, by name. `header` holds the bytes of the file's
@@ -131,7 +144,7 @@ class Reader:
 
     def _read_last_byte(self, file: int) -> None:
         if size := self._commit.files[file].bytes:
-            self._read_unverified(file, size - 1, memoryview(bytearray(1)))
+            _again(lambda: self._read_unverified(file, size - 1, memoryview(bytearray(1))))
 
     def _read_unverified(self, file: int, start: int, into: memoryview) -> None:
         """Raises DamagedCommit where the file is not what the COMMIT says, CheckpointError where the store fails."""
@@ -150,6 +163,15 @@ class Reader:
             return whole_file(data, self._commit.checksum_algorithm) == self._files[part.file].checksums[part.index]
         except ValueError as error:
             raise CheckpointError(f"{self._files[part.file].where}: {error}") from error
+
+
+def _again(read: Callable[[], T]) -> T:
+    """What a store answers is believed when it says the same again and again: one wrong answer (another bit, no such
+    file, half the length) is no damage."""
+    for _ in range(READS_OF_THE_STORE - 1):
+        with contextlib.suppress(DamagedCommit):
+            return read()
+    return read()
 
 
 class _Parts:

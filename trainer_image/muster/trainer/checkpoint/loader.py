@@ -29,7 +29,7 @@ from muster.trainer.checkpoint.fit import Wanted, differences
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.node_memory import NodeMemory, SharedBuffer, share
 from muster.trainer.checkpoint.optimizer_state import adopt_state, expect_whole_state, state_to_fill, wanted_state
-from muster.trainer.checkpoint.quarantine import first_good
+from muster.trainer.checkpoint.quarantine import first_good, put_back_newest
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors
 
@@ -77,7 +77,8 @@ def resume(
 ) -> Commit:
     """Load the newest commit that verifies, of those up to step `at_most`. Collective.
 
-    A commit that does not verify is set aside (quarantine/), one that somebody has just removed, that the store does
+    A commit that was set aside earlier, and verifies now, is put back first. A commit that does not verify is set aside
+    (quarantine/), one that somebody has just removed, that the store does
     not give, that a newer Muster wrote or that is of another model is passed over, and the one before it is tried;
     `report` is told each time, on rank 0. `check` raises DamagedCommit for a commit that this rank can't go on from; it
     is asked before a tensor is touched. Raises what `load` raises, and CheckpointError where no commit is left.
@@ -87,7 +88,7 @@ def resume(
     with contextlib.closing(ControlGroup()) as group, contextlib.closing(SharedBuffer()) as buffer:
         return first_good(
             store,
-            _candidates(store, at_most, group),
+            _candidates(store, at_most, group, report),
             at_most,
             lambda step: _load(store, step, weights, trained, group, buffer, check, own=True),
             report if group.rank == 0 else None,
@@ -144,11 +145,12 @@ def _fetched(
     return memory, starts
 
 
-def _candidates(store: Store, at_most: int, group: ControlGroup) -> list[int]:
+def _candidates(store: Store, at_most: int, group: ControlGroup, report: Callable[[str], None]) -> list[int]:
     """Steps to try, newest first, as rank 0 sees them."""
     steps: list[int] = []
     with _all_or_none(group):
         if group.rank == 0:
+            put_back_newest(store, report)
             steps = [step for step in reversed(steps_in(store)) if step <= at_most]
     found: list[int] = group.gather(steps)[0]
     return found

@@ -1,7 +1,9 @@
-"""A commit whose bytes did not verify is set aside, with the reason, so that nobody tries it again."""
+"""A commit whose bytes did not verify is set aside, with the reason, so that nobody tries it again. Where they verify
+later after all (the store was wrong, or somebody has restored its files), it is put back."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -12,29 +14,97 @@ from muster.storage.commits import COMMIT_BYTES_MAX
 from muster.storage.errors import NotAFile, NotFound, StoreError
 from muster.storage.listing import steps_in
 from muster.storage.store import Store, open_store
-from muster.trainer.checkpoint.commits import commit_in
+from muster.trainer.checkpoint.commits import commit_in, parse, read_and_parse
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit, UnknownFormat
+from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import UserError
 
 T = TypeVar("T")
 
+# All ranks wait meanwhile. Half of it would leave a commit of 20 GB on a usual store aside; twice as much is lost at
+# the start of each attempt where the files of a larger one are damaged at their end.
+PUT_BACK_SECONDS_MAX = 30.0
 
-def quarantine(store: Store, step: int, reason: str) -> None:
+
+def quarantine(store: Store, step: int, reason: str, damaged: bool = True) -> None:
     """Move the COMMIT of `step` to quarantine/. Its files stay until a newer commit outlives them.
 
-    Raises StoreError, also where it is too large to be kept there; then it stays where it is.
+    `damaged` says that its bytes did not verify; they may do so later. Raises StoreError, also where it is too large to
+    be kept there; then it stays where it is.
     """
     try:
-        commit: Any = store.read(commit_key(step), COMMIT_BYTES_MAX).decode(errors="replace")
+        commit = _text(store, step)
     except NotFound:
         return
     except NotAFile:  # nothing can be read from it, so nothing of it is to be kept
         commit = None
-    record = {"step": step, "at": time.time(), "reason": reason, "commit": commit}
-    key = f"{QUARANTINE}/{step_name(step)}.json"
-    store.delete(key)
-    store.create(key, json.dumps(record).encode())
+    record = {"step": step, "at": time.time(), "reason": reason, "damaged": damaged, "commit": commit}
+    store.replace(_key(step), json.dumps(record).encode())
     store.delete(commit_key(step))
+
+
+def _text(store: Store, step: int) -> str:
+    """A COMMIT as it is stored, if need be at the third asking: it is what a commit that is put back is made of."""
+    with contextlib.suppress(CheckpointError):
+        return read_and_parse(store, step)[1].decode()
+    return store.read(commit_key(step), COMMIT_BYTES_MAX).decode(errors="replace")
+
+
+def put_back(store: Store, step: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Commit | None:
+    """Read all files of a quarantined commit, and make it a commit again where they verify. None where it was set aside
+    for another reason than its bytes, or the step has another commit by now.
+
+    Raises DamagedCommit where they still do not, CheckpointError or StoreError where the store fails.
+    """
+    record = _record(store, step)
+    if not record.get("damaged", True) or step in steps_in(store):
+        return None
+    data = str(record.get("commit") or "").encode()
+    commit = parse(data, store, step, own=True)
+    verify(store, commit, progress)
+    if not store.create(commit_key(step), data):
+        return None
+    store.delete(_key(step))
+    return commit
+
+
+def put_back_newest(store: Store, report: Callable[[str], None], seconds_max: float = PUT_BACK_SECONDS_MAX) -> None:
+    """Put back what was set aside of the newest steps, where it verifies after all within that time. Each is tried once
+    in an attempt; older ones than the newest commit are nobody's loss."""
+    deadline = time.monotonic() + seconds_max
+
+    def in_time(done: int, total: int) -> None:
+        if time.monotonic() > deadline:
+            raise CheckpointError("it takes too long to be read again now")
+
+    try:
+        newest = max(steps_in(store), default=-1)
+        for step in sorted(quarantined(store), reverse=True):
+            if step > newest and _put_back(store, step, in_time):
+                report(f"commit {step} was set aside, and verifies now: it is put back")
+    except StoreError as error:
+        report(f"what was set aside can't be looked at: {error}")
+
+
+def _put_back(store: Store, step: int, progress: Callable[[int, int], None]) -> bool:
+    try:
+        return put_back(store, step, progress) is not None
+    except CheckpointError:
+        return False
+
+
+def _record(store: Store, step: int) -> dict[str, Any]:
+    try:
+        record = json.loads(store.read(_key(step), 2 * COMMIT_BYTES_MAX))
+    except NotFound as error:
+        raise GoneCommit(f"{store.uri}/{_key(step)}: step {step} is not set aside") from error
+    except ValueError as error:
+        raise DamagedCommit(f"{store.uri}/{_key(step)}: is no JSON: {error}") from error
+    return record if isinstance(record, dict) else {}
+
+
+def _key(step: int) -> str:
+    return f"{QUARANTINE}/{step_name(step)}.json"
 
 
 def quarantined(store: Store) -> frozenset[int]:

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Iterator
 
 from muster.contract.checkpoint import READERS, step_name
-from muster.storage.errors import StoreError
-from muster.storage.store import Store
+from muster.storage.errors import NotFound, StoreError, UnfitObject
+from muster.storage.store import Object, Store
 
 READ_SECONDS_MAX = 3_600.0
 
@@ -39,15 +39,16 @@ def being_read(store: Store, now: float) -> frozenset[int]:
     steps = set()
     for entry in store.objects(f"{READERS}/"):
         step = entry.key.removeprefix(f"{READERS}/").partition("/")[0].rpartition("-")[2]
-        if _until(store, entry.key) < now:
+        if _until(store, entry) < now:
             store.delete(entry.key)
         elif step.isdigit():
             steps.add(int(step))
     return frozenset(steps)
 
 
-def _until(store: Store, key: str) -> float:
-    try:
-        return float(json.loads(store.read(key))["until"])
-    except (StoreError, ValueError, KeyError, TypeError):  # gone meanwhile, or not one of ours
-        return 0.0
+def _until(store: Store, entry: Object) -> float:
+    """A mark that the store does not give right holds as long as any mark made at its time: the next answer may be
+    another."""
+    with contextlib.suppress(NotFound, UnfitObject, ValueError, KeyError, TypeError):
+        return float(json.loads(store.read(entry.key))["until"])
+    return entry.modified_at + READ_SECONDS_MAX

@@ -76,7 +76,7 @@ def set_aside_commit(folder: str, step: int, reason: str, say: Callable[[str], N
         store = open_store(folder)
         if steps_in(store)[0] >= step:
             return False
-        quarantine(store, step, reason)
+        quarantine(store, step, reason, damaged=False)
     except (IndexError, StoreError) as error:
         say(f"the commit of step {step} can't be set aside: {error}")
         return False
