@@ -258,7 +258,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     kept = open_files(database, settings.layout.uploads, settings.files_place, settings.uploads_bytes_max)
     made = Exports(settings.layout.exports)
     works = [
-        Work("mirror", mirror.step, settings.mirror_seconds),
+        Work("mirror", mirror.step, settings.mirror_seconds, behind=mirror.behind),
         Work("relay", relay.step, settings.relay_seconds, RELAY_SECONDS_MIN),
         Work("housekeeping", lambda: _clean_up(settings, database, uses, kept, made), HOUSEKEEPING_SECONDS),
         *([kept.arrivals.work] if kept.arrivals is not None else []),

@@ -22,7 +22,7 @@ STOP_SECONDS_MAX = 5.0
 class Work:
     """Work that is done in rounds, each a call of `step`. `wake` cuts the pause of `seconds` after it short, but not
     below `seconds_min`, so that a burst of wakes is one round's work. `failing_since` is None after a good round. The
-    process is ready without work that is not `needed`.
+    process is ready without work that is not `needed`; `behind` says what work that is still has to do before that.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Work:
     seconds_min: float = 0.0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     needed: bool = True
+    behind: Callable[[], str] = str  # empty: nothing
     rounds: int = 0
     failures: int = 0
     failing_since: float | None = None

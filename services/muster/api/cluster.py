@@ -100,6 +100,10 @@ class Cluster(Protocol):
 
     async def changes(self, after_version: int, limit: int) -> list[RawChange]: ...
 
+    async def behind(self, after_version: int) -> int:
+        """How many changes there are after that version."""
+        ...
+
     async def find(self, uid: str) -> FoundJob | None: ...
 
     async def write_quotas(self, quotas: Mapping[str, ProjectQuota | None]) -> None:
@@ -162,6 +166,9 @@ class Local:
 
     async def changes(self, after_version: int, limit: int) -> list[RawChange]:
         return await asyncio.to_thread(self._cluster.raw_changes, after_version, limit)
+
+    async def behind(self, after_version: int) -> int:
+        return await asyncio.to_thread(self._cluster.count_changes, after_version)
 
     async def find(self, uid: str) -> FoundJob | None:
         try:

@@ -93,6 +93,10 @@ class KubernetesCluster:
             found = [change for change in found if change.version <= last]
         return found
 
+    async def behind(self, after_version: int) -> int:
+        await self._have_listed()
+        return sum(change.version > after_version for change in self._changes)
+
     async def find(self, uid: str) -> FoundJob | None:
         item = self._jobs.get(uid)
         return _found(item, uid) if item is not None else None

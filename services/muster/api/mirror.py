@@ -34,6 +34,9 @@ from muster.local.cluster import RawChange
 log = structlog.get_logger("muster.api.mirror")
 
 BATCH = 500
+# Changes that one transaction takes over. Its rows are locked meanwhile, on SQLite all there are: with ten times as
+# many a cancel would wait for seconds, and with a tenth the commits would cost more than the changes.
+TOGETHER = 50
 
 
 class Mirror:
@@ -43,8 +46,15 @@ class Mirror:
         self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics
         self._cursor: int | None = None
         self._seen_version = -1
+        self._taken = self._total = 0  # changes, until it has caught up
         self.caught_up = False
         self.waiting: list[asyncio.Event] = []
+
+    def behind(self) -> str:
+        """What there is to do before rows are as the cluster is; empty once they were."""
+        if self.caught_up:
+            return ""
+        return f"catching up, {self._taken} of {self._total}" if self._total else "catching up: reading the cluster"
 
     async def step(self) -> bool:
         """Take over one batch of changes; True when there may be more."""
@@ -53,22 +63,38 @@ class Mirror:
             return False
         if self._cursor is None:
             self._cursor = await self._stored_cursor()
+        if not self.caught_up:
+            self._total = self._taken + await self._cluster.behind(self._cursor)
         changes = await self._cluster.changes(self._cursor, BATCH)
         self._metrics.mirror_lag.set(max(0, version - self._cursor) if changes else 0)
         if not changes:
             self._seen_version = version
             self._note_caught_up()
             return False
+        for first in range(0, len(changes), TOGETHER):
+            # Those of one version may be in several transactions: the cursor moves past it with the last of them, and
+            # whoever begins again in between finds by the rows' versions what is taken over already.
+            part, rest = changes[first : first + TOGETHER], changes[first + TOGETHER :]
+            whole = [change.version for change in part if not rest or change.version < rest[0].version]
+            if not await self._take(part, whole[-1] if whole else self._cursor):
+                self._cursor = None
+                return True
+        return True
+
+    async def _take(self, changes: list[RawChange], cursor: int) -> bool:
+        """Take these changes over and move the cursor, in one transaction. False where another process was quicker."""
         unknown = await self._unknown_jobs(changes)
         try:
             async with self._database.write() as session:
-                told = await self._take_over(session, changes, unknown)
+                told = await self._take_over(session, changes, unknown, cursor)
         except IntegrityError:  # another process mirrored, or a name was taken, in between: look again
-            self._cursor = None
-            return True
-        self._cursor = changes[-1].version if told is not None else None
-        self._metrics.mirrored.inc(len(changes) if told is not None else 0)
-        for job_id in told or ():
+            return False
+        if told is None:
+            return False
+        self._cursor = cursor
+        self._taken += len(changes)
+        self._metrics.mirrored.inc(len(changes))
+        for job_id in told:
             self._hub.tell(job_id)
         return True
 
@@ -93,13 +119,13 @@ class Mirror:
         return {uid: job for uid, job in found.items() if job is not None}
 
     async def _take_over(
-        self, session: AsyncSession, changes: list[RawChange], unknown: dict[str, FoundJob]
+        self, session: AsyncSession, changes: list[RawChange], unknown: dict[str, FoundJob], version: int
     ) -> set[str] | None:
         """The ids of jobs with news; None if another process has moved the cursor since it was read."""
         cursor = await self._locked_cursor(session)
         if cursor.version != self._cursor:
             return None
-        cursor.version = changes[-1].version
+        cursor.version = version
         for job in unknown.values():
             await _import(session, job)
         uids = {change.uid for change in changes}

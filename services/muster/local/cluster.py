@@ -198,6 +198,11 @@ class LocalCluster:
             for raw in self.raw_changes(after_version, limit)
         ]
 
+    def count_changes(self, after_version: int) -> int:
+        """How long the history after that version is."""
+        query = "SELECT count(*) AS many FROM history WHERE version > ?"
+        return int(self._connection().execute(query, (after_version,)).fetchone()["many"])
+
     def raw_changes(self, after_version: int, limit: int = 1000) -> list[RawChange]:
         """`changes` with each status as the JSON that was written: a newer one must not stop the reader."""
         query = "SELECT * FROM history WHERE version > ? ORDER BY version LIMIT ?"

@@ -58,7 +58,8 @@ async def check_health() -> JSONResponse:
     },
 )
 async def check_readiness(services: ServicesDependency) -> JSONResponse:
-    """The database answers, and relay, mirror, quotas and housekeeping make progress."""
+    """The database answers, and relay, mirror, quotas and housekeeping make progress. The mirror has caught up with the
+    cluster once: before that, jobs would be shown as they were when an API last looked."""
     checks = {
         "database": await _database(services),
         **{work.name: _work(services, work.name) for work in services.background.works if work.needed},
@@ -79,7 +80,8 @@ def _work(services: Services, name: str) -> dict[str, Any]:
     work = next(work for work in services.background.works if work.name == name)
     if not services.background.alive(work):
         return {"ok": False, "detail": "does not run"}
-    return {"ok": work.healthy, "detail": work.error}
+    behind = work.behind()
+    return {"ok": work.healthy and not behind, "detail": work.error or behind}
 
 
 @router.get(
