@@ -3,7 +3,7 @@
 Reads a file of training data from its first byte to its last, as a job's first rank will, and prints a JSON document:
 its format, how many samples it holds, how many bytes they are and how many tokens their text may be, and the first
 fault with its line. Memory is bounded, also where the file is made to burst it: a compressed one may grow EXPANSION_MAX
-times, a record has RECORD_BYTES_MAX.
+times, a record has RECORD_BYTES_MAX. So are its rows, by the file's size, and the processor's time.
 
 It is a process of its own, because what it reads was sent by somebody else. It needs no torch and no tokenizer.
 """
@@ -18,7 +18,9 @@ import json
 import math
 import os
 import resource
+import signal
 import sys
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -36,9 +38,14 @@ from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
 # Text that people write shrinks 3 to 10 times and logs 30 times; what grows more is made to. Small files may.
 EXPANSION_MAX: Final = 200
 EXPANDED_BYTES_FREE: Final = 64 << 20
+# Rows take time where they take no bytes: fifty millions that are empty lie in 131 KB. A text that people write takes
+# more than a byte of its file; a tenth allows for what is there again and again. Small files may have more.
+ROWS_PER_BYTE_MAX: Final = 10
+ROWS_FREE: Final = 1_000_000
 MEMORY_BYTES_MAX: Final = 4 << 30  # a record of 64 MiB takes 0.4 GB to parse
 BLOCK_BYTES: Final = 1 << 20
 EXIT_STORAGE: Final = 83
+_LAST_SECONDS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,12 @@ def check(file: File, name: str) -> Checked:
         reader(bounded, counted)
     except UserError as error:
         return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes, fault=str(error)[:1000])
+    except _OutOfTime:
+        fault = (
+            f"{name}: reading it takes longer than a file of its size may ({counted.samples:,} samples were read); "
+            "split it, or write its records in fewer and longer ones"
+        )
+        return Checked(counted.format, counted.samples, fault=fault)
     except (MemoryError, RecursionError):
         what = f"{name}: after {counted.samples:,} samples comes more at once than the memory of this check holds"
         fault = f"{what}; make its records shorter, or give the API's container more"
@@ -80,6 +93,10 @@ def check(file: File, name: str) -> Checked:
     tokens = math.ceil(counted.text_bytes / BYTES_PER_TOKEN)
     read = bounded.bytes or counted.bytes
     return Checked(counted.format, counted.samples, read, tokens_estimated=tokens, others=counted.others)
+
+
+class _OutOfTime(BaseException):
+    """The processor's time is used up. No reader takes it for a fault of the file."""
 
 
 @dataclass
@@ -126,6 +143,7 @@ def _records(file: _Bounded, counted: _Counted) -> None:
         counted.text_bytes += text_bytes(record.value, counted.format) or 0
         # Where a table says one value of many rows, or an Arrow stream is compressed within, nobody counted bytes.
         _refuse_expansion(file.address, counted.text_bytes, file.size)
+        _refuse_rows(file.address, counted.samples, file.size)
     if not counted.samples:
         raise UserError(f"{file.address}: holds no record")
 
@@ -165,6 +183,7 @@ def _must_be_small(file: _Bounded, counted: _Counted) -> None:
             raise UserError(f"{file.address}: is not a Parquet file that can be read: {error}") from None
     counted.bytes = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
     _refuse_expansion(file.address, counted.bytes, file.size)
+    _refuse_rows(file.address, about.num_rows, file.size)
 
 
 def _refuse_expansion(name: str, expanded: int, stored: int) -> None:
@@ -172,6 +191,14 @@ def _refuse_expansion(name: str, expanded: int, stored: int) -> None:
         raise UserError(
             f"{name}: grows to more than {EXPANSION_MAX} times its size when it is decompressed, which no text does; "
             "send it uncompressed if it is meant"
+        )
+
+
+def _refuse_rows(name: str, rows: int, stored: int) -> None:
+    if rows > max(ROWS_FREE, ROWS_PER_BYTE_MAX * stored):
+        raise UserError(
+            f"{name}: holds more than {ROWS_PER_BYTE_MAX} rows for each byte of the file, so nearly all of them are "
+            "empty or the same; leave those out"
         )
 
 
@@ -226,12 +253,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("address")
     parser.add_argument("--name", required=True)
     parser.add_argument("--memory-bytes", type=int, default=MEMORY_BYTES_MAX, help="that it may write to")
+    parser.add_argument("--cpu-seconds", type=float, help="of the processor that it may take")
     given = parser.parse_args(arguments)
     for name in ("ARROW_IO_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # each has a stack of its own
         os.environ[name] = "1"
     # Not of addresses: Arrow reserves more of them than a small container has memory.
     resource.setrlimit(resource.RLIMIT_DATA, (given.memory_bytes, given.memory_bytes))
     try:
+        if given.cpu_seconds is not None:
+            _limit_time(given.cpu_seconds)
         (file,) = sources.find(given.address, "text")
         found = check(file, given.name)
     except StorageError as error:
@@ -239,6 +269,18 @@ def main(arguments: list[str]) -> int:
         return EXIT_STORAGE
     print(json.dumps(asdict(found)))
     return 0
+
+
+def _limit_time(seconds: float) -> None:
+    """Raise _OutOfTime in this thread when so much of the processor's time is used. The kernel ends the process some
+    seconds later, where a library has not returned by then."""
+
+    def out_of_time(number: int, frame: object) -> None:
+        raise _OutOfTime
+
+    signal.signal(signal.SIGXCPU, out_of_time)
+    soft = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + _LAST_SECONDS))
 
 
 if __name__ == "__main__":

@@ -7,18 +7,22 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform, until
 from tests.s3_servers import BUCKET, moto_server
 
-from muster.api.files import repository, service, staging
+from muster.api.files import arrivals, repository, service, staging
 from muster.api.files.arrivals import drop_expired
+from muster.api.tool import Ended
 from muster.contract.base import dump_json
 from muster.contract.layout import State
 from muster.contract.times import epoch_seconds
@@ -408,6 +412,85 @@ async def test_a_job_names_a_file_and_its_workers_read_an_address(here: Platform
     assert again.status_code == 422
     assert "there is no file" in again.text
     assert again.json()["errors"][0]["path"] == "spec.training.data.train[0].source"
+
+
+@dataclass
+class Checks:
+    """Stand-ins for the processes that check files, which go on until they are released."""
+
+    under_way: list[str] = field(default_factory=list)
+    broken_off: list[str] = field(default_factory=list)
+    released: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    async def run(self, _module: str, _address: str, _option: str, name: str, *_: str) -> Ended:
+        self.under_way.append(name)
+        try:
+            await self.released.setdefault(name, asyncio.Event()).wait()
+        except asyncio.CancelledError:
+            self.broken_off.append(name)
+            raise
+        finally:
+            self.under_way.remove(name)
+        return Ended(0, json.dumps({"samples": 1}).encode(), b"")
+
+    async def are(self, *names: str) -> None:
+        async def ask() -> bool:
+            return sorted(self.under_way) == sorted(names)
+
+        await until(ask, f"the checks of {names}, and there are those of {self.under_way}")
+
+    def release(self, *names: str) -> None:
+        for name in names:
+            self.released.setdefault(name, asyncio.Event()).set()
+
+
+async def test_a_projects_checks_do_not_keep_anothers_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two uploads of 131 KB occupied every project's checks for twenty minutes."""
+    checks = Checks()
+    monkeypatch.setattr(arrivals, "run_module", checks.run)
+    async with platform(tmp_path / "state", auth=True) as here:
+        people: People = await settle(here, tmp_path / "state")
+
+        async def upload_to(project: str, name: str) -> str:
+            asked = {"name": f"{name}.jsonl", "purpose": "fine-tune", "project": project}
+            made = await people.ask(f"{project}-member", "POST", "/files", params=asked, content=name.encode())
+            return str(made.json()["id"])
+
+        for name in ("a1", "a2", "a3"):
+            await upload_to("nlp", name)
+        await checks.are("a1.jsonl", "a2.jsonl")
+        await upload_to("cv", "b1")
+        await checks.are("a1.jsonl", "b1.jsonl")
+        assert checks.broken_off == ["a2.jsonl"], "the younger of the two, which is done anew"
+        await upload_to("cv", "b2")
+        checks.release("b1.jsonl")
+        await checks.are("a1.jsonl", "b2.jsonl")
+        checks.release("a1.jsonl", "b2.jsonl")
+        await checks.are("a2.jsonl", "a3.jsonl")
+        assert checks.broken_off == ["a2.jsonl"]
+
+
+async def test_the_check_of_a_file_that_is_deleted_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process itself, here one that would go on for ever."""
+    (tmp_path / "endless.py").write_text(
+        f"import os, pathlib, time\npathlib.Path({str(tmp_path)!r}, f'{{os.getpid()}}.pid').touch()\ntime.sleep(3600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(arrivals, "CHECKER", "endless")
+    async with platform(tmp_path / "state") as here:
+        made = await upload(here)
+
+        async def process() -> psutil.Process | None:
+            return next((psutil.Process(int(mark.stem)) for mark in tmp_path.glob("*.pid")), None)
+
+        checker = await until(process, "the check")
+        assert checker is not None
+        assert (await here.client.delete(f"/api/v1/files/{made['id']}")).status_code == 204
+
+        async def ended() -> bool:
+            return not checker.is_running() or checker.status() == psutil.STATUS_ZOMBIE
+
+        await until(ended, "the end of the check")
 
 
 async def test_a_file_of_another_project_is_not_there(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from muster.api.files.arrivals import memory_of_a_check
 from muster.storage import data_check
 from muster.storage.contents import ending_of
 from muster.storage.data_check import MEMORY_BYTES_MAX, Checked, check
-from muster.storage.sources import find
+from muster.storage.sources import LocalFile, find
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
@@ -145,6 +145,40 @@ def test_a_bomb_is_refused_in_the_memory_that_it_is_given(tmp_path: Path, name: 
     said, rss_kib = done.stdout.splitlines()
     assert words in Checked(**json.loads(said)).fault
     assert int(rss_kib) << 10 < memory + (64 << 20), "that, and the libraries themselves"
+
+
+def test_rows_that_take_no_bytes_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty millions take twenty minutes, and 131 KB."""
+    path, empty = tmp_path / "rows.parquet", repeated(1_000_000, 0)
+    with parquet.ParquetWriter(path, empty.schema, compression="zstd") as writer:
+        for _ in range(50):
+            writer.write_table(empty)
+    assert path.stat().st_size < 256 << 10
+    read = []
+    monkeypatch.setattr(data_check, "_records", lambda *arguments: read.append(arguments))
+    found = check(LocalFile(path, path.stat().st_size, ""), path.name)
+    assert "holds more than 10 rows for each byte of the file" in found.fault
+    assert not read
+
+
+def test_rows_of_what_tells_no_number_are_refused_at_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_check, "ROWS_FREE", 1_000)
+    path, empty = tmp_path / "rows.arrow", repeated(100_000, 0)
+    with ipc.new_stream(path, empty.schema, options=ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_table(empty, max_chunksize=50_000)
+    found = check(LocalFile(path, path.stat().st_size, ""), path.name)
+    assert "holds more than 10 rows for each byte of the file" in found.fault
+    assert (found.samples or 0) < 100_000
+
+
+def test_a_check_that_takes_longer_than_it_may_ends_with_that_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(repeated(999_999, 0), path)
+    tool = ["-m", "muster.storage.data_check", path.as_uri(), "--name", path.name, "--cpu-seconds", "0.1"]
+    done = subprocess.run([sys.executable, *tool], capture_output=True, text=True, check=True)
+    found = Checked(**json.loads(done.stdout))
+    assert "a.parquet: reading it takes longer than a file of its size may" in found.fault
+    assert (found.samples or 0) < 999_999
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.zst"])

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ from muster.storage.errors import StorageError
 log = structlog.get_logger("muster.api.files")
 
 AT_ONCE = 2  # files that are read through; each takes a core
+# The processor's time that a check may take. Data is read at 5 to 50 MB/s, compressed data as fast by what it grows to.
+# Half of it would refuse honest files on slow machines; all of it, for a small file, is what a hostile one can take.
+CPU_SECONDS_FREE = 60.0
+BYTES_PER_CPU_SECOND = 500_000
+CHECKER = "muster.storage.data_check"
 ARRIVAL_SECONDS = 5.0  # between looks for files that another process left
 RETRY_SECONDS = 30.0
 ELSEWHERE_SECONDS = 2 * 24 * 3600.0  # that an upload may lie on another replica's disk
@@ -42,35 +48,76 @@ FAULT_LENGTH_MAX = 1_000
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
+@dataclass
+class _Taking:
+    """A file that is being taken in. Its check may be broken off at any time, for another does it anew."""
+
+    project: str
+    task: asyncio.Task[None]
+    in_check: bool = False
+
+
 class Arrivals:
     """Takes the files in that have arrived, a few at a time, each in a task of its own: a small one does not wait for a
-    large one."""
+    large one.
+
+    Projects take turns: the next file is the oldest of the project that has the fewest under way, and whose turn is
+    longest ago. A project that has none under way takes the place of the youngest check of one that has several.
+    """
 
     def __init__(self, database: Database, staging: Staging, contents: Contents) -> None:
         self._database, self._staging, self._contents = database, staging, contents
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._taking: dict[str, _Taking] = {}
+        self._turns: dict[str, int] = {}  # by project, when it was last served: a count, no time
         self._not_before: dict[str, float] = {}
         self.work = Work("files", self.step, ARRIVAL_SECONDS)
 
     async def step(self) -> bool:
         """Begin with what waits, as far as there is room; False, for each that ends calls for the next round."""
-        self._tasks = {file_id: task for file_id, task in self._tasks.items() if not task.done()}
+        self._taking = {file_id: taking for file_id, taking in self._taking.items() if not taking.task.done()}
         async with self._database.read() as session:
-            query = select(FileRow.id).where(FileRow.status == FileStatus.CHECKING).order_by(FileRow.seq)
-            waiting = list((await session.scalars(query)).all())
+            query = (
+                select(FileRow.id, FileRow.project).where(FileRow.status == FileStatus.CHECKING).order_by(FileRow.seq)
+            )
+            arrived = {row.id: row.project for row in await session.execute(query)}
+        for own, taking in self._taking.items():
+            if own not in arrived:  # it was deleted, here or by another process
+                self._break_off(taking)
         now = time.monotonic()
-        self._not_before = {one: at for one, at in self._not_before.items() if one in waiting and at > now}
-        for file_id in waiting:
-            if len(self._tasks) < AT_ONCE and file_id not in self._tasks and file_id not in self._not_before:
-                self._tasks[file_id] = task = asyncio.create_task(self._take_in(file_id))
-                task.add_done_callback(lambda _: self.work.wake.set())
+        self._not_before = {one: at for one, at in self._not_before.items() if one in arrived and at > now}
+        waiting = {one: project for one, project in arrived.items() if one not in {*self._taking, *self._not_before}}
+        while waiting and (following := self._next(waiting)) is not None:
+            self._begin(following, waiting.pop(following))
         return False
+
+    def _next(self, waiting: dict[str, str]) -> str | None:
+        """The file to begin with now; None where there is no room yet."""
+        under_way = Counter(taking.project for taking in self._taking.values())
+        projects = dict.fromkeys(waiting.values())
+        project = min(projects, key=lambda each: (under_way[each], self._turns.get(each, 0)))
+        if len(self._taking) < AT_ONCE:
+            return next(file_id for file_id, own in waiting.items() if own == project)
+        if not under_way[project]:
+            crowded = [taking for taking in self._taking.values() if under_way[taking.project] > 1 and taking.in_check]
+            for taking in crowded[-1:]:
+                self._break_off(taking)  # when it has ended, this is looked at anew
+        return None
+
+    def _begin(self, file_id: str, project: str) -> None:
+        self._turns[project] = max(self._turns.values(), default=0) + 1
+        taking = _Taking(project, asyncio.create_task(self._take_in(file_id)))
+        taking.task.add_done_callback(lambda _: self.work.wake.set())
+        self._taking[file_id] = taking
+
+    def _break_off(self, taking: _Taking) -> None:
+        if taking.in_check:
+            taking.task.cancel()
 
     async def stop(self) -> None:
         """End what is under way; another process, or this one when it starts again, does it anew."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for taking in self._taking.values():
+            taking.task.cancel()
+        await asyncio.gather(*(taking.task for taking in self._taking.values()), return_exceptions=True)
 
     async def _take_in(self, file_id: str) -> None:
         try:
@@ -142,13 +189,20 @@ class Arrivals:
 
     async def _check(self, row: FileRow, key: str) -> Checked:
         """In a process of its own, for what is read was sent by somebody else."""
-        limit = ("--memory-bytes", str(memory_of_a_check()))
-        ended = await run_module("muster.storage.data_check", self._contents.address(key), "--name", row.name, *limit)
+        seconds = CPU_SECONDS_FREE + row.bytes / BYTES_PER_CPU_SECOND
+        limits = ("--memory-bytes", str(memory_of_a_check()), "--cpu-seconds", f"{seconds:g}")
+        taking = self._taking[row.id]
+        taking.in_check = True
+        try:
+            ended = await run_module(CHECKER, self._contents.address(key), "--name", row.name, *limits)
+        finally:
+            taking.in_check = False
         if ended.code == 0:
             return Checked(**json.loads(ended.said))
         words = ended.complained.decode(errors="replace").strip()[-500:]
-        if ended.code < 0:  # by the kernel, most likely for its memory
-            return Checked(fault=f"{row.name}: the process that read it was ended by signal {-ended.code}")
+        if ended.code < 0:  # by the kernel, most likely for its memory or its time
+            why = "most likely for the memory or the time that it took; split the file"
+            return Checked(fault=f"{row.name}: the process that read it was ended by signal {-ended.code}, {why}")
         raise StorageError(f"{row.id} can't be read through: {words}")
 
 

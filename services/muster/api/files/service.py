@@ -212,6 +212,8 @@ async def remove(services: Services, caller: Principal, file_id: str) -> None:
         before = {"name": row.name, "bytes": row.bytes, "status": row.status}
         record(session, caller, Act("file.deleted", row.id, row.project, before))
     services.files.staging.remove(file_id)
+    if services.files.arrivals is not None:
+        services.files.arrivals.work.wake.set()  # which ends its check
 
 
 def contents_of(services: Services) -> Contents:
