@@ -11,7 +11,6 @@ from muster.api.tables import JobRow
 from muster.contract.projects import Role
 
 HIDDEN = "another project"
-LOOK_SECONDS = 1.0  # between looks whether the reader of a stream may still read
 
 
 def checked(caller: Principal, row: JobRow | None, job_id: str, act: bool = False) -> JobRow:
@@ -82,16 +81,13 @@ class Reader:
 
     def __init__(self, services: Services, caller: Principal, project: str) -> None:
         self._services, self._caller, self._project = services, caller, project
-        self._looked_at: float | None = None
 
-    async def may_read(self, now: float) -> bool:
-        """False once the token is revoked or expired, or its person's role is gone. Looks at most once a second.
+    async def may_read(self) -> bool:
+        """False once the token is revoked or expired, or its person's role is gone. All streams of a token share one
+        look a second (`auth.renewed`).
 
         While the database is away the last answer holds.
         """
-        if self._looked_at is not None and now - self._looked_at < LOOK_SECONDS:
-            return True
-        self._looked_at = now
         with contextlib.suppress(ApiError):
             caller = await renewed(self._services, self._caller)
             return caller is not None and caller.role_in(self._project) is not None

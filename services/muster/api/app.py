@@ -78,6 +78,7 @@ from muster.api.settings import Settings
 from muster.api.signin import routes as signin
 from muster.api.signin.provider import Provider
 from muster.api.signin.service import SignIn
+from muster.api.streams import OpenStreams
 from muster.api.sweeps import controller as sweep_controller
 from muster.api.sweeps import routes as sweeps
 from muster.api.tables import MemberRow, PersonRow, ProjectRow, TokenRow
@@ -301,6 +302,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         exports=made,
         inspections=Inspections(),
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
+        streams=OpenStreams(settings.streams_per_person_max),
         callers=callers,
         projects=placed,
         previews=OperatorPreviews(settings),

@@ -152,18 +152,19 @@ def counted(services: Services, caller: Principal, address: str) -> Principal:
 
 
 async def _known(services: Services, token: str) -> Principal | None:
-    wanted, callers = hash_of(token), services.callers
-    if (caller := callers.get(wanted)) is not None:
-        return caller if caller.expires_at is None or caller.expires_at > time.time() else None
-    changes = callers.changes
-    if services.sign_in is not None and not token.startswith(PREFIX) and token.count(".") == 2:  # a JSON Web Token
-        caller = await services.sign_in.caller(token)
-    else:
+    wanted = hash_of(token)
+
+    async def look() -> Principal | None:
+        if services.sign_in is not None and not token.startswith(PREFIX) and token.count(".") == 2:  # a JSON Web Token
+            return await services.sign_in.caller(token)
         async with services.database.read() as session:
-            caller = await _look_up(session, TokenRow.hash == wanted, wanted)
-    if caller is not None:
-        callers.keep(wanted, caller, changes)
-    return caller
+            return await _look_up(session, TokenRow.hash == wanted, wanted)
+
+    return _unexpired(await services.callers.ask(wanted, look))
+
+
+def _unexpired(caller: Principal | None) -> Principal | None:
+    return caller if caller is None or caller.expires_at is None or caller.expires_at > time.time() else None
 
 
 async def of_session(services: Services, request: Request) -> Principal | None:
@@ -171,10 +172,11 @@ async def of_session(services: Services, request: Request) -> Principal | None:
     cookie = request.cookies.get(COOKIE)
     if not cookie:
         return None
-    wanted, callers = hash_of(cookie), services.callers
-    if (known := callers.get(wanted)) is not None:
-        return known if known.expires_at is None or known.expires_at > time.time() else None
-    changes = callers.changes
+    wanted = hash_of(cookie)
+    return _unexpired(await services.callers.ask(wanted, lambda: _whose_session(services, wanted)))
+
+
+async def _whose_session(services: Services, wanted: str) -> Principal | None:
     async with services.database.read() as session:
         row = await session.get(SessionRow, wanted)
         if row is None or row.expires_at <= time.time():
@@ -183,21 +185,24 @@ async def of_session(services: Services, request: Request) -> Principal | None:
     if row.signed_in is not None and services.sign_in is not None:
         said = {**row.signed_in, "groups": frozenset(row.signed_in["groups"]), "expires_at": row.expires_at}
         caller = await services.sign_in.renewed(SignedIn(**said))
-    if caller is not None:
-        ends = [row.expires_at, *([caller.expires_at] if caller.expires_at is not None else [])]
-        caller = replace(caller, expires_at=min(ends))
-        callers.keep(wanted, caller, changes)
-    return caller
+    if caller is None:
+        return None
+    ends = [row.expires_at, *([caller.expires_at] if caller.expires_at is not None else [])]
+    return replace(caller, expires_at=min(ends))
 
 
 async def renewed(services: Services, caller: Principal) -> Principal | None:
-    """The caller as they are now; None if the token opens nothing any more."""
+    """The caller as they are now, or were within the last second; None if the token opens nothing any more."""
     if not services.settings.auth:
         return caller
-    if caller.signed_in is not None:
-        return await services.sign_in.renewed(caller.signed_in) if services.sign_in is not None else None
-    async with services.database.read() as session:
-        return await _look_up(session, TokenRow.id == caller.token)
+
+    async def look() -> Principal | None:
+        if caller.signed_in is not None:
+            return await services.sign_in.renewed(caller.signed_in) if services.sign_in is not None else None
+        async with services.database.read() as session:
+            return await _look_up(session, TokenRow.id == caller.token)
+
+    return _unexpired(await services.callers.ask((caller.token, caller.signed_in), look))
 
 
 async def _look_up(session: AsyncSession, which: ColumnElement[bool], wanted: str | None = None) -> Principal | None:

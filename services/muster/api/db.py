@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeDecorator
 
-from muster.api.errors import ApiError, commit_unanswered, database_unavailable, disk_full
+from muster.api.errors import ApiError, commit_unanswered, database_busy, database_unavailable, disk_full
 from muster.api.postgresql import NO_SERVER, NO_WRITER, Servers, read_only
 
 # What goes wrong while connecting comes from asyncpg as it is: SQLAlchemy wraps only what statements raise.
@@ -119,8 +119,11 @@ class Database:
         if self._turn is None:
             yield
             return
-        async with asyncio.timeout(self.timeout_seconds):
-            await self._turn.acquire()
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise database_busy(self.timeout_seconds, "turn to change the database") from None
         try:
             yield
         finally:
@@ -141,7 +144,9 @@ class Database:
             raise
         except NO_WRITER as error:
             raise read_only() from error
-        except NO_CONNECTION as error:
+        except PoolTimeoutError as error:
+            raise database_busy(self.timeout_seconds) from error
+        except NO_SERVER as error:
             raise database_unavailable() from error
         except OSError as error:
             if not self.is_sqlite:

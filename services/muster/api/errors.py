@@ -149,6 +149,9 @@ KINDS: dict[str, Kind] = {
         424, "The model can't be read", "The detail names the place; the API reads with credentials of its own."
     ),
     "rate_limited": Kind(429, "This token asks too often", "Wait for `Retry-After` seconds; nothing was done."),
+    "too_many_streams": Kind(
+        429, "Too many streams are open", "Close some, or use a webhook; the detail says how many there may be."
+    ),
     "model_busy": Kind(429, "The model is busy", "Nothing was done. Ask again after `Retry-After` seconds."),
     "model_unavailable": Kind(
         503, "The model can't be asked", "The detail says why; `muster serve JOB` prints how to serve it elsewhere."
@@ -228,6 +231,15 @@ def database_unavailable(
     detail: str = "The database is locked or can't be reached, so nothing was changed. Retry in a moment.",
 ) -> ApiError:
     return ApiError("database_unavailable", detail, headers={"Retry-After": "2"})
+
+
+def database_busy(seconds: float, what: str = "connection to the database") -> ApiError:
+    """For a request that waited in vain for what other requests of this process hold."""
+    detail = (
+        f"The API is busy: no {what} came free within {seconds:g} s, so nothing was changed. Retry in a moment; fewer "
+        "requests and streams at a time get through sooner, and GET /readyz says whether the database answers."
+    )
+    return database_unavailable(detail)
 
 
 def commit_unanswered() -> ApiError:

@@ -6,9 +6,10 @@ taken away counts with the next request here, and within a second where several 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import event
@@ -30,6 +31,7 @@ class Recent(Generic[T]):
     def __init__(self, *tables: type[Table]) -> None:
         self._tables = tables
         self._known: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
+        self._looks: dict[tuple[Hashable, int], asyncio.Task[T | None]] = {}
         self.changes = 0
         """How often a row may have changed."""
 
@@ -38,6 +40,30 @@ class Recent(Generic[T]):
         if found is None or (time.monotonic() if now is None else now) >= found[0]:
             return None
         return found[1]
+
+    async def ask(self, question: Hashable, look: Callable[[], Awaitable[T | None]]) -> T | None:
+        """The answer that is kept, or what `look` finds; None is not kept. Whoever asks meanwhile waits for the same
+        look, unless a row has changed since it began: a thousand streams of one reader ask the database once."""
+        if (found := self.get(question)) is not None:
+            return found
+        asked = (question, self.changes)
+        if (task := self._looks.get(asked)) is None:
+            self._looks[asked] = task = asyncio.ensure_future(self._look(question, look))
+
+            def forget(ended: asyncio.Task[T | None]) -> None:
+                self._looks.pop(asked, None)
+                if not ended.cancelled():
+                    ended.exception()  # taken note of, also where everybody has gone who waited
+
+            task.add_done_callback(forget)
+        return await asyncio.shield(task)
+
+    async def _look(self, question: Hashable, look: Callable[[], Awaitable[T | None]]) -> T | None:
+        changes = self.changes
+        answer = await look()
+        if answer is not None:
+            self.keep(question, answer, changes)
+        return answer
 
     def keep(self, question: Hashable, answer: T, changes: int, now: float | None = None) -> None:
         """Remember what was read while `changes` stood so; what was read before a change is not kept."""

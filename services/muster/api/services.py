@@ -23,6 +23,7 @@ from muster.api.operator_previews import OperatorPreviews
 from muster.api.rates import RateLimits
 from muster.api.recent import Recent
 from muster.api.settings import Settings
+from muster.api.streams import OpenStreams
 from muster.contract.prices import Prices
 from muster.storage.listing import CommitListing
 
@@ -58,6 +59,7 @@ class Services:
     exports: Exports
     inspections: Inspections
     rates: RateLimits
+    streams: OpenStreams
     callers: Recent[Principal]  # by the hash of what they show
     projects: Recent[Placed]
     previews: OperatorPreviews

@@ -95,6 +95,9 @@ class Settings(BaseSettings):
     stream_ping_seconds: Seconds = 15.0
     stream_poll_seconds: Seconds = 0.25  # between looks at a log file that a stream follows
     stream_seconds_max: Seconds = 3_600.0  # a stream then ends and its reader resumes: connections do not grow old
+    # Of one person, in this process. Half would be few for who follows a gang's workers in many windows; twice as many
+    # polls, of ten people, keep the database's connections busy.
+    streams_per_person_max: Annotated[int, Field(gt=0)] = 200
     # Of one token, in this process: so many requests at once, and so many a second in the long run.
     requests_burst: Annotated[int, Field(gt=0)] = 1_000
     requests_per_second: Annotated[float, Field(gt=0)] = 200.0

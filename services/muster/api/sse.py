@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 MEDIA_TYPE = "text/event-stream"
 PING = ": ping\n\n"
@@ -27,8 +29,22 @@ def wanted(request: Request, follow: bool) -> bool:
     return follow or MEDIA_TYPE in request.headers.get("accept", "")
 
 
-def stream(frames: AsyncGenerator[str, None], ping_seconds: float) -> StreamingResponse:
-    return StreamingResponse(_with_pings(frames, ping_seconds), media_type=MEDIA_TYPE, headers=_HEADERS)
+def stream(
+    frames: AsyncGenerator[str, None], ping_seconds: float, room: AbstractContextManager[None] | None = None
+) -> StreamingResponse:
+    """The answer that tells these frames. It holds `room` while it is sent, and is a refusal where that raises."""
+    return _Stream(room or nullcontext(), _with_pings(frames, ping_seconds), media_type=MEDIA_TYPE, headers=_HEADERS)
+
+
+class _Stream(StreamingResponse):
+    def __init__(self, room: AbstractContextManager[None], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._room = room
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Here, and not where the answer is made: one that is never sent would keep its room for ever.
+        with self._room:
+            await super().__call__(scope, receive, send)
 
 
 async def _with_pings(frames: AsyncGenerator[str, None], ping_seconds: float) -> AsyncIterator[str]:

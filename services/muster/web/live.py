@@ -28,7 +28,7 @@ async def follow_changes(request: Request, services: ServicesDependency, visitor
     """
     project = (await api.find(services, visitor, job)).project if job else None
     changes = _changes(services, request, visitor, job or ANY_JOB, project)
-    return sse.stream(changes, services.settings.stream_ping_seconds)
+    return sse.stream(changes, services.settings.stream_ping_seconds, services.streams.one_of(visitor.person))
 
 
 async def _changes(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.api.platform import Platform, document, platform
+
+from muster.api.jobs import submission
+from muster.api.sweeps.examples import EXAMPLE_SWEEP
 
 JSON, YAML = {"content-type": "application/json"}, {"content-type": "application/yaml"}
 
@@ -115,6 +120,35 @@ async def test_a_misspelt_dry_run_submits_nothing(local: Platform) -> None:
     reply = await local.client.post("/api/v1/jobs?dryrun=true", json=document())
     assert reply.json()["errors"] == [{"path": "query.dryrun", "message": "unknown parameter", "didYouMean": "dryRun"}]
     assert (await local.get("/jobs"))["items"] == []
+
+
+async def test_a_job_is_judged_off_the_event_loop(local: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it names is looked up on disks, and all of it compared; each trial of a sweep is judged so."""
+    threads: list[int] = []
+
+    def noted(judge: Any) -> Any:
+        def judged(*arguments: Any) -> Any:
+            threads.append(threading.get_ident())
+            return judge(*arguments)
+
+        return judged
+
+    for name in ("state_problems", "limit_problems", "_source_warning"):
+        monkeypatch.setattr(submission, name, noted(getattr(submission, name)))
+    job = document()
+    rates = {"training.optimizer.lr": {"values": [0.001, 0.002, 0.003]}}
+    sweep = {**copy.deepcopy(EXAMPLE_SWEEP), "sweep": {"parameters": rates, "search": "grid", "concurrency": 2}}
+    for path, body, judged in (
+        ("/jobs?dryRun=true", job, 1),
+        ("/jobs", job, 1),
+        ("/jobs:estimate", job, 1),
+        ("/sweeps", sweep, 3),
+    ):
+        threads.clear()
+        reply = await local.client.post(f"/api/v1{path}", json=body)
+        assert reply.is_success, reply.text
+        assert len(threads) >= 3 * judged, path
+        assert threading.get_ident() not in threads, path
 
 
 async def test_request_ids(local: Platform) -> None:

@@ -14,8 +14,8 @@ from sqlalchemy import text, update
 from tests.integration.api.people import People, bearer, settle
 from tests.integration.api.platform import Platform, document, frames, platform, served, until
 
-from muster.api.access import LOOK_SECONDS
 from muster.api.projects.quotas import QuotaWriter
+from muster.api.recent import KEPT_SECONDS
 from muster.api.tables import TokenRow
 from muster.contract.names import Label
 from muster.contract.quotas import ProjectQuota, Quota, read_quotas
@@ -277,7 +277,7 @@ async def test_a_stream_ends_when_its_reader_may_read_no_more(tmp_path: Path, lo
                 await expire(here, token["id"])
             else:
                 await people.ask("admin", "PUT", "/people/nlp-viewer", json={"disabled": True})
-            async with asyncio.timeout(20 * LOOK_SECONDS):
+            async with asyncio.timeout(20 * KEPT_SECONDS):
                 kinds = await told
         assert "end" not in kinds, "the job has not ended: its reader is sent away"
         again = await here.client.get(address, headers=bearer(token["token"]))

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.integration.api.platform import Frame, Platform, document, frames, served, until
+from sqlalchemy import text
+from tests.integration.api.platform import Frame, Platform, document, frames, platform, served, until
 from tests.polling import WAIT_SECONDS_MAX
 
+from muster.api import auth
 from muster.api.__main__ import Server
+from muster.api.access import Reader
+from muster.api.auth import Principal
+from muster.api.errors import ApiError
+from muster.api.tables import TokenRow
 from muster.contract.status import Phase
 
 STREAM = {"accept": "text/event-stream"}
@@ -157,6 +165,66 @@ async def test_fifty_streams_leave_the_pool_to_others(live: Platform) -> None:
     await live.finish(uid)
     ends = await asyncio.wait_for(asyncio.gather(*streams), WAIT_SECONDS_MAX)
     assert {found[-1].event for found in ends} == {"end"}
+
+
+async def test_a_person_has_so_many_streams_and_no_more(tmp_path: Path) -> None:
+    """Each asks the database every few seconds: three thousand of one person left others no connection to it."""
+    async with served(tmp_path / "state", streams_per_person_max=2) as (here, _):
+        uid = (await here.submit())["id"]
+        await here.handed_over(uid)
+        events, logs = f"/jobs/{uid}/events", f"/jobs/{uid}/logs"
+        streams = [asyncio.create_task(collect(here, path)) for path in (events, logs)]
+        await open_streams(here, 2)
+        for path in (events, logs):
+            refused = await here.client.get(f"/api/v1{path}", headers=STREAM)
+            assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams"), path
+            assert "MUSTER_API_STREAMS_PER_PERSON_MAX" in refused.json()["detail"]
+            assert refused.headers["retry-after"]
+            assert (await here.client.get(f"/api/v1{path}")).status_code in (200, 404), "a list is no stream"
+        await here.finish(uid)
+        await asyncio.wait_for(asyncio.gather(*streams), WAIT_SECONDS_MAX)
+        assert (await collect(here, events))[-1].event == "end", "there is room again"
+
+
+async def test_the_streams_of_a_reader_ask_together_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    async def counted(*arguments: Any) -> Principal | None:
+        looks.append(arguments)
+        return await look_up(*arguments)
+
+    look_up = auth._look_up
+    async with platform(tmp_path / "state", auth=True) as here:
+        token = here.state.admin_token.read_text().strip()
+        services = here.services
+        async with services.database.read() as session:
+            caller = await look_up(session, TokenRow.hash == auth.hash_of(token))
+        assert caller is not None
+        monkeypatch.setattr(auth, "_look_up", counted)
+        readers = [Reader(services, caller, "default") for _ in range(300)]
+        assert all(await asyncio.gather(*(reader.may_read() for reader in readers)))
+        assert len(looks) == 1
+        services.callers.forget()
+        assert all(await asyncio.gather(*(reader.may_read() for reader in readers)))
+        assert len(looks) == 2, "what has changed is looked at anew"
+
+
+async def test_who_gets_no_connection_hears_that_the_api_is_busy(tmp_path: Path) -> None:
+    async with platform(tmp_path / "state", database_timeout_seconds=0.2) as here:
+        database = here.services.database
+
+        async def take_all() -> None:
+            async with contextlib.AsyncExitStack() as held:
+                for _ in range(100):
+                    session = await held.enter_async_context(database.read())
+                    await session.execute(text("SELECT 1"))
+
+        with pytest.raises(ApiError, match="The API is busy: no connection to the database came free"):
+            await take_all()
+        async with database.write():
+            with pytest.raises(ApiError, match="The API is busy: no turn to change the database came free"):
+                async with database.write():
+                    pass
 
 
 async def test_streams_end_when_the_process_is_asked_to(tmp_path: Path) -> None:

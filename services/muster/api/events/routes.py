@@ -68,7 +68,7 @@ def with_stream(reply: dict[str, Any]) -> dict[str, Any]:
     responses={
         200: with_stream(shown({"items": [_EXAMPLE], "lastId": 4}, "Events, oldest first")),
         **STREAM_DONE,
-        **problems("job_not_found"),
+        **problems("job_not_found", "too_many_streams"),
     },
 )
 async def list_events(
@@ -93,6 +93,7 @@ async def list_events(
     return sse.stream(
         _follow(services, Reader(services, caller, row.project), job_id, start, kinds),
         services.settings.stream_ping_seconds,
+        services.streams.one_of(caller.person),
     )
 
 
@@ -115,7 +116,7 @@ async def _follow(
     clock = asyncio.get_running_loop().time
     deadline = clock() + services.settings.stream_seconds_max
     with services.metrics.streams.track_inprogress(), services.hub.following(job_id) as news:
-        while not services.hub.closing.is_set() and clock() < deadline and await reader.may_read(clock()):
+        while not services.hub.closing.is_set() and clock() < deadline and await reader.may_read():
             try:
                 row, rows = await _news(services, job_id, after)
             except ApiError:  # the database is away: the stream stays and goes on when it is back

@@ -22,6 +22,7 @@ from muster.contract.base import InvalidDocument, Problem
 from muster.contract.cluster_objects import namespace_problem, object_problems, objects_named
 from muster.contract.commits_read import commits_read, with_folder
 from muster.contract.environment import steers_processes
+from muster.contract.layout import State
 from muster.contract.model_config import FromCommit
 from muster.contract.names import DEFAULT_PROJECT, FILE_ID, Label
 from muster.contract.projects import ProjectLimits, Role, limit_problems, with_defaults
@@ -95,9 +96,10 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     if spec.checkpoint.uri is None and default_checkpoint_uri is not None:
         spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
     containers = services.settings.cluster != "local"
-    faults = () if containers else (*_outside_of_containers(spec), *state_problems(spec, services.settings.layout))
-    faults += _namespace_problems(services, placed, namespace)
-    faults += limit_problems(submission.spec, limits, project.name)
+    # In threads, here and below: they look up every path that the job names. A sweep does so for each trial.
+    outside = () if containers else await asyncio.to_thread(_outside_of_containers, spec, services.settings.layout)
+    faults = (*outside, *_namespace_problems(services, placed, namespace))
+    faults += await asyncio.to_thread(limit_problems, submission.spec, limits, project.name)
     files, missing = await references.resolve(services, project.name, spec)
     faults += missing
     known = await _secrets_of(services, project.name, spec)
@@ -113,7 +115,7 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
             faults = (*faults, replace(found, path=found.path.replace("model.from", path)))
         else:
             spec = _with(spec, training=with_folder(spec.training, path, found))
-    warnings = await _warnings(spec)
+    warnings = await asyncio.to_thread(_warnings, spec)
     limited = limits.quota.bounds_queue
     return Draft(submission.name, namespace, project.name, labels, spec, faults, warnings, files, limited)
 
@@ -167,8 +169,8 @@ async def _secrets_of(services: Services, project: str, spec: JobSpec) -> dict[s
         return {row.name: row.keys["keys"] for row in await secrets.list_all(session, project)}
 
 
-def _outside_of_containers(spec: JobSpec) -> tuple[Problem, ...]:
-    """What means something else, or nothing, where workers are processes of this machine."""
+def _outside_of_containers(spec: JobSpec, layout: State) -> tuple[Problem, ...]:
+    """What means something else, or nothing, or what is the platform's, where workers are processes of this machine."""
     found = []
     for index, variable in enumerate(spec.runtime.env):
         at = f"spec.runtime.env[{index}]"
@@ -178,13 +180,15 @@ def _outside_of_containers(spec: JobSpec) -> tuple[Problem, ...]:
         if variable.value_from and variable.value_from.config_map_key_ref:
             words = "there are no ConfigMaps on this machine; give a value, or a secretKeyRef"
             found.append(Problem(f"{at}.valueFrom.configMapKeyRef", words))
-    return tuple(found)
+    return (*found, *state_problems(spec, layout))
 
 
 async def _commits_of_others(services: Services, project: str, path: str, source: FromCommit) -> tuple[Problem, ...]:
     """Refuse the folder of a job that people of the project do not see, where the platform keeps the commits itself.
     `path` is that of the field, as of `TrainingConfig.commits_read`."""
-    if source.uri is None or (uid := commits_of(source.uri, services.settings.layout)) is None:
+    if source.uri is None:
+        return ()
+    if (uid := await asyncio.to_thread(commits_of, source.uri, services.settings.layout)) is None:
         return ()
     async with services.database.read() as session:
         if await repository.named(session, project, "", uid):
@@ -261,19 +265,15 @@ def _without_secrets(faults: tuple[Problem, ...], secrets: frozenset[str]) -> tu
     )
 
 
-async def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
+def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
     """What is allowed but seldom meant, or looks wrong from this machine."""
-    sources = [(f"spec.training.{path}.source", source.source) for path, source in spec.training.sources()]
     odd = tuple(Problem(f"spec.training.{path}", words) for path, words in spec.training.oddities())
-    seen = [(path, source) for path, source in sources if "://" not in source or source.startswith("file:")]
-    if not seen:
-        return odd
-    unseen = await asyncio.to_thread(lambda: [w for path, source in seen if (w := _source_warning(path, source))])
-    return (*odd, *unseen)
+    sources = ((f"spec.training.{path}.source", source.source) for path, source in spec.training.sources())
+    return (*odd, *(warning for path, source in sources if (warning := _source_warning(path, source))))
 
 
 def _source_warning(path: str, source: str) -> Problem | None:
-    if FILE_ID.fullmatch(source):
+    if FILE_ID.fullmatch(source) or ("://" in source and not source.startswith("file:")):
         return None
     address = parse_address(source)
     if address.scheme != "file" or any(letter in address.path for letter in "*?["):

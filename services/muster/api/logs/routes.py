@@ -51,7 +51,7 @@ def _page_reply() -> dict[str, Any]:
     response_model=LogPage,
     dependencies=[reads],
     summary="Read or follow a worker's log",
-    responses={200: _page_reply(), **STREAM_DONE, **problems("job_not_found", "log_not_found")},
+    responses={200: _page_reply(), **STREAM_DONE, **problems("job_not_found", "log_not_found", "too_many_streams")},
 )
 async def read_logs(
     request: Request,
@@ -93,7 +93,7 @@ async def read_logs(
         return Response(status_code=204)
     reader = Reader(services, caller, row.project)
     told = _follow(services, reader, row, follower, pinned=attempt is not None)
-    return sse.stream(told, services.settings.stream_ping_seconds)
+    return sse.stream(told, services.settings.stream_ping_seconds, services.streams.one_of(caller.person))
 
 
 async def _page(
@@ -158,7 +158,7 @@ async def _follow(
     clock = asyncio.get_running_loop().time
     deadline, looked = clock() + services.settings.stream_seconds_max, clock()
     with services.metrics.streams.track_inprogress():
-        while not services.hub.closing.is_set() and clock() < deadline and await reader.may_read(clock()):
+        while not services.hub.closing.is_set() and clock() < deadline and await reader.may_read():
             lines = await run_in_threadpool(follower.lines, False)
             for line in lines:
                 yield _frame(line)
