@@ -63,12 +63,13 @@ class House:
     # --- the cluster ---
 
     def install(self, values: Object | None = None) -> None:
-        """What the chart brings: CRD and the operator's RBAC, as it is rendered for the namespace muster-system."""
+        """CRD, the operator's RBAC and its policies, as the chart is rendered for the namespace muster-system."""
         self.namespace(SYSTEM)
         self.apply(yaml.safe_load((CHART / "files" / "trainingjobs.yaml").read_text()))
         chart = Chart(tool("get_helm").get_helm())
-        for document in chart.objects(values or {}, "--show-only", "templates/operator-rbac.yaml"):
-            self.apply(document)
+        for name in ("operator-rbac", "operator-policy"):
+            for document in chart.objects(values or {}, "--show-only", f"templates/{name}.yaml"):
+                self.apply(document)
         crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.muster.dev"
         eventually(lambda: _is_true(self.get(crd), "Established"), "an established CRD")
         eventually(lambda: self.get(paths.JOBS) or True, "TrainingJobs to be served")

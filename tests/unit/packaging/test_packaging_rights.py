@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.unit.packaging.chart import Chart, Refused, environment, pod_specs
+from tests.unit.packaging.chart import Chart, Object, Refused, environment, pod_specs
 from tests.unit.packaging.value_sets import EVERYTHING
 
 from muster.contract.admission import LIMITS, LimitedProject, limit_entries
@@ -64,6 +64,36 @@ def test_no_job_is_in_the_namespaces_of_kubernetes_and_of_the_release(chart: Cha
     assert environment(container)["MUSTER_API_NAMESPACE"] == "muster-system"
     with pytest.raises(Refused, match="the release's own namespace"):
         chart.objects({"operator": {"watchNamespace": "muster-system"}})
+
+
+def test_the_operators_own_account_is_confined_to_workers(chart: Chart) -> None:
+    """tests/cluster/test_cluster_operator_policy.py has the API server judge by them."""
+    for values, suffix in (({}, ""), ({"operator": {"watchNamespace": "team"}}, "-team")):
+        for name in (f"muster-operator-pods{suffix}", f"muster-operator-objects{suffix}"):
+            policy = chart.find(values, "ValidatingAdmissionPolicy", name)["spec"]
+            (condition,) = policy["matchConditions"]
+            assert condition["expression"] == (
+                "request.userInfo.username == 'system:serviceaccount:muster-system:muster-operator'"
+            )
+            assert policy["failurePolicy"] == "Fail"
+            binding = chart.find(values, "ValidatingAdmissionPolicyBinding", name)["spec"]
+            assert binding == {"policyName": name, "validationActions": ["Deny"]}
+    pods = chart.find({}, "ValidatingAdmissionPolicy", "muster-operator-pods")["spec"]
+    assert pods["matchConstraints"]["resourceRules"][0]["operations"] == ["CREATE", "UPDATE", "DELETE"]
+    # The API server of the cluster tests admits no privileged pod in the first place.
+    assert "each.securityContext.privileged" in json.dumps(pods["validations"])
+    judged = {resource for rule in _made_by_the_operator(chart) for resource in rule["resources"]}
+    objects = chart.find({}, "ValidatingAdmissionPolicy", "muster-operator-objects")["spec"]
+    covered = {rule["resources"][0] for rule in objects["matchConstraints"]["resourceRules"]} | {"pods"}
+    # Groups of gang schedulers and templates of claims name devices and counts; an event is a line of text.
+    assert judged - covered == {"resourceclaimtemplates", "events", "podgroups", "workloads"}
+    off = {item["metadata"]["name"] for item in chart.objects({"operator": {"policy": False}})}
+    assert not off & {"muster-operator-pods", "muster-operator-objects"}
+
+
+def _made_by_the_operator(chart: Chart) -> list[Object]:
+    rules: list[Object] = chart.find({}, "ClusterRole", "muster-operator")["rules"]
+    return [rule for rule in rules if "create" in rule["verbs"]]
 
 
 def test_an_operator_of_one_namespace_has_rights_in_that_one_only(chart: Chart) -> None:

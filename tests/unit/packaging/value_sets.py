@@ -148,6 +148,7 @@ CHANGES: dict[str, Any] = {
     "operator.logLevel": "debug",
     "operator.logFormat": "console",
     "operator.watchNamespace": "team",
+    "operator.policy": False,
     "s3.endpoint": "https://minio.example.com",
     "s3.region": "eu-1",
     "s3.addressing": "virtual",
