@@ -1,4 +1,4 @@
-"""What all sources found, in one place; whoever tells it onwards waits here for news."""
+"""Board of the findings of all sources. Reporters wait here for changes."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ class Board:
 
 
 def _key(notice: Notice) -> tuple[object, ...]:
-    """What makes two findings the same. A lost process is an event: it may happen again, so its time counts."""
+    """Return the key by which two findings are equal. A lost process may recur, so its time is part of the key."""
     event = None if notice.keeps_out or notice.asks_to_leave else notice.at
     return (notice.kind, notice.remedy, notice.source, notice.device, event)

@@ -194,7 +194,7 @@ class Gpus:
 
 
 def judge(reading: Reading, now: Callable[[], float] = time.time) -> Iterable[Notice]:
-    """What one GPU's state asks for."""
+    """Return the findings for one GPU's state."""
     if reading.lost:
         yield _fault(reading, Remedy.REBOOT, "the driver has lost it", now())
     if reading.values.get(("row_remap_failed", "")):

@@ -66,7 +66,7 @@ class Imds:
         """It is asked again anyway."""
 
     def _ask(self, path: str) -> str | None:
-        """What the service has there; None where there is nothing. A refused token is replaced once."""
+        """Return the service's value at the path, or None if there is none. A refused token is replaced once."""
         for _ in range(2):
             if not self._token or time.monotonic() > self._token_ends - _RENEW_BEFORE_SECONDS:
                 self._renew()

@@ -18,8 +18,8 @@ _RECORD_BYTES_MAX = 8192  # what the kernel gives in one read
 
 
 class KernelLog:
-    """What the log said before this process began is counted, but asks for nothing: it has been dealt with, or the
-    node's annotation still says so.
+    """Reader of the kernel log. Lines from before this process are counted but cause no action: they were handled,
+    or the node's annotation still says so.
     """
 
     name = "xid"
@@ -78,7 +78,7 @@ class KernelLog:
 
 
 def record(line: str) -> tuple[float | None, str]:
-    """When a record was written, in seconds since the boot (time.monotonic), and its text; None for a bare text."""
+    """Parse a record into its time, in seconds since boot (time.monotonic), and text; bare text has no time."""
     head, separator, text = line.partition(";")
     fields = head.split(",")
     if not separator or len(fields) < 3 or not fields[2].isdecimal():

@@ -33,7 +33,7 @@ _GPU: dict[str, tuple[str, str]] = {
 
 
 class Metrics(Collector):
-    """What Prometheus scrapes of the agent.
+    """Metrics of the agent, as Prometheus scrapes them.
 
     `notices` returns those that stand now, and `ages` the seconds since each source last looked.
     """

@@ -26,7 +26,7 @@ class NodeObject:
         self.inherited: tuple[Notice, ...] = ()
 
     async def begin(self) -> None:
-        """What an agent before us left: `inherited` is what of it still holds."""
+        """Take over the taints of an earlier agent: `inherited` are those that still hold."""
         item = await self._client.get(self._path)
         self._tainted = _ours(item)
         left = _left(item)
@@ -40,7 +40,7 @@ class NodeObject:
         )
 
     async def settled(self) -> bool:
-        """Whether somebody has removed a taint of ours by hand."""
+        """Return whether somebody has removed one of our taints by hand."""
         gone = self._tainted - _ours(await self._client.get(self._path))
         self._tainted -= gone
         return bool(gone)

@@ -16,7 +16,7 @@ PREFIX = "MUSTER_AGENT_"
 
 
 class Settings(BaseModel):
-    """What one agent watches, and whom it tells."""
+    """Settings of one agent: what it watches and where it reports."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

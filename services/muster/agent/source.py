@@ -1,4 +1,4 @@
-"""What a source is: looked at now and then, it says all that it finds at that moment."""
+"""Protocol of a source: each time it is polled, it returns all its current findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an Xid asks for: NVIDIA's catalogue as a table, its message where that decides, and repetition.
+"""Actions for Xid errors: NVIDIA's catalogue as a table, refined by the message where it decides, and by repetition.
 
 Table: xid.json, after the resolutions in https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. What is
 not in it is recorded. Repetition: NVSentinel's rule, five fatal Xids of one GPU within a day, calls for a person.
@@ -112,8 +112,8 @@ class Xids:
             self._standing = [*(old for old in self._standing if not _replaces(notice, old)), notice][-32:]
 
     def standing(self, now: float) -> tuple[Notice, ...]:
-        """What still matters, oldest first. A restart is past after a while; the rest stands until the node is
-        rebooted or a person says otherwise.
+        """Return the Xids that still matter, oldest first. A restart expires after a while; others stand until the
+        node is rebooted or a person says otherwise.
         """
         self._standing = [n for n in self._standing if n.keeps_out or now - n.at < RESTART_SECONDS]
         return tuple(notice for notice in self._standing if notice.remedy is not Remedy.RECORD)

@@ -1,4 +1,4 @@
-"""Where a job's time went, as shares that add up to what they are shares of. Pure."""
+"""Time account of a job, as shares that add up to the whole. Pure."""
 
 from __future__ import annotations
 

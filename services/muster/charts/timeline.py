@@ -136,7 +136,7 @@ State = tuple[str, float, float, str]  # its name, when it began and ended, why
 
 
 def _states(created_at: float, end: float, events: Sequence[tuple[float, Mapping[str, Any]]]) -> list[State]:
-    """What the job was doing from its creation on. A commit shows that what looked stalled goes on."""
+    """Return the job's states from its creation on. A checkpoint shows that an apparent stall had ended."""
     found: list[State] = []
     name, since, reason = "queued", created_at, ""
     for at, event in events:

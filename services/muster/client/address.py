@@ -1,4 +1,4 @@
-"""Which server a program or a command talks to, and with which token."""
+"""Discovery of the server that a program or a command talks to, and of its token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True)
 class Server:
-    """Where an API answers. `source` says where the address came from, for error messages."""
+    """Address and token of an API. `source` says where the address came from, for error messages."""
 
     url: str
     source: str
@@ -30,7 +30,7 @@ class Server:
 
     @property
     def local(self) -> bool:
-        """Whether this machine's paths mean the same to the server."""
+        """Return whether this machine's paths mean the same to the server."""
         host = self.url.partition("://")[2].partition("/")[0]
         return (host if host.endswith("]") else host.rpartition(":")[0] or host) in LOOPBACK
 

@@ -1,4 +1,4 @@
-"""What Muster answers, as a program has it: the contract's models, and what is made of them."""
+"""Replies of Muster as Python objects: the contract's models, and views made of them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LogLine(Reply):
 
 @dataclass(frozen=True)
 class Update:
-    """What is new about a job since the update before. `steps` are of the running attempt."""
+    """Changes of a job since the previous update. `steps` are those of the running attempt."""
 
     status: JobStatus
     progress: Progress

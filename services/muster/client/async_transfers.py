@@ -19,8 +19,8 @@ class _Cancelled(Exception):
 
 
 async def transferred(connection: AsyncConnection, work: Callable[[Transfers, Progress], T], progress: Progress) -> T:
-    """What `work` makes of transfers with the same server. Cancelled, it stops where `progress` is told next, and what
-    has arrived until then is gone on with by the next try."""
+    """Run `work` with transfers of the same server. When cancelled, it stops at the next report of `progress`;
+    the next try resumes from there."""
     cancelled = threading.Event()
 
     def told(done: int, total: int) -> None:

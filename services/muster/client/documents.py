@@ -128,7 +128,7 @@ def relative_paths(document: dict[str, Any]) -> Iterator[RelativePath]:
 
 
 def unreachable_path(place: RelativePath) -> InvalidRequest:
-    """What to say where the server is another machine."""
+    """Return the message for a server on another machine."""
     problem = Problem(place.path, f"{place.value!r} is relative to this file, and the server is another machine")
     next_step = (
         "`muster submit` uploads single files, and `muster files upload` gives an id that jobs name; or put the data "

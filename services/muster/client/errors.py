@@ -1,4 +1,4 @@
-"""What can go wrong between a program and Muster: each error says what, where and what to do next."""
+"""Errors between a program and Muster. Each says what happened, where, and what to do next."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class NotFound(Refused):
 
 
 class Conflict(Refused):
-    """What is there already stands against it, such as a job of the same name."""
+    """Conflict with something that exists, such as a job of the same name."""
 
 
 class JobFailed(MusterError):

@@ -1,4 +1,4 @@
-"""How a request to the API goes, whatever carries it.
+"""Course of a request to the API, independent of the transport.
 
 What is sent again and for how long, what an answer means, and how a stream goes on after a cut. No IO: the generators
 yield what is to be sent, and are given what came of it.

@@ -15,7 +15,7 @@ _EVENTS_MAX = 500
 
 @dataclass(frozen=True)
 class Moment:
-    """What is new since the last look: the whole job, and the events and steps that came since.
+    """Changes since the last look: the whole job, and the events and steps that came since.
 
     The status reports progress every few seconds; the steps are as new as the workers' own records.
     """

@@ -45,7 +45,7 @@ class Job(JobView):
         return self
 
     def follow(self) -> Iterator[Update]:
-        """What is new about the job, every half second until it has ended; the last update is of its end."""
+        """Yield the job's changes every half second until it has ended; the last update reports its end."""
         updates = Updates()
         for moment in self._connection.walk(moments(self.id)):
             self.document = moment.job
@@ -70,12 +70,12 @@ class Job(JobView):
     # -- what is known of it ------------------------------------------------------------------------------------------
 
     def events(self, after: int = 0, types: Sequence[str] = ()) -> tuple[Event, ...]:
-        """What happened, oldest first: those after the event with the id `after`."""
+        """Return the events, oldest first, after the one with the id `after`."""
         found = self._connection.run(operations.events(self.id, after, tuple(types)))
         return tuple(parsed(Event, event) for event in found)
 
     def logs(self, attempt: int | None = None, worker: int = 0, tail: int | None = None) -> str:
-        """What the worker has written in the attempt (the newest one), or the last `tail` lines of it."""
+        """Return the worker's log of an attempt (default: the newest), or its last `tail` lines."""
         return self._connection.run(operations.log(self.id, attempt, worker, tail))
 
     def metrics(self, points: int = 10_000, after_step: int = 0) -> Metrics:
@@ -83,7 +83,7 @@ class Job(JobView):
         return parsed(Metrics, self._get("metrics", points=points, afterStep=after_step))
 
     def why(self) -> Why:
-        """Why the job is where it is, and what to do."""
+        """Return the reason for the job's state, and what to do next."""
         return parsed(Why, self._get("why"))
 
     def attempts(self) -> AttemptList:
@@ -95,7 +95,7 @@ class Job(JobView):
         return parsed(CheckpointList, self._get("checkpoints"))
 
     def samples(self, limit: int = 10) -> SamplesReply:
-        """What the model wrote at its newest evaluations."""
+        """Return the model's samples from its newest evaluations."""
         return parsed(SamplesReply, self._get("samples", limit=limit))
 
     def profiles(self) -> ProfilesReply:
@@ -179,7 +179,7 @@ class Jobs:
         return Job(self._connection, found)
 
     def plan(self, job: JobSource, *, name: str | None = None, project: str | None = None) -> Plan:
-        """What a submission would run, or why it would be refused; nothing is stored."""
+        """Return the plan of a submission, or its refusals. Nothing is stored."""
         sent = job_document(job, name, project, self._connection.server.local)
         try:
             return parsed(Plan, self._connection.run(operations.plan(sent.data)))
@@ -187,7 +187,7 @@ class Jobs:
             raise sent.located(error) from None
 
     def estimate(self, job: JobSource) -> Estimate:
-        """What a job would need, take and cost, by what the server knows of jobs like it."""
+        """Estimate a job's memory, time and cost from what the server knows of similar jobs."""
         sent = job_document(job, local=self._connection.server.local)
         try:
             return parsed(Estimate, self._connection.run(operations.ask("POST", "jobs:estimate", sent.data)))
@@ -195,7 +195,7 @@ class Jobs:
             raise sent.located(error) from None
 
     def inspect(self, job: JobSource) -> DataReport:
-        """What the model would see of a job's data, uploaded or below the project's `dataPrefixes`: counts, lengths,
+        """Show a job's data as the model would see it, uploaded or below the project's `dataPrefixes`: counts, lengths,
         what is left out and why, the first samples. Nothing is stored."""
         sent = job_document(job, local=self._connection.server.local)
         try:

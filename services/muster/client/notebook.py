@@ -1,4 +1,4 @@
-"""How a job looks in a notebook: HTML of its own, and a picture that is brought up to date while it is waited for."""
+"""Notebook view of a job: an HTML summary, and a chart that updates while the cell waits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def curve_html(points: Sequence[tuple[int, float]]) -> str:
 
 
 def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this, so that a picture can be brought up to date in place."""
+    """Return whether a Jupyter kernel runs this, so that a chart can be updated in place."""
     ipython = sys.modules.get("IPython")  # whoever runs in a kernel has it loaded
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and "IPKernelApp" in shell.config

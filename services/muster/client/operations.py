@@ -1,4 +1,4 @@
-"""What may be asked of Muster about jobs, as steps: written once for programs with threads, with asyncio, and for the
+"""Operations on jobs, as steps: written once for programs with threads, with asyncio, and for the
 command line.
 """
 
@@ -74,7 +74,7 @@ def submit(document: Any, key: str) -> Steps[dict[str, Any]]:
 
 
 def plan(document: Any) -> Steps[dict[str, Any]]:
-    """What a submission would run, and why it would be refused. Nothing is stored."""
+    """Return the plan of a submission and its refusals. Nothing is stored."""
     return (yield from _document("POST", "jobs", document, dryRun=True))
 
 
@@ -103,7 +103,7 @@ def events(job_id: str, after: int, types: tuple[str, ...]) -> Steps[list[dict[s
 
 
 def log(job_id: str, attempt: int | None, worker: int, tail: int | None) -> Steps[str]:
-    """What the worker has written until now; of the newest attempt where none is named."""
+    """Return the worker's log up to now. Default: of the newest attempt."""
     path = f"jobs/{job_id}/logs"
     page = yield from ask("GET", path, attempt=attempt, worker=worker, tail=tail)
     text, attempt = page["text"], page["attempt"]
@@ -143,7 +143,7 @@ def _waited_too_long(job: dict[str, Any], timeout_seconds: float | None) -> Wait
 
 
 def _failure_of(job: dict[str, Any]) -> JobFailed | None:
-    """What to raise for an ended job; None for one that succeeded."""
+    """Return the error to raise for an ended job, or None if it succeeded."""
     name, status = job["metadata"]["name"], job["status"]
     if status["phase"] == Phase.SUCCEEDED:
         return None

@@ -1,4 +1,4 @@
-"""Which `muster up` runs on a state folder: up.json says it, and the lock on it says whether that is still true."""
+"""Discovery of the `muster up` that runs on a state folder: up.json names it, and its lock says whether it is alive."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def who(state: State) -> Running | None:
 
 
 def read_running(path: Path) -> Running | None:
-    """What the file says, whoever wrote it and whether they live; None where it can't be read."""
+    """Return the file's content, whether or not its writer is alive; None if it can't be read."""
     try:
         document = json.loads(path.read_text())
         return Running(int(document["pid"]), str(document["url"]), float(document["started_at"]))

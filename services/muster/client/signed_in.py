@@ -1,4 +1,4 @@
-"""What `muster login` keeps: a file for each server that only its user may read, renewed before it expires."""
+"""Sessions of `muster login`: one file per server that only its user may read, renewed before it expires."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def keep(signed_in: SignedIn, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def forget(server: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether somebody was signed in."""
+    """Return whether somebody was signed in."""
     path = _path(server, environ)
     there = path.exists()
     path.unlink(missing_ok=True)

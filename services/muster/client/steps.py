@@ -1,4 +1,4 @@
-"""What a program wants of Muster, told step by step and without IO, so that it is written once.
+"""Operations as steps without IO, so that each is written once for threads and for asyncio.
 
 Steps are a generator: it yields `Found` for a value that whoever iterates is to have, `Pause` for time to pass, and
 anything else, such as `Ask`, to be answered by whoever carries the steps out; it returns their result. The functions
@@ -54,7 +54,7 @@ def _next(steps: Steps[Any], answer: Any, error: Exception | None) -> Any:
 
 
 def walk(steps: Steps[T], answer_to: Callable[[Any], Any]) -> Generator[Any, None, T]:
-    """What the steps find, one by one; the generator returns their result."""
+    """Yield what the steps find, one by one; the generator returns their result."""
     answer: Any = None
     error: Exception | None = None
     while not isinstance(step := _next(steps, answer, error), _Ended):

@@ -1,4 +1,4 @@
-"""What may be asked of Muster about sweeps, as steps: written once for threads, asyncio and the command line."""
+"""Operations on sweeps, as steps: written once for threads, asyncio and the command line."""
 
 from __future__ import annotations
 

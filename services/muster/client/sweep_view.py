@@ -41,7 +41,7 @@ class SweepView:
 
     @property
     def sweep(self) -> SweepSpec:
-        """What is tried, with all defaults."""
+        """Return the parameters of the trials, with all defaults."""
         return parsed(SweepSpec, known_part(SweepSpec, self.document["sweep"]))
 
     @property

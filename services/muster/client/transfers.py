@@ -313,7 +313,7 @@ class _Later(Exception):
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Where a file belongs that a server names. Raises MusterError for a name that leads out of the folder."""
+    """Return the local path of a file that a server names. Raises MusterError for a name outside of the folder."""
     named = PurePosixPath(name)
     if named.is_absolute() or not named.parts or ".." in named.parts or not name.isprintable():
         raise MusterError(f"the server names a file {name[:100]!r}, which would lie outside of {folder}", "bad-answer")

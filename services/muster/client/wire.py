@@ -1,4 +1,4 @@
-"""What both connections, of threads and of asyncio, tell httpx, and what its errors mean."""
+"""Settings that both connections, of threads and of asyncio, give to httpx, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def event_of(event: httpx2.ServerSentEvent | None) -> StreamEvent | None:
 
 
 def meant(error: Exception) -> Exception:
-    """What an error of httpx means to the exchange; any other as it is."""
+    """Translate an error of httpx for the exchange; return any other error unchanged."""
     if isinstance(error, httpx2.SSEError):
         return MusterError(f"what answers is no stream of Muster's: {error}", "bad-stream")
     if isinstance(error, httpx2.TransportError):

@@ -46,7 +46,7 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """What a text says, and where in the text each part of it stands."""
+    """Parsed document, with the place in the text of each of its parts."""
 
     data: Any  # of JSON's types: finite numbers, integers of at most 64 bits, no NUL and no half surrogate pair
     text: str = ""
@@ -86,7 +86,7 @@ def line_of(text: str, line: int) -> str:
 
 
 def check_text(text: str) -> str | None:
-    """What is wrong with a text that databases and Kubernetes would refuse; None when nothing is."""
+    """Return the fault of a text that databases and Kubernetes would refuse, or None."""
     if "\x00" in text:
         return "a text with a NUL character can't be stored"
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -95,14 +95,14 @@ def check_text(text: str) -> str | None:
 
 
 def check_key(key: str) -> str | None:
-    """What is wrong with a key; None when nothing is."""
+    """Return the fault of a key, or None."""
     if len(key) > KEY_LENGTH_MAX:
         return f"a key may have {KEY_LENGTH_MAX} characters, not {len(key):,}"
     return check_text(key)
 
 
 def check_number(number: float, text: str) -> str | None:
-    """What is wrong with a number that JSON or a 64-bit integer can't hold; None when nothing is."""
+    """Return the fault of a number that JSON or a 64-bit integer can't hold, or None."""
     if isinstance(number, int):
         return None if abs(number) <= _INTEGER_MAX else f"{text} is a whole number of more than 64 bits"
     return None if math.isfinite(number) else f"{text} is not a number that a document can carry"

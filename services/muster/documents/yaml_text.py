@@ -97,7 +97,7 @@ def _character(error: Any) -> str:
 
 @dataclass(frozen=True)
 class _Anchored:
-    """What an anchor names."""
+    """Value that an anchor names."""
 
     data: Any
     mark: Mark

@@ -105,7 +105,7 @@ class Client:
         await self._send("DELETE", path, body, accept=METADATA)
 
     async def delete_all(self, path: str, **query: str) -> None:
-        """What the selectors find of a collection, in one request; nobody wants to read what was deleted."""
+        """Delete what the selectors match in a collection, in one request, without reading the deleted objects back."""
         # With a body, for without one the server reads options of the deletion from the same query.
         await self._send("DELETE", path, {}, query, verb="DELETECOLLECTION", accept=METADATA_LIST)
 
@@ -238,7 +238,7 @@ class Client:
 
 
 def resource(path: str) -> str:
-    """What a path is of: `pods`, `trainingjobs/status`; names of objects and namespaces are left out."""
+    """Return the resource of a path, such as `pods` or `trainingjobs/status`, without names and namespaces."""
     words = path.strip("/").split("/")
     words = words[2:] if words[0] == "api" else words[3:]
     if words[:1] == ["namespaces"] and len(words) > 2:

@@ -1,4 +1,4 @@
-"""Where the API server is and who we are there: the pod's own service account, or a kubeconfig."""
+"""Connection to the API server and identity there: the pod's own service account, or a kubeconfig."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN_SECONDS = 60.0  # a projected token is rotated long before it ends; lookin
 
 @dataclass
 class Credentials:
-    """Where the bearer token comes from: a file that may be rotated, a plugin, or the kubeconfig itself."""
+    """Source of the bearer token: a file that may be rotated, a plugin, or the kubeconfig itself."""
 
     token: str | None = field(default=None, repr=False)  # None: not read yet, or a certificate says who we are
     token_file: Path | None = None
@@ -35,7 +35,7 @@ class Credentials:
 
     @property
     def slow(self) -> bool:
-        """Whether the next `bearer` runs a plugin, which may take seconds: not in an event loop."""
+        """Return whether the next `bearer` runs a plugin, which may take seconds and must not run in an event loop."""
         return self.plugin is not None and (self.token is None or time.time() > self._expires_at - TOKEN_SECONDS)
 
     def bearer(self) -> str | None:
@@ -55,7 +55,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Connection:
-    """How to reach an API server, and as whom."""
+    """Address, trust and identity for one API server."""
 
     server: str  # https://host:port
     tls: ssl.SSLContext

@@ -1,4 +1,4 @@
-"""What can go wrong between us and an API server. Both are OSErrors: so is everything that the network itself does."""
+"""Errors of the API server. Both are OSErrors, as are all errors of the network itself."""
 
 from __future__ import annotations
 

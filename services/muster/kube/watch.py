@@ -23,7 +23,7 @@ RETRY_SECONDS_MAX = 30.0
 
 
 class ObjectCache(Protocol):
-    """Where objects of one kind are kept. Called from one task only."""
+    """Store for objects of one kind. It is called from one task only."""
 
     def put(self, item: Object) -> None:
         """It is there, new or changed."""

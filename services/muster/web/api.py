@@ -1,4 +1,4 @@
-"""What the pages take from the API, and the only module here that imports it.
+"""Everything that the pages use of the API. No other module of the pages imports it.
 
 A page asks the API's services with the same caller as a program would. Where a route puts an answer together, that
 route is called, as the function that it is.
@@ -112,7 +112,7 @@ VERBS = {"cancel": service.cancel, "suspend": service.suspend, "resume": service
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which jobs, in which order, which page of them (from 1)."""
+    """Selection of jobs: filters, order and page number (from 1)."""
 
     search: str = ""
     phases: tuple[str, ...] = ()
@@ -195,7 +195,7 @@ async def recent_jobs(
 
 
 async def spending(services: Services, caller: Principal, projects: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What each project used this month, by its name."""
+    """Return each project's usage of this month, by its name."""
     since, until = month_range(month_of(time.time()))
     async with services.database.read() as session:
         held = {name: await usage_rows.held_by(session, name, since, until) for name in projects}
@@ -213,7 +213,7 @@ def document(services: Services, caller: Principal, row: JobRow) -> dict[str, An
 
 
 def may_act(caller: Principal, row: JobRow) -> bool:
-    """Whether to offer what changes the job; the service that changes it decides."""
+    """Return whether to offer actions on the job. The service that carries them out decides."""
     with contextlib.suppress(ApiError):
         return checked(caller, row, row.id, act=True) is row and caller.may(Scope.WRITE)
     return False

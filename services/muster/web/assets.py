@@ -61,7 +61,7 @@ def all_assets() -> Assets:
 
 
 def address(name: str) -> str:
-    """Where a page finds the file. Raises KeyError for one that is not there: a page must not ask in vain."""
+    """Return the file's address for pages. Raises KeyError for a missing file, so that no page links to one."""
     assets = all_assets()
     assert name in assets.files, f"static/{name} is not there"
     return f"/static/{assets.version}/{name}"
@@ -86,6 +86,6 @@ async def read_asset(request: Request, version: str, name: str) -> Response:
 
 @router.get("/favicon.ico")
 async def read_favicon() -> Response:
-    """Where browsers look that have not read a page yet."""
+    """Serve the icon at the address that browsers ask before they have read a page."""
     asset = all_assets().files["icon.svg"]
     return Response(asset.body, media_type=asset.kind, headers={"Cache-Control": "public, max-age=86400"})

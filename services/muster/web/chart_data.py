@@ -1,4 +1,4 @@
-"""What <job-curves> is given to draw, as it stands in a page."""
+"""Data of <job-curves>, as a page embeds it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from muster.web.api import JobRow
 
 
 def sources(jobs: Iterable[tuple[JobRow, Any]]) -> Markup:
-    """What <job-curves> draws, as it stands in its script's tag; None for curves that it is to ask for itself."""
+    """Return the data that <job-curves> draws, for its script tag; None for curves that it fetches itself."""
     listed = [{"name": row.name, "src": f"/jobs/{row.id}/curves", "curves": curves} for row, curves in jobs]
     return Markup(json.dumps(listed, allow_nan=False).replace("<", "\\u003c"))  # noqa: S704

@@ -1,4 +1,4 @@
-"""What several jobs differ in: their settings, and how well each did. Pure."""
+"""Comparison of jobs: their differing settings and their results. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Score:
-    """How well each job did in something; `best` are the places of the best among them, none where all are alike."""
+    """Result of each job in one measure; `best` are the indices of the best, none if all are equal."""
 
     words: str
     values: tuple[float | None, ...]

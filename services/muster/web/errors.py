@@ -1,4 +1,4 @@
-"""What can't be shown, as a page: the same refusals as the API's, for people."""
+"""Error pages: the API's refusals, for people."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _to_sign_in(request: Request) -> Response:
 
 
 def _page_of_the_form(request: Request) -> str:
-    """Where the form that was sent stands, which may hold what was typed; else all jobs."""
+    """Return the address of the submitted form, which may still hold its input; else that of all jobs."""
     came = urlsplit(request.headers.get("referer", ""))
     if came.netloc != request.url.netloc:
         return "/jobs"

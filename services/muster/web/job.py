@@ -174,7 +174,7 @@ def _value(value: Any) -> str:
 
 @router.get("/clone")
 async def clone(services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
-    """Where a new job like this one is written."""
+    """Return the address of the form for a new job like this one."""
     row = await api.find(services, visitor, job_id)
     return RedirectResponse(f"/submit?clone={row.id}", status_code=303)
 

@@ -99,7 +99,7 @@ async def list_jobs(
 async def _read(
     request: Request, services: Services, visitor: Principal, wanted: Wanted, asked: dict[str, str]
 ) -> Read:
-    """What the list shows, read once for all who look at the same part of it between two pieces of news."""
+    """Return the list's content, read once for all viewers of the same part between two changes."""
     news: News = request.app.state.news
     version = (int(time.time() / _SHARED_SECONDS), *await news.newest(services, ANY_JOB))
     shared: dict[Any, tuple[tuple[int, ...], asyncio.Task[Read]]] = request.app.state.lists

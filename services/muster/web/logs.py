@@ -37,7 +37,7 @@ _Offset = Annotated[int | None, Query(ge=0, le=2**53)]
 
 @dataclass(frozen=True)
 class Found:
-    """Where a search came to: `at` is the beginning of the line with the hit, `until` how far it has read."""
+    """Progress of a search: `at` is the start of the line with the hit, `until` the offset that was read up to."""
 
     at: int | None
     until: int
@@ -128,7 +128,7 @@ async def follow_log(
     raw: bool = False,
     rank: _Rank = None,
 ) -> Response:
-    """What was added since `offset`, for a page that follows the log."""
+    """Return the text added since `offset`, for a page that follows the log."""
     row = await api.find(services, visitor, job_id)
     reply = await api.read_logs(request, services, visitor, job_id, attempt, str(worker), None, offset)
     read = api.document_of(reply)
@@ -179,7 +179,7 @@ def shown(text: str, row: JobRow, worker: int, rank: int | None, raw: bool) -> s
 
 
 def line_before(file: File, offset: int) -> int:
-    """Where a page that ends about here begins: with a line, a page earlier."""
+    """Return the start of the page that ends about here: the beginning of a line, one page earlier."""
     start = max(0, offset - PAGE_BYTES)
     if start == 0:
         return 0
@@ -212,7 +212,7 @@ def search(file: File, text: str, since: int) -> Found:
 
 
 def _line_start(handle: BinaryIO, hit: int) -> int:
-    """Where the line of the hit begins, looking back no further than a page."""
+    """Return the start of the line with the hit, looking back no further than one page."""
     start = max(0, hit - PAGE_BYTES // 2)
     handle.seek(start)
     before: bytes = handle.read(hit - start)

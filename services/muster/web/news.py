@@ -1,4 +1,4 @@
-"""Whether jobs have news: the questions of all open pages are put to the database together."""
+"""Detection of changed jobs: one query of the database serves all open pages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class News:
         await asyncio.shield(waiting)
 
     async def _settled(self, services: Services, job_id: str) -> None:
-        """What all who wait for the job's news wait for: news wake one task here, and not each of their streams."""
+        """Wait for the job's next change for all its readers, so that it wakes one task instead of every stream."""
         await services.hub.wait(job_id, POLL_SECONDS - _now() % POLL_SECONDS)
         await asyncio.sleep(SETTLE_SECONDS)
 

@@ -1,4 +1,4 @@
-"""What a form did, said on the page that follows it: a cookie that lives until that page is read."""
+"""Confirmation of a form's action, shown on the next page: a cookie that lives until that page is read."""
 
 from __future__ import annotations
 

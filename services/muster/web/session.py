@@ -1,4 +1,4 @@
-"""Who looks at a page, and whether a form was ours: sign-in by a token, a cookie in its place, sign-out."""
+"""Sessions of the pages: sign-in by a token that a cookie replaces, sign-out, and protection of forms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS_MAX = 2_000
 
 
 async def visitor(request: Request, services: ServicesDependency) -> Principal:
-    """Who looks. Raises ApiError unauthorized, which becomes the page for signing in, and forbidden."""
+    """Return the signed-in principal. Raises ApiError unauthorized, which becomes the sign-in page, and forbidden."""
     address = request.client.host[:64] if request.client else ""
     given = await api.bearer(request)
     if given is not None or not services.settings.auth:
@@ -43,7 +43,7 @@ Visitor = Annotated[Principal, Depends(visitor)]
 
 @dataclass(frozen=True)
 class Form:
-    """What was sent, and by whom. A field that was left out is an empty text."""
+    """Submitted form and its sender. A missing field is an empty text."""
 
     caller: Principal
     fields: dict[str, list[str]]
@@ -72,7 +72,7 @@ Posted = Annotated[Form, Depends(posted)]
 
 
 def form_token(request: Request) -> str:
-    """What our forms carry."""
+    """Return the token that our forms carry."""
     secret = request.cookies.get(COOKIE) or request.app.state.form_secret
     return api.form_token(secret)
 
@@ -98,17 +98,17 @@ async def read_form(request: Request) -> dict[str, list[str]]:
 
 
 def origin(request: Request, services: api.Services) -> str:
-    """Where the browser reaches us: as the settings say, for a proxy's address is not in the request."""
+    """Return our origin as the browser sees it. A setting overrides the request, which hides a proxy's address."""
     return services.settings.public_url or str(request.base_url).rstrip("/")
 
 
 def is_encrypted(request: Request, services: api.Services) -> bool:
-    """Whether cookies may be kept to encrypted connections."""
+    """Return whether cookies may be restricted to encrypted connections."""
     return origin(request, services).startswith("https:")
 
 
 def local_path(path: str) -> str:
-    """Where to go on after signing in: a place here, whatever the address says."""
+    """Return the path to continue at after sign-in, which is always on this site."""
     fine = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if fine else _HOME
 

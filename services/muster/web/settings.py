@@ -74,7 +74,7 @@ async def _show(
 
 
 def limits_of(quota: dict[str, Any], currency: str) -> str:
-    """What the project, and each person in it, may hold; empty where nothing is limited."""
+    """Return the quotas of the project and of each person in it; empty if nothing is limited."""
 
     def told(limits: dict[str, Any]) -> str:
         given = [(key, limits[key], words) for key, words in _LIMITS if limits.get(key) is not None]

@@ -31,7 +31,7 @@ _KEY_BYTES = 16
 
 @dataclass(frozen=True)
 class Typed:
-    """What stands in the form. `key` makes one job of however many times this very text is sent."""
+    """Content of the form. `key` makes repeated submissions of the same text create one job."""
 
     text: str
     key: str

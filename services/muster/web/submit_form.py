@@ -46,7 +46,7 @@ def read_fields(form: Mapping[str, list[str]]) -> dict[str, str]:
 
 
 def is_filled_in(fields: Mapping[str, str]) -> bool:
-    """Whether somebody has begun to fill it in."""
+    """Return whether somebody has begun to fill in the form."""
     return any(fields[name] for name in ("name", "model", "data"))
 
 

@@ -1,4 +1,4 @@
-"""How often all open pages together are told that they are old: each then reads itself anew, which costs the API."""
+"""Rate limit for refreshing open pages: each refresh costs the API a request."""
 
 from __future__ import annotations
 
