@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 from sqlalchemy import Dialect, Text, event, text
@@ -29,6 +29,11 @@ _READ_ONLY = "25006"  # what PostgreSQL answers to a write where it takes none
 _PROBE = text("SELECT current_setting('transaction_read_only'), (SELECT max(version) FROM mirror)")
 # The largest submission takes 1 MB, in the log and again in the database. Ten times that would call small disks full.
 FREE_BYTES_MIN = 4 << 20
+
+
+# A race is lost to a row that is there from then on: a second one needs that row to be deleted in between.
+RACES_MAX = 3
+T = TypeVar("T")
 
 
 class Json(TypeDecorator[Any]):
@@ -92,6 +97,19 @@ class Database:
             if committing and isinstance(cause, DBAPIError) and cause.connection_invalidated:
                 raise commit_unanswered() from cause
             raise
+
+    async def write_once(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        """Do `work`, which looks whether a row is there and makes it if not, in a session that commits.
+
+        Of two requests that find the same row missing, one makes it and the other's insert fails: that one begins anew,
+        and finds the row. `work` may therefore run several times.
+        """
+        for _ in range(RACES_MAX):
+            with contextlib.suppress(IntegrityError):
+                async with self.write() as session:
+                    return await work(session)
+        async with self.write() as session:
+            return await work(session)
 
     async def probe(self) -> None:
         """Raises ApiError when the database can't be read or, where that is cheap to find out, not be written."""

@@ -126,7 +126,8 @@ class KubernetesCluster:
         try:
             return await self._update(job) if job.seen else await self._create(job)
         except Exception as error:  # one bad row must not stop the others
-            return ApplyResult(job.uid, Outcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])
+            words = f"{error.status} {error.reason}" if isinstance(error, ApiError) else type(error).__name__
+            return ApplyResult(job.uid, Outcome.RETRY, error=f"{words}: {error}"[:300])
 
     async def _create(self, job: DesiredJob) -> ApplyResult:
         meta = {

@@ -112,11 +112,13 @@ class Mirror:
 
     async def _unknown_jobs(self, changes: list[RawChange]) -> dict[str, FoundJob]:
         """Jobs that were made in the cluster by other means; asked for before the write, which must be short."""
-        uids = {change.uid for change in changes}
+        uids = list(dict.fromkeys(change.uid for change in changes))
         async with self._database.read() as session:
             known = set((await session.scalars(select(JobRow.id).where(JobRow.id.in_(uids)))).all())
-        found = {uid: await self._cluster.find(uid) for uid in uids - known}
-        return {uid: job for uid, job in found.items() if job is not None}
+        found = [(uid, await self._cluster.find(uid)) for uid in uids if uid not in known]
+        there = [(uid, job) for uid, job in found if job is not None]
+        # Lists are in the order of the rows. A cluster's times are whole seconds: within one the changes' order counts.
+        return dict(sorted(there, key=lambda each: each[1].created_at))
 
     async def _take_over(
         self, session: AsyncSession, changes: list[RawChange], unknown: dict[str, FoundJob], version: int

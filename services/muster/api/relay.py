@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 from sqlalchemy import bindparam, select, update
@@ -25,6 +26,7 @@ from muster.api.tables import JobRow
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.files_named import with_addresses
 from muster.contract.names import Label
+from muster.contract.redaction import redact_values, secrets_in
 from muster.contract.spec import JobSpec
 from muster.contract.status import Phase
 from muster.contract.times import rfc3339
@@ -112,7 +114,11 @@ class Relay:
     async def _later(self, session: AsyncSession, row: JobRow, result: ApplyResult) -> None:
         self._metrics.relay_failures.inc()
         seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(row.relay_failures, 20))
-        values = {"relay_failures": row.relay_failures + 1, "relay_after": now_in(session) + seconds}
+        values: dict[str, Any] = {"relay_failures": row.relay_failures + 1, "relay_after": now_in(session) + seconds}
+        if result.error and row.status_version == 0:  # afterwards the status is the cluster's to say
+            error = redact_values(result.error, secrets_in({"spec": row.spec}))
+            because = f"the cluster has not taken the job yet: {error}; the API asks again every half minute"
+            values["status"] = {**row.status, "because": because}
         await session.execute(update(JobRow).where(JobRow.id == row.id).values(values))
         log.warning(
             "hand-over will be retried", job=row.id, outcome=result.outcome, error=result.error, retry_seconds=seconds

@@ -112,10 +112,11 @@ def ls(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, the newest first, and below them older ones that run."""
     from muster.cli.render import show_jobs
 
     found = 0
+    shown: set[str] = set()
 
     def pages() -> Iterator[list[dict[str, Any]]]:
         """The pages up to the limit. One job more is asked for, to know whether there are more."""
@@ -128,19 +129,29 @@ def ls(
             "owner": owner,
         }
         for page in client.job_pages(limit + 1, **filters):
+            shown.update(job["id"] for job in page[: limit - found])
             yield page[: limit - found]
             found += len(page)
+
+    def pages_and_running() -> Iterator[list[dict[str, Any]]]:
+        """The pages, and where there are more jobs than fit, those of the others that run, up to the same limit."""
+        yield from pages()
+        if found <= limit or phases:
+            return
+        filters = {"phase": ["Running"], "label": label or [], "project": project, "owner": owner}
+        for page in client.job_pages(limit, **filters):
+            yield [job for job in page if job["id"] not in shown]
 
     phases = [word.capitalize() for word in phase or []]
     with connect(server) as client:
         if json:
             print_json({"items": [job for page in pages() for job in page], "more": found > limit})
             return
-        show_jobs(pages())
+        show_jobs(pages_and_running())
     if not found:
         say("No jobs." if not (phases or label or live or project or owner) else "No such jobs.")
     elif found > limit:
-        say(f"There are more than {limit}; --limit shows more.", "dim")
+        say(f"There are more than {limit}, of which those that run are shown; --limit shows more.", "dim")
 
 
 def get(

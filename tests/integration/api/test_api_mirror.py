@@ -6,6 +6,7 @@ import json
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from sqlalchemy import select
 from tests.integration.api.platform import Platform, document, platform, until
 
-from muster.api.cluster import ApplyResult, DesiredJob, Local
+from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Local, Outcome
 from muster.api.tables import AttemptRow, JobRow
 from muster.contract.layout import State
 from muster.contract.signals import Cause
@@ -301,6 +302,52 @@ class FlakyCluster(Local):
             self.losses -= 1
             raise ConnectionError("the answer was lost")
         return answers
+
+
+class RefusingCluster(Local):
+    """Takes no job, as a cluster whose rights or policies forbid it."""
+
+    async def apply(self, jobs: Any) -> list[ApplyResult]:
+        return [ApplyResult(job.uid, Outcome.RETRY, error="403 Forbidden: no jobs of value-x here") for job in jobs]
+
+
+async def test_a_job_that_the_cluster_does_not_take_says_why(tmp_path: Path) -> None:
+    """To its owner, and without the values of its variables, which a refusal may repeat."""
+    async with platform(tmp_path, RefusingCluster(LocalCluster(State(tmp_path).cluster))) as here:
+        uid = (await here.submit(runtime={"env": [{"name": "A", "value": "value-x"}]}))["id"]
+
+        async def refused() -> bool:
+            return "403 Forbidden" in (await here.get(f"/jobs/{uid}/why"))["because"]
+
+        await until(refused, "the reason")
+        status = (await here.get(f"/jobs/{uid}"))["status"]
+        assert status["because"] == (
+            "the cluster has not taken the job yet: 403 Forbidden: no jobs of *** here; the API asks again every half "
+            "minute"
+        )
+
+
+async def test_jobs_made_in_one_second_are_listed_as_they_were_made(tmp_path: Path) -> None:
+    """By others, at once: a cluster's times of creation are whole seconds."""
+    (tmp_path / "cluster").mkdir()
+    there = LocalCluster(State(tmp_path).cluster)
+    spec = parse_job(document()).spec
+    made = [there.create(f"job-{number}", "default", spec, {}).metadata.uid for number in range(40)]
+    async with platform(tmp_path, SecondsCluster(there)) as here:
+
+        async def seen() -> bool:
+            return len((await here.get("/jobs", limit=100))["items"]) == len(made)
+
+        await until(seen, "the mirror to read them all")
+        assert [job["id"] for job in (await here.get("/jobs", limit=100))["items"]] == made[::-1]
+
+
+class SecondsCluster(Local):
+    """Says of every job that it was made in the same second."""
+
+    async def find(self, uid: str) -> FoundJob | None:
+        found = await super().find(uid)
+        return replace(found, created_at=1_000.0) if found is not None else None
 
 
 async def test_a_lost_answer_makes_no_second_job(tmp_path: Path, database_url: str) -> None:

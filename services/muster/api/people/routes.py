@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import JSONResponse
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.access import admins_only
 from muster.api.audit.repository import Act, record
@@ -133,10 +134,13 @@ async def put_person(
     """A person or a service account, whether they are an admin, and whether their tokens open anything. For admins."""
     admins_only(caller)
     wanted = await read_body(request, parsed(PersonRequest, "invalid_person", "The person is not valid"))
-    async with services.database.write() as session:
+
+    async def put(session: AsyncSession) -> PersonRow:
         before, row = await service.put(session, caller, person, wanted, services.settings.oidc_issuer)
         record(session, caller, Act("person.changed", person, None, before, dump(wanted)))
-    return JSONResponse(_document(row))
+        return row
+
+    return JSONResponse(_document(await services.database.write_once(put)))
 
 
 def _document(row: PersonRow) -> dict[str, Any]:

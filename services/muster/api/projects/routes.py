@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.access import admins_only, project_not_found, project_role
 from muster.api.audit.repository import Act, record
@@ -134,12 +135,15 @@ async def put(
     """The project, and whether it is new; with `only_new` one that is there is not changed. Raises ApiError forbidden,
     namespace_taken and invalid_project."""
     admins_only(caller)
-    async with services.database.write() as session:
+
+    async def make(session: AsyncSession) -> tuple[ProjectRow, bool]:
         row, before = await service.put(session, project, wanted, services.settings.is_system_namespace)
         if only_new and before is not None:
             raise ApiError("invalid_project", f"There is a project {project!r} already; nothing was changed.")
         record(session, caller, Act("project.changed", project, project, before, row.limits))
-    return row, before is None
+        return row, before is None
+
+    return await services.database.write_once(make)
 
 
 @router.delete(
@@ -204,11 +208,14 @@ async def put_member(
 async def give_role(services: Services, caller: Principal, project: str, person: str, role: Role) -> None:
     """Raises ApiError project_not_found, person_not_found and forbidden."""
     project_role(caller, project, Role.MAINTAINER)
-    async with services.database.write() as session:
+
+    async def give(session: AsyncSession) -> None:
         await _exists(session.get(ProjectRow, project), project)
         before = await service.put_member(session, caller, project, person, role)
         was = {"role": before} if before else None
         record(session, caller, Act("member.changed", person, project, was, {"role": str(role)}))
+
+    await services.database.write_once(give)
 
 
 @router.delete(

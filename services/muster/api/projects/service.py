@@ -48,16 +48,17 @@ async def put(
     if is_system(namespace):
         detail = f"Namespace {namespace!r} is the platform's or Kubernetes' own, and never a project's: choose another."
         raise ApiError("namespace_taken", detail)
-    await _refuse_taken_namespace(session, namespace)
+    await _refuse_taken_namespace(session, namespace, name)
     row = ProjectRow(name=name, namespace=namespace, limits=dump(wanted.limits), created_at=time.time())
     session.add(row)
     await session.flush()
     return row, None
 
 
-async def _refuse_taken_namespace(session: AsyncSession, namespace: str) -> None:
+async def _refuse_taken_namespace(session: AsyncSession, namespace: str, name: str) -> None:
+    """For a project that is to be made as `name`. If it has been made meanwhile, the insert says so."""
     holder = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
-    if holder is not None:
+    if holder not in (None, name):
         raise ApiError("namespace_taken", f"Namespace {namespace!r} is that of project {holder!r}: choose another.")
     here = select(func.count()).select_from(JobRow).where(JobRow.namespace == namespace, JobRow.live.is_(True))
     jobs = int((await session.execute(here)).scalar_one())
