@@ -311,7 +311,8 @@ class PodProcess:
         await self._project(container)
         for mount in container["volumeMounts"]:
             (self.folder / mount["mountPath"].lstrip("/")).mkdir(parents=True, exist_ok=True)
-        inside = [mount["mountPath"] for mount in container["volumeMounts"]]
+        # Not of /tmp: this folder, and much that tests name, lies there itself.
+        inside = [mount["mountPath"] for mount in container["volumeMounts"] if mount["mountPath"] != "/tmp"]
         moved = {
             name: str(self.folder / value.lstrip("/")) if any(value.startswith(place) for place in inside) else value
             for name, value in asked.items()

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from muster.contract.base import dump_json
 from muster.contract.preview import PreviewQuestion
+from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation
@@ -32,11 +33,14 @@ SECONDS_MAX = 5.0
 class Previews:
     """Answers the API's questions, one after the other: each takes the processor from the passes over the jobs.
 
-    While another operator leads, or before the world is open, it refuses with 503. `token` is called for each request.
+    While another operator leads, or before the world is open, it refuses with 503. `token` is called for each request,
+    and `complete` for the spec that is asked about: it adds what the installation gives to jobs that name nothing.
     """
 
-    def __init__(self, token: Callable[[], str | None]) -> None:
-        self._token = token
+    def __init__(
+        self, token: Callable[[], str | None], complete: Callable[[JobSpec], JobSpec] = lambda spec: spec
+    ) -> None:
+        self._token, self._complete = token, complete
         self._world: tuple[World, asyncio.AbstractEventLoop] | None = None
         self._turn = threading.Lock()
 
@@ -62,7 +66,7 @@ class Previews:
             return Reply(503, words("this operator answers others; try again"))
         try:
             fleet, held = self._seen(*self._world)
-            return Reply(200, dump_json(preview(fleet, held, _summary(asked))).encode())
+            return Reply(200, dump_json(preview(fleet, held, _summary(asked, self._complete(asked.spec)))).encode())
         except (TimeoutError, asyncio.CancelledError, RuntimeError) as error:  # the loop is busy, or ends
             return Reply(503, words(f"this operator can't say now: {type(error).__name__}"))
         finally:
@@ -76,7 +80,7 @@ class Previews:
         return asyncio.run_coroutine_threadsafe(look(), loop).result(SECONDS_MAX)
 
 
-def _summary(asked: PreviewQuestion) -> JobSummary:
+def _summary(asked: PreviewQuestion, spec: JobSpec) -> JobSummary:
     now = time.time()
     return JobSummary(
         uid=str(uuid.uuid4()),
@@ -84,7 +88,7 @@ def _summary(asked: PreviewQuestion) -> JobSummary:
         name=asked.name,
         created_at=now,
         deleting=False,
-        spec=asked.spec,
+        spec=spec,
         status=JobStatus(queued_at=now, since=now),
         project=asked.project,
         owner=asked.owner,

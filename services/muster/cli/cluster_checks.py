@@ -231,17 +231,24 @@ def _storage_class(examined: ExaminedCluster) -> Lines:
     if default:
         yield "ok", default[0]
     else:
+        if examined.keeps_no_volume:
+            yield "ok", "none is the default, and the API keeps its history in a database"
+            return
         next_step = (
-            "the API's volume then needs api.persistence.storageClass, or PostgreSQL elsewhere (docs/install.md)"
+            "name one in api.persistence.storageClassName for the API's volume, or use PostgreSQL (docs/install.md)"
         )
-        yield "warning", f"none of {plural(len(classes), 'storage class')[:-1]}es is the default", next_step
+        yield "warning", f"none of {len(classes)} storage classes is the default", next_step
 
 
 def _prometheus(examined: ExaminedCluster) -> Lines:
     if "monitoring.coreos.com" in examined.groups:
         yield "ok", "the Prometheus Operator is installed: PodMonitors and rules of the chart are taken up"
     else:
-        yield "warning", "no Prometheus Operator", "scrape the annotated pods another way (docs/monitoring.md)"
+        yield (
+            "warning",
+            "no Prometheus Operator",
+            "scrape port 8080 of the operator's pods another way (docs/install.md)",
+        )
 
 
 CHECKS: dict[str, Callable[[ExaminedCluster], Lines]] = {

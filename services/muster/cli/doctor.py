@@ -29,6 +29,15 @@ def doctor(
     image: Annotated[
         str | None, typer.Option("--image", help="Worker image to reach it from; left out: that of the installation.")
     ] = None,
+    env_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env-from",
+            metavar="SECRET",
+            help="Secret of the namespace with the store's keys, as in a job's runtime.envFrom; may be given several "
+            "times. Those of the installation (workers.envFrom) are used anyhow.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check whether a cluster is ready: versions, rights, schedulers, devices, storage, agents, monitoring.
@@ -43,7 +52,7 @@ def doctor(
     before_context, before_namespace = chosen_cluster()
     cluster = connect_cluster(context or before_context, namespace or before_namespace)
     say(f"Looking at context {cluster.context}, namespace {cluster.namespace} …", "dim")
-    findings = examine(ExaminedCluster(cluster, system, store, image))
+    findings = examine(ExaminedCluster(cluster, system, store, image, tuple(env_from or ())))
     failures = sum(finding.state == "failure" for finding in findings)
     if json:
         print_json({

@@ -31,12 +31,15 @@ class Finding:
 
 @dataclass
 class ExaminedCluster:
-    """The cluster that is examined. `store` and `image` are the person's, or else those of the installation."""
+    """The cluster that is examined. `store` and `image` are the person's, or else those of the installation. `env_from`
+    are Secrets whose variables the store's pod gets, as a job's workers do by runtime.envFrom.
+    """
 
     cluster: Cluster
     system: str
     store: str | None = None
     image: str | None = None
+    env_from: tuple[str, ...] = ()
     tolerance: float = STORE_SECONDS_MAX  # seconds that the store's pod may take
 
     def api(self, name: str) -> Any:
@@ -79,6 +82,13 @@ class ExaminedCluster:
         """The variables of the operator's container, as far as the Deployment itself says them."""
         containers = self.operator.spec.template.spec.containers if self.operator is not None else ()
         return {each.name: each.value for container in containers for each in container.env or () if each.value}
+
+    @cached_property
+    def keeps_no_volume(self) -> bool:
+        """Whether an API is installed that needs no volume of its own, for it has a database."""
+        api = self.find(self.api("AppsV1Api").read_namespaced_deployment, "muster-api", self.system)
+        containers = api.spec.template.spec.containers if api is not None else ()
+        return any(each.name == "MUSTER_API_DATABASE_URL" for container in containers for each in container.env or ())
 
     @property
     def served_namespace(self) -> str:

@@ -28,7 +28,9 @@ def checkpoint_store(examined: ExaminedCluster) -> Lines:
         return
     core, namespace = examined.api("CoreV1Api"), examined.cluster.namespace
     name = f"muster-doctor-{uuid.uuid4().hex[:8]}"
-    examined.ask(core.create_namespaced_pod, namespace, probe_pod(name, image, uri, examined.settings))
+    examined.ask(
+        core.create_namespaced_pod, namespace, probe_pod(name, image, uri, examined.settings, examined.env_from)
+    )
     try:
         pod = _wait_for(examined, name)
         ended = pod.status.phase in ("Succeeded", "Failed")
@@ -38,13 +40,19 @@ def checkpoint_store(examined: ExaminedCluster) -> Lines:
         examined.ask(core.delete_namespaced_pod, name, namespace, grace_period_seconds=0)
 
 
-def probe_pod(name: str, image: str, uri: str, settings: dict[str, str]) -> dict[str, Any]:
-    """A pod as the restricted Pod Security Standard lets in, with the settings that the operator gives to workers."""
+def probe_pod(
+    name: str, image: str, uri: str, settings: dict[str, str], secrets: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """A pod as the restricted Pod Security Standard lets in, with the settings that the operator gives to workers, and
+    the variables of these `secrets` as a job has those of its runtime.envFrom.
+    """
+    given = json.loads(settings.get("MUSTER_OPERATOR_ENV_FROM") or "[]")
     container = {
         "name": "store",
         "image": image,
         "command": ["python", "-m", "muster.trainer.checkpoint", "ls", uri, "--json"],
         "env": [{"name": name, "value": value} for name, value in platform_variables(settings).items()],
+        "envFrom": [*given, *({"secretRef": {"name": secret}} for secret in secrets)],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
@@ -57,8 +65,8 @@ def probe_pod(name: str, image: str, uri: str, settings: dict[str, str]) -> dict
     }
     if account := settings.get("MUSTER_OPERATOR_SERVICE_ACCOUNT"):
         spec["serviceAccountName"] = account
-    if secrets := json.loads(settings.get("MUSTER_OPERATOR_IMAGE_PULL_SECRETS") or "[]"):
-        spec["imagePullSecrets"] = [{"name": secret} for secret in secrets]
+    if pull := json.loads(settings.get("MUSTER_OPERATOR_IMAGE_PULL_SECRETS") or "[]"):
+        spec["imagePullSecrets"] = [{"name": secret} for secret in pull]
     labels = {"app.kubernetes.io/name": "muster-doctor"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
@@ -71,6 +79,11 @@ def verdict(pod: Any, log: str, image: str, uri: str, seconds: float) -> Line:
     if phase == "Failed":
         said = _log_end(log) or pod.status.message or _ended(pod)
         next_step = "check address, bucket policy and the workers' service account (docs/install.md)"
+        if "credentials" in said:
+            next_step = (
+                "give the workers' service account a role, or name the Secret with the keys that jobs use: --env-from "
+                "SECRET here, workers.envFrom in the chart for all jobs (docs/install.md)"
+            )
         return "failure", f"a pod of {image} can't use {uri}: {said}", next_step
     if reason in _NO_IMAGE:
         next_step = "name one that the nodes can pull with --image, or set workers.imagePullSecrets in the chart"

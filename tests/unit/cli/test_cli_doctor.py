@@ -12,7 +12,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from muster.cli.cluster_checks import _leader, _operator
+from muster.cli.cluster_checks import _leader, _operator, _storage_class
 from muster.cli.cluster_connection import Cluster
 from muster.cli.cluster_rights import OPERATOR_RIGHTS, operator_rights
 from muster.cli.examined_cluster import ExaminedCluster
@@ -25,6 +25,7 @@ SETTINGS = {
     "MUSTER_OPERATOR_SERVICE_ACCOUNT": "trainer",
     "MUSTER_OPERATOR_IMAGE_PULL_SECRETS": '["registry"]',
     "MUSTER_S3_ENDPOINT": "http://minio:9000",
+    "MUSTER_OPERATOR_ENV_FROM": '[{"secretRef": {"name": "s3"}}]',
 }
 POD = """\
 apiVersion: v1
@@ -44,14 +45,17 @@ spec:
       image: registry.example/muster:1
       command: [python, -m, muster.trainer.checkpoint, ls, s3://checkpoints/team, --json]
       env: [{name: MUSTER_S3_ENDPOINT, value: http://minio:9000}]
+      envFrom: [{secretRef: {name: s3}}, {secretRef: {name: mine}}]
       resources: {requests: {cpu: 100m, memory: 256Mi}, limits: {memory: 512Mi}}
       securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 """
 
 
 def test_the_stores_pod_reaches_it_as_a_worker_does() -> None:
-    """Its S3 settings, account and pull secrets are the workers': it asked Amazon where the cluster has a MinIO."""
-    pod = probe_pod("muster-doctor-1", IMAGE, URI, SETTINGS)
+    """Its S3 settings, keys, account and pull secrets are the workers': it asked Amazon where the cluster has a MinIO,
+    and failed for want of keys that jobs had.
+    """
+    pod = probe_pod("muster-doctor-1", IMAGE, URI, SETTINGS, ("mine",))
     assert pod == yaml.safe_load(POD)
     for version in ("1.29", "1.35"):
         kubernetes_validate.validate(pod, version, strict=True)
@@ -83,6 +87,13 @@ def seen(phase: str, waiting: tuple[str, str] | None = None, condition: tuple[st
             "check address, bucket policy",
         ),
         (
+            seen("Failed"),
+            '{"error": "s3://checkpoints/team: no AWS credentials were found; give the worker a role, or keys"}',
+            "failure",
+            f"a pod of {IMAGE} can't use {URI}: {URI}: no AWS credentials were found",
+            "--env-from SECRET",
+        ),
+        (
             seen("Pending", ("ImagePullBackOff", 'Back-off pulling image "registry.example/muster:1"')),
             "",
             "failure",
@@ -111,7 +122,7 @@ def seen(phase: str, waiting: tuple[str, str] | None = None, condition: tuple[st
             "try again",
         ),
     ],
-    ids=["reached", "refused", "no image", "no start", "no node", "slow"],
+    ids=["reached", "refused", "no keys", "no image", "no start", "no node", "slow"],
 )
 def test_what_became_of_the_pod_is_said_with_the_next_step(
     pod: client.V1Pod, log: str, state: str, words: str, next_step: str
@@ -216,6 +227,34 @@ def test_it_asks_for_the_leader_and_not_only_for_ready_pods(
     assert state == "ok" or next_step == [
         "kubectl -n muster-system logs -l app.kubernetes.io/component=operator --tail=20"
     ]
+
+
+class Classes(ExaminedCluster):
+    """No default storage class, and an API with or without a database."""
+
+    def prepare(self, database: bool) -> Classes:
+        env = [client.V1EnvVar(name="MUSTER_API_DATABASE_URL")] if database else []
+        template = SimpleNamespace(spec=SimpleNamespace(containers=[SimpleNamespace(env=env)]))
+        self.deployment = SimpleNamespace(spec=SimpleNamespace(template=template))
+        return self
+
+    def api(self, name: str) -> Any:
+        return SimpleNamespace(list_storage_class="classes", read_namespaced_deployment="deployment")
+
+    def ask(self, call: Any, *arguments: Any, **more: Any) -> Any:
+        plain = SimpleNamespace(metadata=SimpleNamespace(name="slow", annotations=None))
+        return SimpleNamespace(items=[plain]) if call == "classes" else self.deployment
+
+
+def test_a_storage_class_is_missed_where_a_volume_needs_it_and_by_the_charts_own_key() -> None:
+    cluster = Cluster("here", "team", None)
+    ((state, told),) = _storage_class(Classes(cluster, "muster-system").prepare(database=True))
+    assert (state, told) == ("ok", "none is the default, and the API keeps its history in a database")
+    ((state, told, next_step),) = _storage_class(Classes(cluster, "muster-system").prepare(database=False))
+    assert (state, told) == ("warning", "none of 1 storage classes is the default")
+    values = yaml.safe_load((Path(__file__).parents[3] / "helm/muster/values.yaml").read_text())
+    key = next(word for word in next_step.split() if word.startswith("api.persistence."))
+    assert key.removeprefix("api.persistence.") in values["api"]["persistence"], "a key that the chart has"
 
 
 def test_a_pod_that_can_not_start_is_not_waited_for_and_is_removed() -> None:

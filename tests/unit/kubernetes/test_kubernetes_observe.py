@@ -78,6 +78,9 @@ def test_a_secret_never_gets_into_a_status() -> None:
     assert worker.exit.message == "bad token ***"
 
 
+FULL = 'Usage of EmptyDir volume "muster-tmp" exceeds the limit "20Gi". '
+
+
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
@@ -87,6 +90,10 @@ def test_a_secret_never_gets_into_a_status() -> None:
         (disrupted(143, "PreemptionByScheduler"), "PreemptionByScheduler"),
         (disrupted(143, "WorkloadEvictedDueToPreempted", "TerminationTarget"), "PreemptionByScheduler"),
         ({"phase": "Failed", "reason": "Evicted", "message": "low on memory", "containerStatuses": []}, "Evicted"),
+        (
+            disrupted(137, "TerminationByKubelet") | {"phase": "Failed", "reason": "Evicted", "message": FULL},
+            f"DiskLimitExceeded: {FULL}",
+        ),
         (disrupted(0, "DeletionByTaintManager"), ""),
     ],
 )

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
-from tests.unit.kubernetes.making import make_job
+from tests.unit.kubernetes.making import job_item, make_job
 
+from muster.contract.gang import Resources
 from muster.contract.names import Env
 from muster.operator.core.decision import CreateWorker
-from muster.operator.kubernetes.jobs import Job
-from muster.operator.kubernetes.render import Site, pin, render_pod, require_node_affinity
+from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.kubernetes.render import DiskLimits, Site, pin, render_pod, require_node_affinity
 from muster.operator.kubernetes.settings import TOLERATIONS
 from muster.storage.settings import S3Settings
 
@@ -97,3 +98,50 @@ def test_a_jobs_own_key_encrypts_its_commits_in_place_of_the_platforms() -> None
         (container,) = render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]["containers"]
         variables = {each["name"]: each.get("value", "") for each in container["env"]}
         assert S3Settings.from_environment(variables).kms_key_id == key
+
+
+def test_the_installations_variables_come_before_the_jobs_own_which_win() -> None:
+    site = Site(image="trainer", env_from=({"secretRef": {"name": "s3"}},))
+    job = starting(envFrom=[{"secretRef": {"name": "hub"}}])
+    (container,) = render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}, {"secretRef": {"name": "hub"}}]
+
+
+def test_a_job_that_asks_for_no_resources_has_the_installations_everywhere() -> None:
+    """Without any its pod is BestEffort, the first to be evicted."""
+    jobs = Jobs(lambda uid: None, Resources.model_validate({"cpu": "500m", "memory": "2Gi"}))
+    item = job_item()
+    item["spec"]["gang"].pop("resources", None)
+    job = jobs.keep(item)
+    assert (job.spec.gang.resources.cpu, job.spec.gang.resources.memory) == ("500m", "2Gi"), "placement counts it too"
+    item = job_item()
+    item["metadata"] |= {"uid": "other"}
+    item["spec"]["gang"]["resources"] = {"cpu": 4}
+    own = jobs.keep(item).spec.gang.resources
+    assert (own.cpu, own.memory) == ("4", "2Gi")
+    untouched = Jobs(lambda uid: None).keep(item).spec.gang.resources
+    assert (untouched.cpu, untouched.memory) == ("4", None)
+
+
+@pytest.mark.parametrize("gpus", [0, 8], ids=["cpu", "with a preflight"])
+def test_a_worker_writes_to_its_volumes_alone_and_no_more_than_they_hold(gpus: int) -> None:
+    site = Site(image="trainer", disk=DiskLimits(tmp="1Gi", worker="2Gi", cache="3Gi"))
+    pod = render_pod(starting({"gpusPerNode": gpus}), CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]
+    sizes = {volume["name"]: volume["emptyDir"].get("sizeLimit") for volume in pod["volumes"] if "emptyDir" in volume}
+    assert {"muster-tmp": "1Gi", "worker": "2Gi", "cache": "3Gi"}.items() <= sizes.items()
+    containers = [*pod["containers"], *pod.get("initContainers", [])]
+    assert len(containers) == (2 if gpus else 1)
+    for container in containers:
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert {"/tmp", "/muster/worker", "/muster/cache"} <= {each["mountPath"] for each in container["volumeMounts"]}
+
+
+def test_a_job_may_bring_its_own_folder_for_temporary_files_and_its_image_be_let_write() -> None:
+    job = starting(volumes=[{"name": "scratch", "emptyDir": {}, "mountPath": "/tmp"}])
+    (container,) = rendered(job)["spec"]["containers"]
+    mounts = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp"]
+    assert mounts == ["scratch"], "two volumes at one path are refused by the API server"
+    site = Site(image="trainer", read_only_root=False, disk=DiskLimits(tmp=None, worker=None))
+    pod = render_pod(starting(), CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]
+    assert "readOnlyRootFilesystem" not in pod["containers"][0]["securityContext"]
+    assert [v["emptyDir"] for v in pod["volumes"] if v["name"] in ("worker", "cache", "muster-tmp")] == [{}, {}, {}]

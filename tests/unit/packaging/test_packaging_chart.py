@@ -33,6 +33,7 @@ from muster.api.settings import Settings as ApiSettings
 from muster.contract.pods import Toleration
 from muster.contract.spec import TrainingJob
 from muster.documents.prices import load_prices
+from muster.operator.kubernetes.render import DiskLimits
 from muster.operator.kubernetes.settings import TOLERATIONS, KubernetesSettings
 
 KUBERNETES = ("1.29", "1.34", "1.37")  # the oldest that the chart takes, one between, the newest known
@@ -234,6 +235,8 @@ def test_the_operator_reads_its_settings_as_meant(chart: Chart, prices: Path, mo
     assert settings.namespace_limits == {"team": 64}
     assert settings.image_pull_secrets == ("pull",)
     assert settings.tolerations == (Toleration(key="gpu", operator="Exists"),)
+    assert settings.env_from == ({"secretRef": {"name": "s3"}},)
+    assert (settings.resources.cpu, settings.resources.memory, settings.disk.cache) == ("2", "64Gi", "1Ti")
     assert (settings.port, settings.host) == (8080, "0.0.0.0")
     known = {f"MUSTER_OPERATOR_{field.upper()}" for field in KubernetesSettings.model_fields}
     told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_OPERATOR_")}
@@ -246,6 +249,8 @@ def test_unset_values_leave_the_operators_defaults(chart: Chart, monkeypatch: py
         monkeypatch.setenv(name, value)
     settings = KubernetesSettings()
     assert (settings.tolerations, settings.checkpoint_uri) == (TOLERATIONS, "")
+    assert (settings.env_from, settings.read_only_root, settings.disk) == ((), True, DiskLimits())
+    assert (settings.resources.cpu, settings.resources.memory) == ("100m", None), "no worker is BestEffort"
 
 
 def test_the_api_reads_its_settings_as_meant(
@@ -360,6 +365,23 @@ def test_an_image_with_the_trainer_in_it_serves_and_does_not_train(chart: Chart)
     values = {"api": {"image": {"repository": "muster-trainer", "tag": "0.1.0-api"}}}
     (container,) = pod_specs(chart.objects(values))["muster-api"]["containers"]
     assert (container["image"], container["command"]) == ("muster-trainer:0.1.0-api", ["python", "-m", "muster.api"])
+
+
+def test_the_pods_are_ready_by_an_answer_of_the_api_server_and_alive_without(chart: Chart) -> None:
+    """A restart brings no API server back."""
+    (container,) = pod_specs(chart.objects({}))["muster-operator"]["containers"]
+    asked = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
+    assert asked == {"startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz"}
+
+
+def test_prometheus_may_scrape_the_operator_behind_its_policy(chart: Chart) -> None:
+    """As it may the workers; it was shut out unless one knew of a second setting."""
+    values: Object = merged(MONITORED, {"networkPolicy": {"enabled": True}})
+    (rule,) = chart.find(values, "NetworkPolicy", "muster-operator")["spec"]["ingress"]
+    prometheus = {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+    assert {"namespaceSelector": {}, "podSelector": prometheus} in rule["from"]
+    closed: Object = merged(values, {"networkPolicy": {"metricsFrom": []}})
+    assert chart.find(closed, "NetworkPolicy", "muster-operator")["spec"]["ingress"] == []
 
 
 def test_workers_are_scraped_where_they_listen(chart: Chart) -> None:

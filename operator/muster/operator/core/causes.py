@@ -36,6 +36,7 @@ _STATED: dict[int, Cause] = {
 # What the world says of a worker outranks its exit code: a pod killed for memory exits with 137 like any other.
 _REASONS: dict[str, Cause] = {
     "OOMKilled": Cause.OUT_OF_MEMORY,
+    "DiskLimitExceeded": Cause.USER_ERROR,  # it would fill its folder again, however often it is tried
     "Evicted": Cause.EVICTION,
     "EvictionByEvictionAPI": Cause.EVICTION,
     "TerminationByKubelet": Cause.EVICTION,
@@ -152,7 +153,7 @@ def _only_a_lost_peer(status: JobStatus) -> bool:
 
 def _ends(summary: WorkerSummary, before: float | None) -> Iterator[FailureDiagnosis]:
     for worker in summary.exited:
-        if before is not None and (worker.exit is None or worker.exit.at > before) and worker.reason not in _REASONS:
+        if before is not None and (worker.exit is None or worker.exit.at > before) and _cause_by_reason(worker) is None:
             continue
         if (failure := _failure_of(summary.seen, worker)) is not None:
             yield FailureDiagnosis(failure, strength(failure))
@@ -161,7 +162,7 @@ def _ends(summary: WorkerSummary, before: float | None) -> Iterator[FailureDiagn
 def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
     end = worker.exit
     code = end.exit_code if end else None
-    cause = _REASONS.get(worker.reason) or _cause_of_end(worker)
+    cause = _cause_by_reason(worker) or _cause_of_end(worker)
     if cause is None:
         return None
     if cause == Cause.INFRASTRUCTURE and (told := _leaving(seen, worker.node)):
@@ -189,6 +190,10 @@ def _cause_of_end(worker: Worker) -> Cause | None:
     if code == 0:
         return None
     return _STATED.get(code, Cause.INFRASTRUCTURE if code > 128 else Cause.UNKNOWN)
+
+
+def _cause_by_reason(worker: Worker) -> Cause | None:
+    return _REASONS.get(worker.reason.partition(":")[0])
 
 
 def _arithmetic(worker: Worker) -> str:

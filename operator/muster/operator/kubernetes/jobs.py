@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from muster.contract.base import InvalidDocument, known_part, parse
+from muster.contract.gang import Resources
 from muster.contract.names import DEFAULT_PROJECT, Label
 from muster.contract.spec import JobSpec
 from muster.contract.status import STATUS_VERSION, GangStatus, JobStatus, Phase
@@ -75,10 +76,12 @@ class Job:
 
 
 class Jobs:
-    """All jobs as last read, by uid. `enqueue` is called with the uid of each job that changed."""
+    """All jobs as last read, by uid. `enqueue` is called with the uid of each job that changed. A job whose workers ask
+    for no CPU or memory has those of `resources`.
+    """
 
-    def __init__(self, enqueue: Callable[[str], None]) -> None:
-        self._enqueue = enqueue
+    def __init__(self, enqueue: Callable[[str], None], resources: Resources = Resources()) -> None:
+        self._enqueue, self._resources = enqueue, resources
         self._jobs: dict[str, Job] = {}
         self._parts: dict[tuple[type, bytes], Any] = {}
 
@@ -177,7 +180,7 @@ class Jobs:
             spec = parse(JobSpec, document, "spec")
         except InvalidDocument as error:
             return _STAND_IN, "; ".join(str(problem) for problem in error.problems)
-        return self._shared(spec), ""
+        return self._shared(with_resources(spec, self._resources)), ""
 
     def _shared(self, model: M) -> M:
         """The one that is kept of all that are equal, made of such parts. Known by a digest, which is smaller."""
@@ -186,6 +189,18 @@ class Jobs:
             parts = {name: self._shared(value) for name, value in model if isinstance(value, BaseModel)}
             known = self._parts[key] = model.model_copy(update=parts) if parts else model
         return known
+
+
+def with_resources(spec: JobSpec, default: Resources) -> JobSpec:
+    """The spec with the installation's default where its workers ask for nothing.
+
+    Filled in where the job is read, so that placement, pods and explanations go by the same numbers.
+    """
+    own = spec.gang.resources
+    asked = own.model_copy(update={"cpu": own.cpu or default.cpu, "memory": own.memory or default.memory})
+    if asked == own:
+        return spec
+    return spec.model_copy(update={"gang": spec.gang.model_copy(update={"resources": asked})})
 
 
 # Never runs; it only keeps the place of a spec that can't be read.

@@ -191,6 +191,8 @@ def _state(pod: Pod, node: NodeFacts | None) -> tuple[WorkerState, float, str]:
 def _reason_of_end(pod: Pod) -> str:
     if pod.end is not None and pod.end.exit_code == 0 and pod.end.container == TRAINER:
         return ""  # it finished, whatever was about to happen to it
+    if pod.reason == "Evicted" and "EmptyDir volume" in pod.message:  # in the words of the kubelet's eviction manager
+        return f"DiskLimitExceeded: {pod.message}"
     if pod.disruption:
         return "PreemptionByScheduler" if is_preemption(pod.disruption) else pod.disruption
     if pod.reason:

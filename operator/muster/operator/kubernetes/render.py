@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from muster.contract.address import AddressError, job_folder
-from muster.contract.base import dump, dump_json
+from muster.contract.base import Spec, dump, dump_json
+from muster.contract.gang import Quantity, Resources
 from muster.contract.names import GROUP, KIND, VERSION, Env, Label, Rendezvous, worker_name
 from muster.contract.notices import NOTICES_ENV, NOTICES_PATH
 from muster.contract.pods import Toleration
@@ -42,6 +43,20 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
 
 
+class DiskLimits(Spec):
+    """How much of a node's disk a worker's folders may hold, as Kubernetes quantities; None: as much as there is.
+
+    A pod that holds more is evicted by its kubelet, which is then its job's fault and not the node's.
+    """
+
+    tmp: Quantity | None = "20Gi"
+    """The folder for temporary files: programs' own files, and what is compiled at run time."""
+    worker: Quantity | None = "20Gi"
+    """Logs, metrics and records of the attempt."""
+    cache: Quantity | None = None
+    """Prepared data, fetched models, HOME. As large as the data are, so only an installation can limit it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)  # known by identity: a key of what is kept per gang
 class Site:
     """What is the same for every worker of a cluster.
@@ -53,7 +68,9 @@ class Site:
     that may reach the workers' report port beside their own gang; if it is empty, no policy is made. `fence_audience`
     is the audience of the token by which workers ask whether their attempt is current; empty means the API server's
     own. Only jobs of `watch_namespace` are served, by the rights of a Role there; empty means all. `s3` holds variables
-    of muster.storage.settings.
+    of muster.storage.settings. Each worker also gets the variables of `env_from`, over which those of its job win, and
+    asks for `resources` where its job asks for none. `read_only_root`: it can write to its volumes alone, each of which
+    holds as much as `disk` says.
     """
 
     image: str
@@ -69,6 +86,10 @@ class Site:
     fence_audience: str = ""
     watch_namespace: str = ""
     s3: dict[str, str] = field(default_factory=dict)
+    env_from: tuple[Object, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    read_only_root: bool = True
+    disk: DiskLimits = field(default_factory=DiskLimits)
 
     def account(self, job: Job) -> str:
         """The service account of the job's workers."""
@@ -248,20 +269,20 @@ class _Same:
 def _same_for_all(job: Job, site: Site, instance_type: str, attempt: int, size: int, resume_step: int) -> _Same:
     spec = job.spec
     net = network.plan(instance_type, spec.gang, {variable.name: variable.value for variable in spec.runtime.env})
-    volumes, mounts = _volumes(job, site.fence_audience)
+    volumes, mounts = _volumes(job, site)
     container: Object = {
         "name": TRAINER,
         "image": _image(job, site),
         "command": ["python", "-m", "muster.trainer.launch"],
         "env": _environment(job, site, net, attempt, size, resume_step),
-        "envFrom": list(spec.runtime.env_from),
+        "envFrom": [*site.env_from, *spec.runtime.env_from],  # of one name, the last one holds
         "ports": [
             {"name": "rendezvous", "containerPort": RENDEZVOUS_PORT},
             {"name": "report", "containerPort": REPORT_PORT},
         ],
         "resources": _resources(job, net),
         "volumeMounts": mounts,
-        "securityContext": _container_security(net),
+        "securityContext": _container_security(net, site.read_only_root),
         "terminationMessagePath": TERMINATION_LOG,
         # Where the worker could not even write its own record, the last lines of its log say why.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -335,18 +356,18 @@ def _resources(job: Job, net: network.NetworkPlan) -> Object:
     return {"requests": limits | cpu, "limits": limits} | claims
 
 
-def _volumes(job: Job, audience: str) -> tuple[list[Object], list[Object]]:
+def _volumes(job: Job, site: Site) -> tuple[list[Object], list[Object]]:
     memory = job.spec.gang.resources.memory
     shared: Object = {"medium": "Memory"}
     if memory:  # it counts as the container's memory; half of it is what Linux itself gives /dev/shm
         shared["sizeLimit"] = str(int(quantity(memory) / 2))
-    own = {"audience": audience} if audience else {}
+    own = {"audience": site.fence_audience} if site.fence_audience else {}
     token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS} | own}
     authority = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
     volumes: list[Object] = [
         {"name": "shm", "emptyDir": shared},
-        {"name": "worker", "emptyDir": {}},
-        {"name": "cache", "emptyDir": {}},
+        {"name": "worker", "emptyDir": _limited(site.disk.worker)},
+        {"name": "cache", "emptyDir": _limited(site.disk.cache)},
         {"name": "fence", "projected": {"sources": [token, authority]}},
     ]
     mounts: list[Object] = [
@@ -357,21 +378,33 @@ def _volumes(job: Job, audience: str) -> tuple[list[Object], list[Object]]:
     ]
     for index, volume in enumerate(job.spec.runtime.volumes):
         name = volume.get("name")
-        if not isinstance(name, str) or name in ("shm", "worker", "cache", "fence"):
+        if not isinstance(name, str) or name in _OWN_VOLUMES:
             raise Unrenderable(
                 f"spec.runtime.volumes[{index}].name: must be text other than Muster's own, not {name!r}"
             )
         volumes.append({key: value for key, value in volume.items() if key not in _MOUNT_KEYS})
         mount = {key: volume[key] for key in _MOUNT_KEYS if key in volume}
         mounts.append({"name": name, "mountPath": f"/mnt/{name}"} | mount)
+    if all(mount["mountPath"] != _TMP for mount in mounts):  # the job may have brought its own
+        volumes.append({"name": "muster-tmp", "emptyDir": _limited(site.disk.tmp)})
+        mounts.append({"name": "muster-tmp", "mountPath": _TMP})
     return volumes, mounts
 
 
-def _container_security(net: network.NetworkPlan) -> Object:
+_OWN_VOLUMES = ("shm", "worker", "cache", "fence", "muster-tmp")
+_TMP = "/tmp"  # noqa: S108 - where every program looks for it
+
+
+def _limited(size: str | None) -> Object:
+    return {"sizeLimit": size} if size else {}
+
+
+def _container_security(net: network.NetworkPlan, read_only_root: bool) -> Object:
     capabilities: Object = {"drop": ["ALL"]}
     if net.capabilities:
         capabilities["add"] = list(net.capabilities)
-    return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+    read_only: Object = {"readOnlyRootFilesystem": True} if read_only_root else {}
+    return {"allowPrivilegeEscalation": False, "capabilities": capabilities} | read_only
 
 
 def _answers(job: Job, site: Site) -> str:

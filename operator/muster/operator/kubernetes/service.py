@@ -27,6 +27,7 @@ from muster.kube.client import Client
 from muster.kube.connection import Connection, connect
 from muster.kube.errors import NoCluster
 from muster.operator.kubernetes.events import Events
+from muster.operator.kubernetes.jobs import with_resources
 from muster.operator.kubernetes.leader import Leader, LeadershipLost, Readiness
 from muster.operator.kubernetes.node_reports import write_report
 from muster.operator.kubernetes.settings import KubernetesSettings
@@ -91,7 +92,7 @@ def main(words: Sequence[str]) -> int:
 async def _operate(settings: KubernetesSettings, connection: Connection) -> None:
     metrics, liveness, readiness = Metrics(), Liveness(), Readiness()
     sources = SignalSources(settings, metrics)
-    previews = Previews(token_in(settings.webhook_token_file))
+    previews = Previews(token_in(settings.webhook_token_file), lambda spec: with_resources(spec, settings.resources))
     pages: Pages = {"/metrics": metrics.page}
     posts: Posts = {ALERTS: sources.webhook, PREVIEW: previews}
     server = serve_pages(liveness, settings.host, settings.port, pages, posts, readiness.problem)

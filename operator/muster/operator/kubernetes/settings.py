@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from muster.contract.gang import Resources
 from muster.contract.pods import Toleration
 from muster.kube.connection import SERVICE_ACCOUNT
 from muster.kube.watch import SILENCE_SECONDS
-from muster.operator.kubernetes.render import REPORT_PORT, Site
+from muster.operator.kubernetes.render import REPORT_PORT, DiskLimits, Site
 from muster.operator.sources.settings import SourceSettings
 from muster.storage.settings import platform_variables
 
@@ -57,6 +58,10 @@ class KubernetesSettings(SourceSettings):
     report_from: tuple[dict[str, Any], ...] = ()
     fence_audience: str = ""
     watch_namespace: str = ""
+    env_from: tuple[dict[str, Any], ...] = ()
+    resources: Resources = Resources()
+    read_only_root: bool = True
+    disk: DiskLimits = DiskLimits()
     agent_port: Annotated[int, Field(ge=0, le=65535)] = 0
     silence_seconds: Annotated[float, Field(gt=0)] = SILENCE_SECONDS
     passes_at_once: Annotated[int, Field(ge=1)] = 48  # they mostly wait for the API server
@@ -81,4 +86,8 @@ class KubernetesSettings(SourceSettings):
             fence_audience=self.fence_audience,
             watch_namespace=self.watch_namespace,
             s3=platform_variables(os.environ),
+            env_from=self.env_from,
+            resources=self.resources,
+            read_only_root=self.read_only_root,
+            disk=self.disk,
         )

@@ -59,7 +59,7 @@ class KubernetesWorld:
     ) -> None:
         self._site, self._changes = site, ChangeQueue()
         changes = self._changes.enqueue, self._changes.enqueue_later
-        self.job_cache = Jobs(self.enqueue)
+        self.job_cache = Jobs(self.enqueue, site.resources)
         self.pods = Pods(*changes)
         self.nodes = Nodes(site.tolerations, self.now, self._node_changed)
         self.gangs = Gangs(client, self.enqueue, on_error)
