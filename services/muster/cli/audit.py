@@ -21,7 +21,7 @@ COLUMNS = ("id", "at", "person", "token", "address", "action", "subject", "proje
 
 
 class Form(StrEnum):
-    """How it is printed."""
+    """Output format."""
 
     TABLE = "table"
     JSONL = "jsonl"

@@ -1,4 +1,4 @@
-"""What `muster doctor` looks at: a function per line of its table, in the order in which an installation needs them."""
+"""Checks of `muster doctor`: one function per line of its table, in the order in which an installation needs them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _UNFORESEEN = {
 
 @dataclass(frozen=True)
 class Place:
-    """What stands for the server's address. It is not `local`: no path of this machine means anything there."""
+    """Stand-in for the server's address. It is not `local`: no path of this machine means anything there."""
 
     url: str
     local: bool = False

@@ -90,7 +90,7 @@ def _plain(node: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def cluster_errors(cluster: Cluster, doing: str) -> Iterator[None]:
-    """What the API server refuses, or that it does not answer, as a CliError that says what was being done."""
+    """Raise refusals and silence of the API server as a CliError that says what was being done."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 

@@ -107,7 +107,7 @@ class ClusterObjects:
         return {int(pod.metadata.labels[Label.WORKER]): pod.metadata.name for pod in found.items}
 
     def log(self, job: str, pod: str, tail: int | None) -> str:
-        """What the worker has written so far, or its last lines."""
+        """Return the worker's log so far, or its last lines."""
         more = {"tail_lines": tail} if tail is not None else {}
         with self._doing(f"read the log of {job}"):
             return (

@@ -1,4 +1,4 @@
-"""What one must be allowed to do in a cluster, and whether one is: the person who asks, and the operator."""
+"""Rights that a cluster must grant, and whether it does: to the person who asks, and to the operator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPERATOR_RIGHTS = (
 
 
 def own_rights(examined: ExaminedCluster) -> Lines:
-    """What a person needs who submits jobs."""
+    """Return the rights that a person needs to submit jobs."""
     namespace = examined.cluster.namespace
     missing = [right for right in OWN_RIGHTS if not _may(examined, right, namespace, None)]
     if missing:
@@ -60,7 +60,7 @@ def own_rights(examined: ExaminedCluster) -> Lines:
 
 
 def operator_rights(examined: ExaminedCluster) -> Lines:
-    """What the operator needs: in the one namespace that it serves, where it serves one, else in all."""
+    """Return the rights that the operator needs: in the one namespace that it serves, or else in all."""
     account, only = f"system:serviceaccount:{examined.system}:muster-operator", examined.served_namespace
     where = f" in namespace {only}" if only else ""
     missing = [right for right in OPERATOR_RIGHTS if not _may(examined, right, only, account)]
@@ -79,7 +79,7 @@ def _describe_rights(rights: Iterable[Right]) -> str:
 
 
 def _may(examined: ExaminedCluster, right: Right, namespace: str, account: str | None) -> bool:
-    """Whether we, or that account, have the right: the API server decides, by whatever authorizes there. namespace:
+    """Return whether we, or that account, have the right, as the API server's authorizers decide. namespace:
     empty for all of them."""
     resource, _, subresource = right.resource.partition("/")
     asked = {"verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource}

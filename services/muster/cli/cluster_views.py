@@ -1,4 +1,4 @@
-"""What a cluster tells of a job, in the words of the API: TrainingJobs and Kubernetes' events as documents."""
+"""API documents of jobs, made from a cluster's TrainingJobs and Kubernetes events."""
 
 from __future__ import annotations
 

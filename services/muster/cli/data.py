@@ -150,7 +150,7 @@ def _beside_a_job() -> CliError:
 
 
 def _is_job_file(target: str) -> bool:
-    """Whether it is a job's document and not data: by its name, or where that is `.json` by what it holds."""
+    """Return whether the file is a job document and not data: by its name, or for `.json` by its content."""
     if target == "-" or target.endswith((".yaml", ".yml")):
         return True
     path = Path(target)
@@ -164,7 +164,7 @@ def _is_job_file(target: str) -> bool:
 
 
 def _is_job(target: str) -> bool:
-    """Whether it is a job's name or id: it has no sign of a path, and there is no such file."""
+    """Return whether the text is a job's name or id: it doesn't look like a path, and no such file exists."""
     return not set(target) & set("/.*:~") and target != "-" and not Path(target).exists()
 
 

@@ -273,7 +273,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def sweep(folder: Path) -> list[processes.Found]:
-    """What still runs a moment after all was told to stop; it is ended here, and reported."""
+    """Return the processes that still run a moment after everything was stopped. They are ended here and reported."""
     deadline = time.monotonic() + 5
     while (left := processes.of_state(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What the demo promises, each checked against what the API says: a demo that only looks good fails here.
+"""Promises of the demo, each checked against the API's records: a demo that only looks good fails here.
 
 A pure module: Evidence in, CheckResults out. tests/unit/cli/test_cli_demo_checks.py breaks each promise in turn.
 """

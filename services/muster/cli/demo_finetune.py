@@ -31,7 +31,7 @@ STAGES = ("random", "pretrained", "fine-tuned", "preferred")
 
 @dataclass(frozen=True)
 class FinetuneEvidence:
-    """What the demonstration has shown."""
+    """Results of the demonstration."""
 
     pretraining: Evidence  # the records of that job
     tuning: Evidence  # likewise
@@ -260,7 +260,7 @@ def _better(evidence: FinetuneEvidence) -> str:
 
 
 def _prefers(evidence: FinetuneEvidence) -> str:
-    """Whether DPO did better than the fine-tuning that it started from."""
+    """Return whether DPO improved on the fine-tuned model that it started from."""
     what = "held-out pairs whose right answer is held for the likelier one"
     values = evidence.of("preference_accuracy")[2:]
     if len(values) != 2 or not values[1] > values[0]:
@@ -269,7 +269,7 @@ def _prefers(evidence: FinetuneEvidence) -> str:
 
 
 def _answers(evidence: FinetuneEvidence) -> str:
-    """Whether each stage has taught answers."""
+    """Return whether each stage has improved the answers."""
     what = "held-out questions whose likeliest answer is the right one"
     values = evidence.of("exact_match")[1:]
     if len(values) != 3 or not values[2] > values[1] > values[0]:

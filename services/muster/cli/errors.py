@@ -1,4 +1,4 @@
-"""How a command ends: exit codes that scripts can rely on, and errors that say what, where and what next."""
+"""Ends of commands: exit codes that scripts can rely on, and errors that say what, where and what next."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CliError(MusterError):
         return self.what
 
     def document(self) -> dict[str, Any]:
-        """What `--json` prints on standard output."""
+        """Return the document that `--json` prints on standard output."""
         faults = [
             {
                 "path": fault.problem.path,

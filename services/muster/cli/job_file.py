@@ -44,7 +44,7 @@ class JobFile:
         return None
 
     def _in_file(self, path: str) -> bool:
-        """Whether the file itself has a value at this path, and not only one around it."""
+        """Return whether the file itself has a value at exactly this path."""
         parent = path[: max(path.rfind("."), path.rfind("["), 0)]
         return self.document.place_of(path) != self.document.place_of(parent)
 

@@ -187,8 +187,11 @@ def get(
 
 
 def _last_samples(client: JobsClient, job: dict[str, Any]) -> dict[str, Any] | None:
-    """What the model wrote at its last evaluation. None where no prompts are asked for, nothing is written yet, or the
-    job's storage does not tell now: the rest of the job is worth showing all the same."""
+    """Return the model's samples of its last evaluation.
+
+    None if no prompts are configured, nothing is written yet, or the job's storage doesn't answer: the rest of the
+    job is worth showing all the same.
+    """
     evaluation = job["spec"]["training"].get("evaluation") or {}
     if not evaluation.get("generate"):
         return None

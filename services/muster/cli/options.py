@@ -47,7 +47,7 @@ Settings = Annotated[
 
 
 class JobsClient(Protocol):
-    """Who answers a command: the API (the client's Connection), or a cluster (`cluster_client.ClusterClient`)."""
+    """Protocol of what answers a command: the API (`Connection`) or a cluster (`cluster_client.ClusterClient`)."""
 
     @property
     def server(self) -> Answering: ...
@@ -78,7 +78,7 @@ class JobsClient(Protocol):
 
 
 class Answering(Protocol):
-    """Where the answers come from. If that is `local`, this machine's paths mean the same there."""
+    """Source of the answers. If it is `local`, this machine's paths mean the same there."""
 
     @property
     def local(self) -> bool: ...
@@ -86,7 +86,7 @@ class Answering(Protocol):
 
 @dataclass
 class _Chosen:
-    """What `muster --context NAME --namespace NAME …` chose, for every command."""
+    """Choice of `muster --context NAME --namespace NAME …`, for every command."""
 
     context: str | None = None
     namespace: str | None = None

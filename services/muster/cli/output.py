@@ -1,4 +1,4 @@
-"""Where output goes: documents for machines to standard output, messages for people to standard error.
+"""Output: documents for machines go to standard output, messages for people to standard error.
 
 Tables and details are answers, so they are on standard output too; with `--json` only JSON is. Colour only on a
 terminal, and never with NO_COLOR (https://no-color.org).
@@ -74,7 +74,7 @@ def say(text: str, style: str = "", end: str = "\n") -> None:
 
 
 def show_error(error: CliError) -> None:
-    """What, where, what next; as JSON on standard output too where that was asked for."""
+    """Print the error: what, where, what next; with --json also as a document on standard output."""
     from rich.text import Text
 
     messages().print(Text.assemble(("error: ", "bold red"), error.what), soft_wrap=True)

@@ -271,7 +271,7 @@ def checkpoints_table(document: dict[str, Any]) -> Table:
 
 
 def show_commit(commit: dict[str, Any]) -> None:
-    """What `muster checkpoints inspect` says of one commit."""
+    """Print the output of `muster checkpoints inspect` for one checkpoint."""
     console = answers()
     table = Table("", "", header=False)
     marks = "".join(f", {mark}" for mark in ("best", "pinned") if commit[mark])

@@ -75,8 +75,7 @@ def _open(state: State) -> int:
 
 
 def _take(file: int) -> bool:
-    """Whether the lock is ours now. Tried for half a second: whoever asks `who` holds it for an instant, and may ask
-    often."""
+    """Return whether the lock is ours now. It tries for half a second, since each reader (`who`) holds it briefly."""
     for _ in range(100):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

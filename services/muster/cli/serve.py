@@ -20,7 +20,7 @@ VLLM_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True)
 class Commands:
-    """What to run, in this order: the export, then either server. `note` says what is exported and why."""
+    """Commands to run in this order: the export, then either server. `note` says what is exported and why."""
 
     export: str
     vllm: str

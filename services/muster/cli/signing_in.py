@@ -78,7 +78,7 @@ def by_browser(about: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
 
 
 def _landed(listener: HTTPServer, state: str) -> dict[str, str]:
-    """What the browser brings back; whatever else asks at this port has not the state. Nothing after a while."""
+    """Return the browser's answer, or nothing after a while. Requests at this port without the state are ignored."""
     deadline = time.monotonic() + BROWSER_SECONDS_MAX
     while (left := deadline - time.monotonic()) > 0:
         listener.timeout = left

@@ -72,7 +72,7 @@ def probe_pod(
 
 
 def verdict(pod: Any, log: str, image: str, uri: str, seconds: float) -> Line:
-    """What the pod's state says of the store, with its log where it has ended, after a wait of so many seconds."""
+    """Return the pod's verdict on the store after a wait of so many seconds, with its log if it has ended."""
     phase, (reason, message) = pod.status.phase, _waiting(pod)
     if phase == "Succeeded":
         return "ok", f"{uri} answers a pod of {image}"

@@ -50,8 +50,10 @@ def prepare(
 
 
 def uploader(client: JobsClient, asks: bool) -> Callable[[str | None], Send] | None:
-    """What uploads the files of a job to a server on another machine, where it `asks` before; None for a cluster, which
-    keeps no files."""
+    """Return the function that uploads a job's files to a server on another machine, asking first if `asks`.
+
+    None for a cluster, which keeps no files.
+    """
     from muster.cli.uploading import send_file
     from muster.client.connection import Connection
 

@@ -41,7 +41,7 @@ NEEDED = {"fastapi": "api", "psutil": "operator", "torch": "trainer"}
 
 @dataclass(frozen=True)
 class PlatformOptions:
-    """What the command line asks of `muster up`."""
+    """Options of `muster up`."""
 
     state: State
     host: str = "127.0.0.1"

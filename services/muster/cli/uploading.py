@@ -32,7 +32,7 @@ def send_file(
 
 
 def contents_of(file: dict[str, Any]) -> str:
-    """What was found in a file of data. An older server estimates no tokens."""
+    """Return the summary of a checked data file. An older server estimates no tokens."""
     words = f"{formatting.plural(file['samples'], 'sample')}, {file['format']}"
     tokens = file.get("tokensEstimated")
     return words if tokens is None else f"{words}, about {formatting.amount(tokens)} tokens (by 4 bytes of text each)"
