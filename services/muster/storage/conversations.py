@@ -41,8 +41,20 @@ SHAREGPT_ROLES: Final = {
     "tool_response": "tool",
 }
 CALLS: Final = ("function_call", "tool_call")
-# What a message may carry beside role and content, for the templates that write it.
-CARRIED: Final = ("name", "tool_call_id", "reasoning_content")
+# What is read of a message here; all else of it is given to the chat template under its own name, as transformers does.
+READ: Final = frozenset({"role", "content", "weight", "tool_calls", "function_call", "from", "value"})
+# The columns of a record that each format reads.
+COLUMNS: Final[Mapping[str, frozenset[str]]] = {
+    "openai-chat": frozenset({"messages", "tools", "functions"}),
+    "sharegpt": frozenset({"conversations", "system", "tools", "functions"}),
+    "alpaca": frozenset({"instruction", "input", "output", "system"}),
+    "prompt-completion": frozenset({"prompt", "completion", "tools", "functions"}),
+    "preference": frozenset(
+        {"prompt", "chosen", "rejected", "margin", "tools", "functions"}
+        | {"input", "preferred_output", "non_preferred_output"}
+    ),
+    "unpaired-preference": frozenset({"prompt", "completion", "label", "tools", "functions"}),
+}
 
 NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -53,7 +65,7 @@ class Turn(NamedTuple):
     role: str
     content: str
     loss_mask: bool
-    more: Mapping[str, Any] = NOTHING  # tool_calls and CARRIED, those that it has
+    more: Mapping[str, Any] = NOTHING  # tool_calls, whose arguments may be JSON text, and all else of the message
 
     def message(self) -> dict[str, Any]:
         """As templates read it."""
@@ -78,7 +90,7 @@ class Conversation:
             state.update(f"{turn.role}:{int(turn.loss_mask)}:{len(content)}:".encode())
             state.update(content)
             if turn.more:
-                state.update(as_bytes(turn.more))
+                state.update(as_bytes(with_object_arguments(turn.more)))
         beside = {"tools": list(self.tools), "plain": self.plain, "whole": self.whole}
         if any(beside.values()):
             state.update(as_bytes(beside))
@@ -87,8 +99,20 @@ class Conversation:
 
 def as_bytes(value: object) -> bytes:
     """Equal values as equal bytes. Raises ValueError for half a character."""
-    json.dumps(value, ensure_ascii=False).encode()
-    return json.dumps(value, sort_keys=True).encode()
+    json.dumps(value, ensure_ascii=False, default=repr).encode()
+    return json.dumps(value, sort_keys=True, default=repr).encode()
+
+
+def with_object_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message, or its `more`, with the arguments of its calls as objects, where they stand as JSON text."""
+
+    def parsed(call: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = call["function"]["arguments"]
+        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return {**call, "function": {**call["function"], "arguments": read}}
+
+    calls = [parsed(call) for call in message.get("tool_calls", ())]
+    return {**message, **({"tool_calls": calls} if calls else {})}
 
 
 def conversation(record: object, format: str, train_on: str = "assistant") -> Conversation:
@@ -157,8 +181,14 @@ def _sharegpt_turn(turn: object, at: str) -> Turn:
     learnt = _weight(turn, at) and SHAREGPT_ROLES[role] == "assistant"
     if role in CALLS:
         calls = _listed(f"[{value}]" if value.lstrip().startswith("{") else value, f"{at}.value")
-        return Turn("assistant", "", learnt, {"tool_calls": [_call(call, f"{at}.value") for call in calls or ()]})
-    return Turn(SHAREGPT_ROLES[role], value, learnt)
+        called = {"tool_calls": [_call(call, f"{at}.value") for call in calls or ()]}
+        return Turn("assistant", "", learnt, {**_more(turn), **called})
+    return Turn(SHAREGPT_ROLES[role], value, learnt, _more(turn))
+
+
+def _more(message: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a message that is not read here. Null is as if it were not there: tables have every key in every row."""
+    return _without_nulls({name: value for name, value in message.items() if name not in READ})
 
 
 def _alpaca(record: Mapping[str, Any]) -> Conversation | None:
@@ -176,6 +206,8 @@ def _prompt_completion(record: Mapping[str, Any]) -> Conversation | None:
         return None
     prompt, completion = messages_or_text(record["prompt"]), messages_or_text(record["completion"])
     if isinstance(prompt, str) and isinstance(completion, str):
+        if tools_of(record):
+            raise ValueError("tools stand beside texts; only a conversation's template can write them")
         return Conversation((Turn("user", prompt, False), Turn("assistant", completion, True)), plain=True)
     if not isinstance(prompt, list) or not isinstance(completion, list):
         raise ValueError("prompt and completion must both be text, or both lists of messages")
@@ -213,7 +245,7 @@ def turn(message: object, at: str) -> Turn:
         calls = [*calls, message["function_call"]]
     if calls and role != "assistant":
         raise ValueError(f"{at} calls a tool, which only an assistant may")
-    more: dict[str, Any] = {name: message[name] for name in CARRIED if message.get(name)}
+    more = _more(message)
     if calls:
         more["tool_calls"] = [_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls)]
     content = message.get("content")
@@ -243,22 +275,31 @@ def _content(content: object, at: str) -> str:
 
 
 def _call(call: object, at: str) -> dict[str, Any]:
-    """A tool call as templates read it: its arguments as an object, where OpenAI's format has them as JSON text."""
+    """A tool call as templates read it. Its arguments stay JSON text where they are such, as in OpenAI's format: some
+    templates write them as they stand."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f'{at} is not {{"function": {{"name": …, "arguments": …}}}}')
     arguments = function.get("arguments", {})
+    read = arguments = {} if arguments == "" else arguments
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            read = json.loads(arguments)
         except ValueError:
             raise ValueError(f"{at}.function.arguments is not valid JSON") from None
-    if not isinstance(arguments, Mapping):
-        raise ValueError(f"{at}.function.arguments is a {type(arguments).__name__}; it must be an object")
-    made: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
-    if isinstance(call, Mapping) and isinstance(call.get("id"), str):
-        made["id"] = call["id"]
-    return made
+    if not isinstance(read, Mapping):
+        raise ValueError(f"{at}.function.arguments is a {type(read).__name__}; it must be an object")
+    if function is call:  # as the older form has it
+        around = {name: value for name, value in call.items() if name not in ("name", "arguments")}
+        own: Mapping[str, Any] = {"name": call["name"]}
+    else:
+        around, own = dict(call), function
+    made = _without_nulls({**around, "function": _without_nulls({**own, "arguments": arguments})})
+    return made if "type" in made else {"type": "function", **made}
+
+
+def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: inner for name, inner in value.items() if inner is not None}
 
 
 def tools_of(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -158,10 +158,12 @@ def test_tool_calls_and_names_are_read() -> None:
     assert found.tools == (tool,)
     assert found.turns == (
         ("user", "?", False, {"name": "ada"}),
-        ("assistant", "", True, {"tool_calls": [read]}),
+        ("assistant", "", True, {"tool_calls": [call]}),  # the arguments as they stand
         ("tool", "2", False, {"tool_call_id": "1"}),
         ("assistant", "two", True, {}),
     )
+    of_objects = conversation({"messages": [*messages[:1], {**messages[1], "tool_calls": [read]}]}, "openai-chat")
+    assert of_objects.hash() == conversation({"messages": messages[:2]}, "openai-chat").hash()
     shared = [
         {"from": "human", "value": "?"},
         {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},

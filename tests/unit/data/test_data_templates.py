@@ -174,7 +174,7 @@ def test_the_tokens_are_transformers_own(tmp_path: Path, family: str) -> None:
         (MARKED.replace("m.role == 'assistant'", "loop.last"), r"has 2 assistant turns, but the chat template marks 1"),
         ("{{ ''.__class__.__mro__ }}", "the chat template refuses it: .*unsafe"),
         (
-            "{% for m in messages %}<|im_start|>{{ m.content[:0] }}{% endfor %}",
+            "{% for m in messages %}<|im_start|>{{ m.content if m.role == 'user' }}{% endfor %}",
             r"messages\[1\]: the chat template leaves out",
         ),
         ("{{ 1 / 0 }}", "the chat template fails on it: ZeroDivisionError"),

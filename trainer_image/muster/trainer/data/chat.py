@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from muster.storage.conversations import Conversation, Turn, turns_of
-from muster.trainer.data.chat_template import GUARD, Rendered
+from muster.trainer.data.chat_template import GUARD, Fitted, Rendered, fit
 from muster.trainer.data.tokenizer import ChatMarks, Tokenizer
 from muster.trainer.errors import UserError
 
@@ -25,6 +25,22 @@ class Part(NamedTuple):
     text: str = ""
     ids: tuple[int, ...] = ()
     loss_mask: bool = True  # whether the loss counts these tokens
+
+
+def fitted(given: Conversation, tokenizer: Tokenizer) -> Fitted:
+    """The conversation with what the tokenizer writes of it; without a template that is nothing beside the words."""
+    if tokenizer.template is not None and not given.plain:
+        return tokenizer.template.fitted(given)
+    keys = frozenset(key for turn in given.turns for key in turn.more) - {"tool_calls"}
+    return Fitted(fit(given, {}, keys), {}, keys, keys)
+
+
+def teaches_no_end(found: Sequence[Part], tokenizer: Tokenizer) -> bool:
+    """Whether no special token ends what the assistant says, so that a model does not learn to end it."""
+    if tokenizer.special is None:
+        return False
+    lasts = [part.ids[-1] for part in found if part.loss_mask and part.ids]
+    return not any(tokenizer.special.fullmatch(tokenizer.spell([last])) for last in lasts)
 
 
 def parts(given: Conversation, tokenizer: Tokenizer, prompted: bool = False) -> tuple[Part, ...]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Final
 
 import jinja2
@@ -21,7 +22,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from muster.storage.conversations import Conversation, Turn
+from muster.storage.conversations import Conversation, Turn, with_object_arguments
 from muster.trainer.errors import UserError
 
 # Private-use characters that stand around a stretch of the assistant, and in words that spell a special token.
@@ -29,7 +30,15 @@ OPEN, CLOSE, GUARD = "\ue0f0", "\ue0f1", "\ue0f2"
 # Templates that write today's date get this one, Llama 3.1's own: the same data must be the same tokens tomorrow.
 DATE: Final = datetime.datetime(2024, 7, 26, tzinfo=datetime.UTC)
 
+# Special tokens that stand around thoughts: <think>, [THINK], <|START_THINKING|>. An assistant's words that hold one
+# mean it, and templates look for it.
+THOUGHT_MARKS: Final = re.compile("think|thought|reason", re.IGNORECASE)
+# The keys under which a message holds its assistant's thoughts, those first that templates are likely to read.
+THOUGHTS: Final = ("reasoning_content", "thinking", "reasoning", "thought", "tool_plan")
+SIGNATURES_MAX: Final = 4096  # of conversations that were tried; there are as many as orders of roles
+
 Span = tuple[int, int]
+Signature = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,18 @@ class Rendered:
 
     text: str
     spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A conversation as a template reads it: `renamed` keys of its messages stand under the name that the template
+    looks for, and those that change nothing of what it writes are left out. `unread` are such of which the model sees
+    nothing at all; the same thoughts may stand under two keys."""
+
+    given: Conversation
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -75,17 +96,80 @@ class ChatTemplate:
                 f"the chat template is not valid Jinja: {error}; correct it, or give data.chatTemplate"
             ) from None
 
+    @cached_property
+    def _tried(self) -> dict[Signature, Any]:
+        """What was found of conversations by their signature, which holds all that templates decide by."""
+        return {}
+
+    def fitted(self, given: Conversation) -> Fitted:
+        """What becomes of the keys of the messages beside role, content and calls. It is found by leaving each out, and
+        thoughts that the template doesn't see are given to it under the other names that thoughts have."""
+        keys = sorted({key for turn in given.turns for key in turn.more} - {"tool_calls"})
+        read = {key: self._remembered(("key", key), given, partial(self._name_read, given, key)) for key in keys}
+        for key, name in read.items():  # two keys of one message can't both be given under one name
+            others = [other for other in keys if other != key and read[other] == name and other in THOUGHTS]
+            if name is not None and name != key and any(_differ(given, key, other) for other in others):
+                read[key] = None
+        seen = [key for key in keys if read[key] is not None and key in THOUGHTS]
+        left_out = frozenset(key for key in keys if read[key] is None)
+        unread = frozenset(key for key in left_out if key not in THOUGHTS or not _is_said_by(given, key, seen))
+        renamed = {key: name for key, name in read.items() if name is not None and name != key}
+        return Fitted(fit(given, renamed, left_out), renamed, unread, left_out)
+
+    def _name_read(self, given: Conversation, key: str) -> str | None:
+        """The name under which the template reads a key; None where it does not."""
+        without = self._tried_text(fit(given, {}, frozenset({key})))
+        there = {name for turn in given.turns for name in turn.more}
+        names = (key, *(name for name in THOUGHTS if name not in there)) if key in THOUGHTS else (key,)
+        for name in names:
+            text = self._tried_text(fit(given, {key: name}, frozenset()))
+            if text is None and name == key:  # the template refuses it; who renders it will say why
+                return key
+            if text is not None and text != without:
+                return name
+        return None
+
+    def _tried_text(self, given: Conversation) -> str | None:
+        try:
+            return self._render([turn.message() for turn in given.turns], given.tools)
+        except ValueError:
+            return None
+
+    def _remembered(self, about: Signature, given: Conversation, find: Callable[[], Any]) -> Any:
+        turns = tuple(
+            (turn.role, bool(turn.content), *sorted(key for key, value in turn.more.items() if value))
+            for turn in given.turns
+        )
+        signature = (about, turns, bool(given.tools))
+        if signature not in self._tried:
+            if len(self._tried) >= SIGNATURES_MAX:
+                self._tried.clear()
+            self._tried[signature] = find()
+        return self._tried[signature]
+
+    def _silent(self, given: Conversation) -> frozenset[int]:
+        """The turns whose words the template does not write, whatever they are."""
+        places = [turn._replace(content=f"{GUARD}{at}{GUARD}") for at, turn in enumerate(given.turns)]
+        text = self._tried_text(replace(given, turns=tuple(places)))
+        return (
+            frozenset() if text is None else frozenset(at for at, turn in enumerate(places) if turn.content not in text)
+        )
+
     def prompt(self, given: Conversation) -> str:
         """What stands before the assistant's next turn. Raises ValueError for what the template refuses."""
-        return self._render([turn.message() for turn in given.turns], given.tools, prompt=True)
+        turns = self._with_arguments(given.turns, given.tools)
+        return self._render([turn.message() for turn in turns], given.tools, prompt=True)
 
     def render(self, given: Conversation, special: re.Pattern[str] | None) -> Rendered:
         """`special` finds the tokenizer's special tokens in a text. Raises ValueError for what the template refuses, or
         where its stretches can't be told apart."""
         turns = tuple(_guarded(turn, special) for turn in given.turns)
+        turns = self._with_arguments(turns, given.tools)
         marked = self._render([turn.message() for turn in turns], given.tools)
         text = marked.replace(OPEN, "").replace(CLOSE, "")
+        self._must_be_shown(given, turns, marked)
         if given.whole:
+            _must_be_written(given, turns, text, {})
             return Rendered(text, ((0, len(text)),))
         found = (
             _marked_spans(marked, turns)
@@ -94,6 +178,37 @@ class ChatTemplate:
         )
         _must_be_written(given, turns, text, found)
         return Rendered(text, tuple(span for span in found.values() if span[0] < span[1]))
+
+    def _must_be_shown(self, given: Conversation, turns: Sequence[Turn], marked: str) -> None:
+        """Raises ValueError where the template leaves out words that the assistant answers: what it wrote is the same
+        whatever they are."""
+        for number in sorted(self._remembered(("silent",), given, partial(self._silent, given))):
+            turn = turns[number]
+            if turn.role == "assistant" or not turn.content.strip():
+                continue
+            other = (*turns[:number], turn._replace(content=turn.content + GUARD), *turns[number + 1 :])
+            if self._tried_text(replace(given, turns=other)) == marked:
+                raise ValueError(
+                    f"messages[{number}]: the chat template leaves out the words of this turn ({turn.role}); give a "
+                    "template that writes them as data.chatTemplate, or leave the turn out of the data"
+                )
+
+    def _with_arguments(self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[Turn, ...]:
+        """The turns with the arguments of calls that stand as JSON text as they are where the template writes them so,
+        and else as objects, of which it writes JSON itself."""
+        texts = [
+            call["function"]["arguments"]
+            for turn in turns
+            for call in turn.more.get("tool_calls", ())
+            if isinstance(call["function"]["arguments"], str)
+        ]
+        if not texts:
+            return tuple(turns)
+        with suppress(Exception):  # whatever a template raises that takes no text
+            written = self._written([turn.message() for turn in turns], tools, prompt=False)
+            if all(text in written and _to_json(text) not in written for text in texts):
+                return tuple(turns)
+        return tuple(turn._replace(more=with_object_arguments(turn.more)) for turn in turns)
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool = False
@@ -114,6 +229,27 @@ class ChatTemplate:
     def _written(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool) -> str:
         given = {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": prompt}
         return (self._of_tools if tools else self._plain).render(**self.tokens, **given)
+
+
+def fit(given: Conversation, renamed: Mapping[str, str], left_out: frozenset[str]) -> Conversation:
+    """The conversation with these keys of its messages renamed and left out."""
+    if not renamed and not left_out:
+        return given
+    return replace(given, turns=tuple(fit_turn(turn, renamed, left_out) for turn in given.turns))
+
+
+def fit_turn(turn: Turn, renamed: Mapping[str, str], left_out: frozenset[str]) -> Turn:
+    """One turn of it."""
+    return turn._replace(more={renamed.get(key, key): value for key, value in turn.more.items() if key not in left_out})
+
+
+def _differ(given: Conversation, key: str, other: str) -> bool:
+    return any(key in turn.more and turn.more.get(other, turn.more[key]) != turn.more[key] for turn in given.turns)
+
+
+def _is_said_by(given: Conversation, key: str, others: Sequence[str]) -> bool:
+    """Whether wherever a message has the key, one of the others says the same."""
+    return all(turn.more[key] in [turn.more.get(other) for other in others] for turn in given.turns if key in turn.more)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -140,30 +276,37 @@ def _refuse(message: str) -> None:
 
 
 def _with_text_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    def written(arguments: Any) -> str:
+        return arguments if isinstance(arguments, str) else _to_json(arguments)
+
     calls = [
-        {**call, "function": {**call["function"], "arguments": _to_json(call["function"]["arguments"])}}
+        {**call, "function": {**call["function"], "arguments": written(call["function"]["arguments"])}}
         for call in message.get("tool_calls", ())
     ]
     return {**message, **({"tool_calls": calls} if calls else {})}
 
 
 def _guarded(turn: Turn, special: re.Pattern[str] | None) -> Turn:
-    """The turn with a GUARD inside each special token that its words spell, so that they stay words."""
+    """The turn with a GUARD inside each special token that its words spell, so that they stay words; but for marks of
+    thoughts that the assistant says."""
     if special is None:
         return turn
-    return turn._replace(
-        content=_guard(turn.content, special), more={key: _guard(value, special) for key, value in turn.more.items()}
-    )
+    means_thoughts = turn.role == "assistant"
 
+    def guarded(found: re.Match[str]) -> str:
+        token = found[0]
+        return token if means_thoughts and THOUGHT_MARKS.search(token) else token[0] + GUARD + token[1:]
 
-def _guard(value: Any, special: re.Pattern[str]) -> Any:
-    if isinstance(value, str):
-        if any(mark in value for mark in (OPEN, CLOSE, GUARD)):
-            raise ValueError("holds a private-use character that Muster needs (U+E0F0 to U+E0F2); leave it out")
-        return special.sub(lambda found: found[0][0] + GUARD + found[0][1:], value)
-    if isinstance(value, Mapping):
-        return {key: _guard(inner, special) for key, inner in value.items()}
-    return [_guard(inner, special) for inner in value] if isinstance(value, list) else value
+    def guard(value: Any) -> Any:
+        if isinstance(value, str):
+            if any(mark in value for mark in (OPEN, CLOSE, GUARD)):
+                raise ValueError("holds a private-use character that Muster needs (U+E0F0 to U+E0F2); leave it out")
+            return special.sub(guarded, value)
+        if isinstance(value, Mapping):
+            return {key: guard(inner) for key, inner in value.items()}
+        return [guard(inner) for inner in value] if isinstance(value, list) else value
+
+    return turn._replace(content=guard(turn.content), more={key: guard(value) for key, value in turn.more.items()})
 
 
 def _must_be_written(given: Conversation, turns: Sequence[Turn], text: str, spans: Mapping[int, Span]) -> None:
@@ -242,10 +385,11 @@ class _Finding:
     def _start(self, number: int) -> int:
         """Where the prompt for this turn ends. A prompt may begin the turn itself (`<think>`), which what was said need
         not go on with: of that, only what stands before any answer counts."""
-        prompt = self._upto(number, prompt=True)
-        if self.text.startswith(prompt):
-            return len(prompt)
-        before = self._upto(number)
+        prompt, before = self.text, ""
+        if number or not self._needs_a_turn:
+            prompt, before = self._upto(number, prompt=True), self._upto(number)
+            if self.text.startswith(prompt):
+                return len(prompt)
         for later in (self.turns[number + 1 :], ()):
             other = self._upto(number, also=(Turn("assistant", GUARD, True), *later))
             common = _common(prompt, other)
@@ -253,11 +397,21 @@ class _Finding:
                 return len(common)
         raise self._ambiguous(number)
 
+    @cached_property
+    def _needs_a_turn(self) -> bool:
+        """Whether the template writes no prompt before the first turn, as one does that looks at `messages[0]`."""
+        try:
+            self.template._render([], self.tools, prompt=True)
+        except ValueError:
+            return True
+        return False
+
     def _end(self, number: int, start: int) -> int:
         """Behind the special token that ends the turn; what templates write behind it (a line end, the end of the text)
         is not learnt."""
         upto = self._upto(number + 1)
-        closings = list(self.special.finditer(upto, start)) if self.special else []
+        specials = self.special.finditer(upto, start) if self.special else ()
+        closings = [found for found in specials if not THOUGHT_MARKS.search(found[0])]
         trailing = [found for found in closings if not self._has_text(upto[found.end() :])]
         for end in (*(found.end() for found in reversed(trailing)), *([] if trailing else [len(upto)])):
             if self.text.startswith(upto[:end]):

@@ -26,8 +26,6 @@ def packed_pairs(
     meta = documents.store.meta
     if meta.compares == "labels" and len(documents) < 2:
         raise UserError(f"data source {name}: task kto measures each answer by another one, and there is only one")
-    for words, count in meta.kinds.items():
-        report(f"data: {name}: {count:,} {words}")
     for words, count in meta.left_out.items():
         report(f"data: {name}: {count:,} lines are left out: {words}")
     whole, unlike = stretches_of(documents), np.zeros(len(documents), np.bool_)

@@ -17,6 +17,7 @@ from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.training import TrainingConfig
 from muster.trainer.data import store as stores
 from muster.trainer.data.comparisons import must_have_both_labels, packed_pairs
+from muster.trainer.data.documents import NOT_READ, is_warned_of
 from muster.trainer.data.duplicates import without_duplicates
 from muster.trainer.data.mixture import Mixture, Shares, shares_of
 from muster.trainer.data.packing import (
@@ -143,6 +144,8 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     rules = Rules(curation, tuple(evaluation_stores) if collect else ())
     rewarded = References(config.grpo.verifiers) if config.grpo else None
     whole = [prepared(source, tokenizer, cache_dir, report, train_on, rules, rewarded) for source in config.data.train]
+    for store in (*whole, *evaluation_stores):
+        _report_kinds(store, report)
     opened = without_duplicates(whole, curation, tokenizer, cache_dir, report)
     _report_dropped(opened, report)
     threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
@@ -200,7 +203,7 @@ class _Maker:
             if number not in packed:
                 self.report(f"{WARNING}nothing of {source.source} is left to train on; its weight has no effect")
         must_have_both_labels(packed.values())
-        return self._dataset("training", documents, packed, shares, samples_max=self.config.data.overfit), every
+        return self._dataset("training", every, packed, shares, samples_max=self.config.data.overfit), every
 
     def evaluation(
         self, sources: Sequence[Source], documents: Sequence[Documents], name: str = "evaluation"
@@ -210,12 +213,12 @@ class _Maker:
         packed = _those_with_samples(every)
         sizes = tuple(part.samples for part in packed.values())
         shares = Shares(tuple(Fraction(size) for size in sizes), sizes)
-        return self._dataset(name, documents, packed, shares, source_names(sources)), every
+        return self._dataset(name, every, packed, shares, source_names(sources)), every
 
     def _dataset(
         self,
         name: str,
-        documents: Sequence[Documents],
+        every: Sequence[Packed],
         packed: dict[int, Packing],
         shares: Shares,
         names: Sequence[str] = (),
@@ -225,14 +228,15 @@ class _Maker:
         if not packed:  # text always leaves something
             silent = "in no conversation does the assistant speak within the first"
             lost = "of no pair of answers are both sides left within"
-            words = lost if any(one.store.meta.compares for one in documents) else silent
+            words = lost if any(each.documents.store.meta.compares for each in every) else silent
             if self.config.grpo is not None and name == "training":
                 words = f"no prompt leaves room for an answer of grpo.maxTokens {self.config.grpo.max_tokens} within"
             raise UserError(f"{name} data: {words} {length} tokens; raise data.sequenceLength")
         called = [names[number] for number in packed] if names else ()
         dataset = Dataset(list(packed.values()), shares, self.config.seed, called, samples_max)
         self.report(
-            f"data: {name}: {sum(map(len, documents)):,} documents, {sum(part.tokens for part in documents):,} tokens, "
+            f"data: {name}: {sum(each.used for each in every):,} documents, "
+            f"{sum(each.used_tokens for each in every):,} tokens, "
             f"{dataset.samples_per_epoch:,} samples of {length} tokens per epoch"
         )
         return dataset
@@ -298,6 +302,16 @@ def _report_dropped(opened: Sequence[TokenStore], report: Report) -> None:
         if not store.meta.compares:  # what is left out of preferences is told with the rest that becomes of them
             for reason, count in store.meta.left_out.items():
                 report(f"data: {store.meta.source}: {count:,} documents are left out: {reason}")
+
+
+def _report_kinds(store: TokenStore, report: Report) -> None:
+    """Tell what the records look like, and what of them nobody learns or sees."""
+    kinds, name = store.meta.kinds, store.meta.source
+    for words, count in kinds.items():
+        if NOT_READ not in words:
+            report(f"{WARNING if is_warned_of(words) else 'data: '}{name}: {count:,} {words}")
+    if columns := [words.partition(NOT_READ)[2] for words in kinds if NOT_READ in words]:
+        report(f"data: {name}: columns that are not read: {', '.join(columns)}")
 
 
 def _report_small_data(config: TrainingConfig, train: Dataset, report: Report) -> None:

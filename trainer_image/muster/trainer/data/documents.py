@@ -18,6 +18,7 @@ from muster.storage.data_format import of_another_format, renamed_columns
 from muster.storage.records import RawRecord, Record, parsed
 from muster.trainer.data import chat, preference
 from muster.trainer.data.chat import Part
+from muster.trainer.data.chat_template import THOUGHTS, Fitted
 from muster.trainer.data.preference import Comparison
 from muster.trainer.data.rules import Look, Reader
 from muster.trainer.data.tokenizer import Tokenizer
@@ -34,6 +35,19 @@ COMPARISONS: Final[dict[str, Callable[[object], Comparison]]] = {
     "preference": preference.pair,
     "unpaired-preference": preference.labelled,
 }
+
+
+# What is told of records beside their number, in words that a report ends with. What nobody learns or sees is a warning
+# where the assistant said it.
+UNREAD: Final = "which the chat template does not write: they are neither learnt nor shown to the model"
+NO_END: Final = "teach no end of the assistant's turn, for no special token ends it in the chat template"
+NOT_READ: Final = "hold a column that is not read: "
+COLUMNS_MAX: Final = 50  # that are told of; records may have keys without number
+
+
+def is_warned_of(words: str) -> bool:
+    """Whether what is told of records in these words is to be a warning."""
+    return words.endswith(NO_END) or (words.endswith(UNREAD) and any(f"`{key}`" in words for key in THOUGHTS))
 
 
 class Chunk(NamedTuple):
@@ -82,11 +96,17 @@ class RecordReader:
         references: References | None = None,
         faults: list[str] | None = None,
     ) -> None:
-        self.kinds = Counter[str]()  # of preferences, in words
+        self.kinds = Counter[str]()  # what was seen of records, in words
         self.left_out = LeftOut()
         self._source, self._tokenizer, self._train_on = source, tokenizer, train_on
         self._rules, self._references, self._faults = rules, references, faults
         self._columns = renamed_columns(source)
+        read = (
+            frozenset({source.field})
+            if source.format == "jsonl"
+            else conversations.COLUMNS.get(source.format, frozenset())
+        )
+        self._read = read | (references.columns if references else frozenset())
 
     def chunks(self, raw: Iterable[RawRecord]) -> Iterator[Chunk]:
         """The documents in order; empty ones are passed over. Raises UserError."""
@@ -94,6 +114,7 @@ class RecordReader:
         for one in raw:
             record = parsed(one, self._columns)
             try:
+                self._note_columns(record.value)
                 if source.format in COMPARISONS:
                     yield from self._comparison(record, COMPARISONS[source.format](record.value))
                 else:
@@ -104,12 +125,29 @@ class RecordReader:
                     raise UserError(words) from None
                 self._faults.append(words)
 
+    def _note_columns(self, record: Any) -> None:
+        """Note the columns that nobody reads."""
+        unread = [name for name in record if name not in self._read] if isinstance(record, Mapping) else []
+        for name in unread:
+            words = f"records {NOT_READ}{name}"
+            if record[name] is not None and (words in self.kinds or len(self.kinds) < COLUMNS_MAX):
+                self.kinds[words] += 1
+
+    def _note_keys(self, fitted: Fitted, what: str) -> None:
+        """Note what becomes of further keys of messages."""
+        for key in sorted(fitted.unread):
+            self.kinds[f"{what} hold `{key}` in their messages, {UNREAD}"] += 1
+        for key, name in sorted(fitted.renamed.items()):
+            self.kinds[f"{what} hold `{key}` in their messages, which the chat template reads as `{name}`"] += 1
+
     def _comparison(self, record: Record, one: Comparison) -> Iterator[Chunk]:
         """One chunk, or none where nothing can be learnt from it. Raises ValueError for half a character."""
         if one.fault:
             self.left_out.add(one.fault, (record.place,))
             return
         self.kinds[one.kind] += 1
+        one, fitted = preference.fitted(one, self._tokenizer)
+        self._note_keys(fitted, "pairs" if len(one.sides) == 2 else "answers")
         content_hash = preference.content_hash(one)  # first, for it refuses half a character
         if not (look := self._looked_at(preference.words(one), record.place))[0]:
             return
@@ -137,11 +175,16 @@ class RecordReader:
                 yield from _in_pieces(document._replace(place=record.place, look=look))
             return
         given = conversations.conversation(record.value, self._source.format, self._train_on)
+        fitted = chat.fitted(given, self._tokenizer)
+        given = fitted.given
+        self._note_keys(fitted, "conversations")
         content_hash = given.hash()
         words = "\n".join(turn.content for turn in given.turns if turn.role != "system")
         kept, look = self._looked_at(words, record.place)
         if kept:
             parts = chat.parts(given, self._tokenizer, prompted=self._references is not None)
+            if not given.whole and chat.teaches_no_end(parts, self._tokenizer):
+                self.kinds[f"conversations {NO_END}"] += 1
             said = next(turn.content for turn in given.turns if turn.loss_mask)
             columns = self._references.of(record.value, said) if self._references else b""
             yield from _in_pieces(Chunk(parts, content_hash, place=record.place, look=look, columns=columns))

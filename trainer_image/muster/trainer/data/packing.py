@@ -66,6 +66,19 @@ class Packed(NamedTuple):
     truncated: int = 0
     lost: tuple[Lost, ...] = ()
 
+    @property
+    def used(self) -> int:
+        """How many documents give a sample."""
+        return len(self.documents) - len(self._left_out())
+
+    @property
+    def used_tokens(self) -> int:
+        """The tokens of those documents, whole ones."""
+        return self.documents.tokens - int(np.diff(self.documents.bounds)[self._left_out()].sum())
+
+    def _left_out(self) -> Int64s:
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *(each.documents for each in self.lost)]))
+
 
 class ConcatPacking:
     """Documents of at least one token in all, end to end, `length` tokens a sample; `pad` fills the last one."""

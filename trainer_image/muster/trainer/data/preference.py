@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from muster.contract.data_formats import SHAPES, columns_of
 from muster.storage.conversations import Conversation, Turn, as_bytes, messages_or_text, tools_of, turns_of
 from muster.trainer.data import chat
 from muster.trainer.data.chat import Divided, Part
+from muster.trainer.data.chat_template import Fitted, fit_turn
 from muster.trainer.data.tokenizer import Tokenizer
 
 _LABELS = {"true": True, "1": True, "false": False, "0": False}  # as tables of text have them
@@ -76,6 +77,28 @@ def labelled(record: object) -> Comparison:
     what = "texts" if isinstance(prompt, str) else "conversations"
     kind = f"single answers with labels, as {what}"
     return Comparison(prompt, (side,), float(label), kind, _tools(fields, prompt))
+
+
+def fitted(one: Comparison, tokenizer: Tokenizer) -> tuple[Comparison, Fitted]:
+    """The comparison with what the tokenizer writes of its messages, the same of all sides, and what that is."""
+    if isinstance(one.prompt, str):
+        return one, Fitted(Conversation(()))
+    wholes = [Conversation((*one.prompt, *_turns(side)), one.tools) for side in one.sides]
+    found = [chat.fitted(whole, tokenizer) for whole in wholes]
+    keys = [frozenset(key for turn in whole.turns for key in turn.more) for whole in wholes]
+
+    def by_all(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+        named = [(some, has - some) for some, has in zip(sets, keys, strict=True)]
+        return frozenset(key for some, _ in named for key in some if not any(key in rest for _, rest in named))
+
+    renamed = {key: name for each in found for key, name in each.renamed.items()}
+    left_out = by_all(each.left_out for each in found)
+
+    def fit(turns: tuple[Turn, ...] | str) -> tuple[Turn, ...]:
+        return tuple(fit_turn(turn, renamed, left_out) for turn in _turns(turns))
+
+    fit_one = one._replace(prompt=fit(one.prompt), sides=tuple(fit(side) for side in one.sides))
+    return fit_one, Fitted(wholes[0], renamed, by_all(each.unread for each in found), left_out)
 
 
 def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:

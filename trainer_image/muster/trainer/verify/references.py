@@ -28,6 +28,11 @@ class References:
     def __reduce__(self) -> tuple[Any, ...]:
         return References, (self._verifiers,)  # another process makes its own scorers
 
+    @property
+    def columns(self) -> frozenset[str]:
+        """The names of the columns that are read."""
+        return frozenset(column for _, column, _ in self._scorers if column is not None)
+
     def recipe(self) -> dict[str, Any]:
         """All that decides what is taken of a record, and whether it is refused."""
         return {"references": self._recipe}
