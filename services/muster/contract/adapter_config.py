@@ -1,4 +1,4 @@
-"""Which small matrices are trained beside the weights of a model that stays as it is."""
+"""Adapters: small matrices that are trained while the model's own weights stay unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCORE = "score"  # the head that scores a text, by the name that transformers an
 
 
 def is_named(module: str, name: str) -> bool:
-    """Whether `name` is a module's name, or whole parts of its end."""
+    """Return whether `name` is the module's name or a suffix of whole parts of it."""
     return module == name or module.endswith(f".{name}")
 
 
@@ -68,7 +68,7 @@ class Adapter(Spec):
         return self
 
     def saves(self, module: str) -> bool:
-        """Whether a module of this name is trained whole."""
+        """Return whether a module of this name is trained in full."""
         return any(is_named(module, name) for name in self.modules_to_save)
 
     def with_score_head(self) -> Adapter:
@@ -78,12 +78,12 @@ class Adapter(Spec):
         return self.model_copy(update={"modules_to_save": (*self.modules_to_save, SCORE)})
 
     def adds_to(self, weight: str) -> bool:
-        """Whether a weight that is no linear layer's has an adapter."""
+        """Return whether a weight outside of linear layers has an adapter."""
         return any(is_named(weight, name) for name in self.target_parameters)
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """Factor that B A is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.kind == "rslora" else self.rank)
 
     def parameters(self, architecture: Architecture) -> int:

@@ -1,4 +1,4 @@
-"""Where things lie: the one parser of addresses.
+"""Addresses of folders and files, and the one parser of them.
 
     /data/books, ~/books, books                 a path, taken literally
     file:///data/my%20books                     a path of this machine, percent-encoded (RFC 8089)
@@ -46,7 +46,7 @@ class AddressError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where something lies, taken apart."""
+    """Parsed address of a folder or file."""
 
     scheme: Scheme
     host: str  # the bucket of s3, the host of https, else empty
@@ -79,13 +79,13 @@ class Address:
         return self.scheme != "file" or self.path.startswith(("/", "~"))
 
     def child(self, name: str) -> Address:
-        """What is called `name` in this folder."""
+        """Return the address of `name` in this folder."""
         return replace(self, path=f"{self.path.rstrip('/')}/{name}" if self.path else name)
 
 
 @dataclass(frozen=True)
 class HubPath:
-    """What an hf:// address names: a file or folder in a repository of the Hugging Face hub."""
+    """Target of an hf:// address: a file or folder in a repository of the Hugging Face hub."""
 
     kind: str | None  # `datasets`, `spaces` or `models`; None where the address says none
     repository: str  # `owner/name`
@@ -125,8 +125,8 @@ def parse_address(text: str) -> Address:
 
 
 def is_metadata_host(host: str) -> bool:
-    """Whether a name or IP address is a cloud's metadata service, which hands out the machine's own credentials, or any
-    other link-local address. `host` comes without port and brackets."""
+    """Return whether a name or IP address is a cloud's metadata service, which hands out the machine's own credentials,
+    or any other link-local address. `host` comes without port and brackets."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What to do next, from what is known of a job: the words that a person reads when a job does not run. Pure."""
+"""Next steps for a job, from its status: the text that a person reads when a job does not run. Pure."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ END_OF_DOCUMENT, END_OF_TURN, USER_MARK, ASSISTANT_MARK = range(256, BYTE_VOCABU
 
 
 class RopeScaling(Spec):
-    """How Llama 3.1 stretches rotary positions beyond those of its pretraining (arXiv 2407.21783, section 3.4.2):
+    """Llama 3.1's scaling of rotary positions beyond those of its pretraining (arXiv 2407.21783, section 3.4.2):
     rotations that turn slowly are slowed by `factor`, quick ones stay, those between are blended."""
 
     factor: Annotated[float, Field(ge=1)]

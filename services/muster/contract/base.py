@@ -1,4 +1,4 @@
-"""How every word of the contract is parsed: strictly for what people write, leniently for what machines wrote."""
+"""Base classes of all documents: strict for what people write, lenient for what machines wrote."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class UserError(Exception):
 
 
 class Spec(BaseModel):
-    """What a person writes: camelCase keys, no unknown ones, no silent conversion (`"2"` is not 2, `true` is not 1)."""
+    """Base of documents that people write: camelCase keys, no unknown ones, no silent conversion (`"2"` is not 2,
+    `true` is not 1)."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -57,7 +58,8 @@ class Spec(BaseModel):
 
 
 class Record(BaseModel):
-    """What a machine wrote, maybe a newer one than us: unknown keys are kept, so that writing it back loses nothing."""
+    """Base of documents that a machine wrote, maybe a newer one: unknown keys are kept, so that a rewrite loses
+    nothing."""
 
     model_config = ConfigDict(
         frozen=True,

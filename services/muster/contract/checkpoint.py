@@ -1,4 +1,4 @@
-"""What a commit is, and where its files lie. The format as a specification: docs/checkpoint-format.md.
+"""Format of a checkpoint and layout of its files. The specification is docs/checkpoint-format.md.
 
     <folder>/step-00001200/attempt-7/shard-00003-of-00008.safetensors     immutable, written first
     <folder>/step-00000100/attempt-1/frozen-00003-of-00008.safetensors    what is never trained: written once in a job
@@ -66,7 +66,7 @@ def commit_key(step: int) -> str:
 
 
 def reference_key(digest: str) -> str:
-    """Where the log-probabilities of a job's reference model lie, by the SHA-256 of the file."""
+    """Return the key of the reference model's log-probabilities, by the SHA-256 of the file."""
     return f"{REFERENCE}/{digest}.safetensors"
 
 
@@ -79,7 +79,7 @@ def shard_key(step: int, attempt: int, shard: int, shards: int) -> str:
 
 
 def frozen_key(step: int, attempt: int, shard: int, shards: int) -> str:
-    """Where the weights that are never trained go with the first commit; later commits name that file again."""
+    """Return the key of the frozen weights. The first commit writes them; later commits name the same file."""
     return f"{attempt_prefix(step, attempt)}/frozen-{shard:05d}-of-{shards:05d}.safetensors"
 
 
@@ -127,7 +127,7 @@ class TensorEntry(Record):
 
 
 class DataCursor(Record):
-    """Where the data stands, free of world size: the next global sample of this epoch.
+    """Position in the data, independent of world size: the next global sample of this epoch.
 
     The order of samples follows from (seed, epoch) alone.
     """

@@ -1,4 +1,4 @@
-"""How often to save, by what a save costs and how often a gang fails: `checkpoint.every: auto`. Pure.
+"""Checkpoint interval for `checkpoint.every: auto`, from the cost of a save and the failure rate. Pure.
 
 The trainer follows it by what it measures, the estimate by an assumed throughput and published failures.
 """

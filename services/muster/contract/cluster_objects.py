@@ -52,7 +52,7 @@ _WORDS = {"serviceAccounts": "service account", "secrets": "Secret", "claims": "
 
 
 def is_system_namespace(namespace: str, release: str) -> bool:
-    """Whether the namespace is Kubernetes' own, or that of the release of Muster; empty: there is none."""
+    """Return whether the namespace is Kubernetes' own or that of Muster's release (empty: there is none)."""
     return bool(_SYSTEM.fullmatch(namespace)) or (bool(release) and namespace == release)
 
 
@@ -121,8 +121,8 @@ def object_problems(
 
 
 def namespace_problem(namespace: str, limits: ProjectLimits, holder: str | None) -> Problem | None:
-    """Why a job of the project `default` may not have the namespace, which is the project `holder`'s if that is not
-    None."""
+    """Return why a job of the project `default` may not use the namespace, which is the project `holder`'s if that is
+    not None."""
     listed = limits.namespaces if limits.namespaces is not None else (DEFAULT_PROJECT,)
     if holder is None and any(matches(namespace, each) for each in listed):
         return None

@@ -1,4 +1,4 @@
-"""Which documents are not worth training on: duplicates, leaks of the evaluation, those of low quality."""
+"""Curation of documents: duplicates, leaks from the evaluation and low quality are left out."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Quality(Spec):
 
 
 class Curation(Spec):
-    """What is left out of the training documents. What was dropped is counted, with examples, in `muster data`."""
+    """Filters for the training documents. `muster data` counts what they drop, with examples."""
 
     exact_duplicates: bool = False
     """Drop all but one of the documents of equal content, in all sources together."""

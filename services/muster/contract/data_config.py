@@ -1,4 +1,4 @@
-"""What a training reads, and how it becomes samples."""
+"""Training data and its preparation into samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHT_SHARE_ODD = 1e-3
 
 
 class Columns(Spec):
-    """What the columns are called that a format knows by other names."""
+    """Column names that differ from those of the format."""
 
     messages: Text | None = None
     """The list of messages of `openai-chat`."""
@@ -89,7 +89,7 @@ class Source(Spec):
 
 
 def source_names(sources: Sequence[Source]) -> tuple[str, ...]:
-    """What each source of a list is called in metrics: its name, or else its number from 0."""
+    """Return each source's name in metrics: its `name`, or else its number from 0."""
     return tuple(source.name or str(number) for number, source in enumerate(sources))
 
 
@@ -110,7 +110,7 @@ def only_evaluated(sources: tuple[Source, ...]) -> tuple[Source, ...]:
 
 
 class DataConfig(Spec):
-    """What is trained on, and how it becomes samples of equal length."""
+    """Training data and its preparation into samples of equal length."""
 
     train: Annotated[Many[Source], Field(min_length=1)]
     """The sources of the training documents, mixed by their weights."""
@@ -193,7 +193,7 @@ class DataConfig(Spec):
 
     @property
     def in_epochs(self) -> bool:
-        """Whether an epoch is what sources say that it has of them, and not when every sample was seen."""
+        """Return whether sources define the epoch by their `epochs`, instead of every sample being seen once."""
         return any(source.epochs is not None for source in self.train)
 
     def _epochs_go_with_weights(self) -> None:

@@ -41,7 +41,7 @@ SHAPES: Final[Mapping[str, str]] = {
 
 
 def fits_task(format: str, task: str) -> bool:
-    """Whether a source of this format can serve the task; `auto` may, as far as is known before its files are seen."""
+    """Return whether a source of this format can serve the task. `auto` can, until its files are read."""
     return format == "auto" or format in FORMATS[task]
 
 
@@ -87,5 +87,5 @@ def columns_of(record: object) -> str:
 
 
 def wrong_format(format: str, task: str) -> str:
-    """What is said of a format that the task can't learn from."""
+    """Return the message for a format that the task can't learn from."""
     return f"format {format} is not for task {task}, which reads {', '.join(FORMATS[task])}"

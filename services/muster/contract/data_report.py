@@ -1,4 +1,4 @@
-"""What became of a job's data, as the trainer found when it prepared them: counts, lengths, what was left out. Pure."""
+"""Report of a job's data preparation by the trainer: counts, lengths and omitted records. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LeftOut(Record):
 
 
 class LengthCount(Record):
-    """How many documents have from `first` to `last` tokens."""
+    """Number of documents with `first` to `last` tokens."""
 
     first: int
     last: int

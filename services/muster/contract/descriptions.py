@@ -1,4 +1,4 @@
-"""What each field of a document means, for `kubectl explain` and editors: the text literal below the field.
+"""Descriptions of fields, for `kubectl explain` and editors: the text literal below each field.
 
 Sphinx and pydantic read such literals too. They are looked for only when a schema is written, because reading the
 source of every model would make each process start slower.

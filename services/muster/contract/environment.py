@@ -35,7 +35,7 @@ class KeyRef(Spec):
 
 
 class ValueFrom(Spec):
-    """Where a variable's value is read from when a worker starts, as in a pod's spec."""
+    """Source of a variable's value when a worker starts, as in a pod's spec."""
 
     secret_key_ref: KeyRef | None = None
     """An entry of a secret: of the project's own (`muster secrets`), or in a cluster of one that the project lists."""
@@ -107,5 +107,5 @@ def variables_of(use: SecretUse, keys: Sequence[str]) -> dict[str, str]:
 
 
 def steers_processes(name: str) -> bool:
-    """Whether the variable decides which programs and libraries a process loads."""
+    """Return whether the variable decides which programs and libraries a process loads."""
     return bool(_LOADER_VARIABLES.fullmatch(name))

@@ -1,4 +1,4 @@
-"""What a job would need, take and cost, before it is submitted. Pure: whoever asks brings the sizes and the records."""
+"""Estimate of a job's memory, time and cost before submission. Pure: the caller provides sizes and records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RankMemory(Record):
 
 
 class Speed(Record):
-    """How fast a gang would train."""
+    """Estimated training speed of a gang."""
 
     tokens_per_second: float  # of the whole gang
     step_seconds: float  # of one optimizer step
@@ -56,7 +56,7 @@ class GangOption(Record):
 
 
 class CommitCost(Record):
-    """How large the checkpoints of a job are, and how often they are made."""
+    """Size of a job's checkpoints and how often they are made."""
 
     bytes: int  # of each but the first
     first_bytes: int  # of the first, which has the frozen weights too
@@ -68,7 +68,7 @@ class CommitCost(Record):
 
 
 class Estimate(Record):
-    """What a job would need, take and cost."""
+    """Estimate of a job's memory, time and cost."""
 
     parameters: int  # all weights, an adapter's included
     trained_parameters: int  # those of them that are trained
@@ -107,7 +107,7 @@ class Estimate(Record):
 
 @dataclass(frozen=True)
 class Known:
-    """What an estimate is made from, besides the job's document."""
+    """Inputs of an estimate besides the job's document."""
 
     size: ModelSize
     casts_itself: bool  # whether the model casts its own weights, as in memory.estimate
@@ -218,7 +218,7 @@ def _requested_machine(spec: JobSpec, prices: Prices) -> tuple[str, InstancePric
 
 
 def _host(spec: JobSpec, known: Known, machine: InstancePrice | None) -> Host:
-    """What the ranks of this gang run on; its capacity is 0 where that is not known."""
+    """Return the hardware that the gang's ranks run on; its capacity is 0 if unknown."""
     device: Device = "cuda" if spec.gang.gpus_per_node else "cpu"
     if device == "cuda":
         capacity = machine.gpu_bytes if machine else None
@@ -368,7 +368,7 @@ def _gaps(
     speed: Speed | None,
     options: Sequence[GangOption],
 ) -> tuple[str, ...]:
-    """What is not said, and why."""
+    """Return the gaps of the estimate, with reasons."""
     gaps = []
     if spec.gang.gpus_per_node and machine is None:
         named = ", ".join(spec.gang.instance_types) or "none is named in gang.instanceTypes"

@@ -1,4 +1,4 @@
-"""What a training is measured by while it runs: held-out sets, the metrics of each, and the one that decides."""
+"""Evaluation during training: held-out sets, their metrics, and the deciding one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Generation(Spec):
 
 
 class Evaluation(Spec):
-    """How well the model does on what it was not trained on: `data` or `holdout`, named `sets`, or both."""
+    """Evaluation on data that is not trained on: `data` or `holdout`, named `sets`, or both."""
 
     every: Positive
     """Steps between evaluations; the first is at step 0 and the last after the final step."""
@@ -134,8 +134,8 @@ class Evaluation(Spec):
         return tuple(names)
 
     def direction(self) -> Better:
-        """Which values of `metric` are better. Raises ValueError where its name does not tell and `better` is left out,
-        or where `better` contradicts it."""
+        """Return whether lower or higher values of `metric` are better. Raises ValueError where its name does not tell
+        and `better` is left out, or where `better` contradicts it."""
         known: Better | None = "lower" if _ends_in(self.metric, _LOWER) else None
         known = "higher" if _ends_in(self.metric, _HIGHER) or self.metric in self._scores() else known
         if known and self.better and known != self.better:
@@ -181,7 +181,7 @@ def must_be_able_to_write(evaluation: Evaluation, task: str, predicts_tokens: bo
 
 
 def reports_tokens(task: str) -> bool:
-    """Whether the task's loss is a mean over tokens, so that it has a perplexity."""
+    """Return whether the task's loss is a mean over tokens, so that it has a perplexity."""
     return task in _TOKEN_TASKS
 
 

@@ -1,4 +1,4 @@
-"""What the API answers about files: shapes that server and client share."""
+"""Replies of the API about files, shared by server and client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from muster.contract.replies import Reply
 
 
 class Purpose(StrEnum):
-    """What a file is for, in OpenAI's words."""
+    """Purpose of a file, in OpenAI's words."""
 
     FINE_TUNE = "fine-tune"  # data that a job trains on: read through when it has arrived
     EVALS = "evals"  # data that a job is evaluated on: the same
@@ -23,7 +23,7 @@ class Purpose(StrEnum):
 
 
 class FileStatus(StrEnum):
-    """Where a file stands."""
+    """State of a file."""
 
     UPLOADING = "uploading"  # bytes are still to come
     CHECKING = "checking"  # all have arrived, and are put away and read through

@@ -1,4 +1,4 @@
-"""Which sharding fits into a rank's memory, and where none does: the least that would have to change."""
+"""Choice of a sharding that fits into a rank's memory, or else the smallest change that would make one fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANKS_MAX = 4096  # a gang that is looked for is no larger
 
 @dataclass(frozen=True)
 class Host:
-    """What a rank runs on."""
+    """Hardware that a rank runs on."""
 
     capacity: int  # the bytes that one rank has; 0: not known
     device: Device = "cpu"
@@ -34,7 +34,8 @@ class Change:
 
 
 def need_of(size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int, nodes: int, host: Host) -> Need:
-    """What a rank of such a gang needs. Raises ValueError where the batch or the copies can't be divided over it."""
+    """Return the memory that a rank of such a gang needs. Raises ValueError where the batch or the copies can't be
+    divided over it."""
     accumulation = training.accumulation(training.data_parallel_size(ranks))
     shards = ranks // training.replicas(ranks, nodes) if shard == "hsdp" and ranks > 1 else ranks
     return estimate(size, training, shard, shards, accumulation, host.device, host.casts_itself)
@@ -52,7 +53,7 @@ def lowest_that_fits(
 
 
 def shards_asked(training: TrainingConfig) -> tuple[Shard, ...]:
-    """What `auto` may choose from, the simplest first."""
+    """Return the shardings that `auto` may choose from, the simplest first."""
     return ("ddp", "zero2", "fsdp") if training.parallel.shard == "auto" else (training.parallel.shard,)
 
 

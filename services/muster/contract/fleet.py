@@ -1,4 +1,4 @@
-"""What the operator tells of the nodes, for the API: it alone watches them, and knows what of each Muster may use."""
+"""Report of the operator on the nodes, for the API: it alone watches them and knows what Muster may use of each."""
 
 from __future__ import annotations
 

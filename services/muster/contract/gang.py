@@ -1,4 +1,4 @@
-"""What a gang is made of: how many workers, on which nodes, with which devices and network, placed by whom."""
+"""The gang of a job: number of workers, nodes, devices, network and scheduler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Quantity = Annotated[str, BeforeValidator(_quantity)]
 
 
 class Nodes(Spec):
-    """How many workers a gang may have: it shrinks down to `min` when nodes are lost, and grows again up to `max`."""
+    """Number of workers of an elastic gang: it shrinks to `min` when nodes are lost and grows again up to `max`."""
 
     min: Annotated[int, Field(gt=0, le=NODES_MAX)]
     """The fewest workers with which the job trains."""
@@ -54,7 +54,7 @@ class Nodes(Spec):
 
 
 class Resources(Spec):
-    """What each worker asks for beside GPUs, as Kubernetes quantities."""
+    """Resources of each worker besides GPUs, as Kubernetes quantities."""
 
     cpu: Quantity | None = None
     """Cores of each worker: `90` or `500m`."""
@@ -63,7 +63,7 @@ class Resources(Spec):
 
 
 class CapacityPreference(Spec):
-    """Whether the gang runs on spot nodes."""
+    """Use of spot nodes."""
 
     prefer: Literal["any", "spot", "on-demand"] = "any"
     """The capacity that is asked for first."""
@@ -72,7 +72,7 @@ class CapacityPreference(Spec):
 
 
 class Scheduler(Spec):
-    """Who gives all workers of the gang their nodes together."""
+    """Scheduler that places all workers of the gang together."""
 
     kind: Literal["builtin", "kueue", "coscheduling", "volcano", "kai", "workload"] = "builtin"
     """The gang scheduler; `workload` is Kubernetes' own, `builtin` is Muster's."""
@@ -81,7 +81,7 @@ class Scheduler(Spec):
 
 
 class Topology(Spec):
-    """How near workers are to each other: a label of nodes, such as that of a rack, whose value they share."""
+    """Placement of workers near each other: a node label, such as that of a rack, whose value they share."""
 
     required: Text | None = None
     """The label whose value all workers must share."""
@@ -90,7 +90,7 @@ class Topology(Spec):
 
 
 class Network(Spec):
-    """How workers reach each other."""
+    """Network between workers."""
 
     efa: Literal["auto", "off"] = "auto"
     """Whether Elastic Fabric Adapters are used; `auto` uses those that the instance type has."""

@@ -39,12 +39,13 @@ class State:
 
     @property
     def operator(self) -> Path:
-        """Who operates here: JSON {pid, startedAt, url, nodes, gpusPerNode}; locked (flock) as long as it lives."""
+        """File of the running operator: JSON {pid, startedAt, url, nodes, gpusPerNode}, locked (flock) while it
+        lives."""
         return self.root / "operator.json"
 
     @property
     def webhook_token(self) -> Path:
-        """What whoever posts to the operator's own server must show, where no other file is set (0600)."""
+        """Token file for posting to the operator's server, where no other file is set (mode 0600)."""
         return self.root / "webhook-token"
 
     @property
@@ -80,12 +81,12 @@ class State:
 
     @property
     def running(self) -> Path:
-        """Who runs here: JSON {pid, url}; locked (flock) as long as `muster up` lives."""
+        """File of the running platform: JSON {pid, url}, locked (flock) while `muster up` lives."""
         return self.root / "up.json"
 
     @property
     def notices(self) -> Path:
-        """What virtual nodes have to say (notices.NodeNotices), as <node>.json."""
+        """Folder of the virtual nodes' notices (notices.NodeNotices), as <node>.json."""
         return self.root / "notices"
 
     @property

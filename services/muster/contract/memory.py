@@ -83,7 +83,7 @@ def estimate(
     device: Device = "cpu",
     casts_itself: bool = True,
 ) -> Need:
-    """What one rank needs.
+    """Memory that one rank needs.
 
     `shards` counts the ranks that share one copy of the model, or with ddp those that have one each. `accumulation` is
     the number of micro-steps of an optimizer step. `casts_itself` says that the model casts its fp32 weights where it
@@ -133,7 +133,7 @@ def weight_bytes(training: TrainingConfig) -> int:
 
 
 def state_bytes(size: ModelSize, training: TrainingConfig) -> int:
-    """What the optimizer keeps of all that is trained, over all ranks: both moments, and the mean of the weights."""
+    """Return the bytes of optimizer state over all ranks: both moments, and the average of the weights."""
     moments = size.eight_bit_moments if training.optimizer.name == "adamw8bit" else 8 * size.learning
     return moments + (4 * size.learning if training.optimizer.ema is not None else 0)
 
@@ -174,7 +174,7 @@ def _moments(
 
 
 def _update(size: ModelSize, training: TrainingConfig, parts: int, device: Device) -> int:
-    """What the update takes of some rows: fp32 of what is kept in less, noise to round with, what visits the device."""
+    """Return the bytes that updating some rows takes: fp32 copies, rounding noise, and what is moved to the device."""
     optimizer = training.optimizer
     eight_bit, offloaded = optimizer.name == "adamw8bit", optimizer.offload and device == "cuda"
     each = 12 * eight_bit + (0 if optimizer.master_weights else 16)
@@ -261,7 +261,7 @@ def _computed_again(size: ModelSize, training: TrainingConfig, width: int) -> in
 
 
 def _layer_inputs(size: ModelSize, training: TrainingConfig, width: int) -> int:
-    """What of a layer is left when its backward pass is in its midst."""
+    """Return the bytes of a layer that remain in the middle of its backward pass."""
     return 2 * size.dim * width * _tokens(training)
 
 
@@ -273,7 +273,7 @@ def _mask(training: TrainingConfig, width: int, device: Device) -> int:
 
 
 def _by_blocks(width: int, device: Device) -> bool:
-    """Whether attention is flex_attention with a block mask."""
+    """Return whether attention is flex_attention with a block mask."""
     return device == "cuda" and width == 2
 
 

@@ -1,4 +1,4 @@
-"""Where a training's model comes from: a preset, a shape, a commit or a model's folder."""
+"""Source of the model: a preset, a shape, a checkpoint or a model's folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FromCommit(Spec):
 
 
 class ModelConfig(Spec):
-    """What is trained: exactly one of a preset, a shape, a commit to start from, or the folder of a model."""
+    """Model to train: exactly one of a preset, a shape, a checkpoint to start from, or a model's folder."""
 
     preset: Text | None = None
     """The name of a decoder's shape that Muster knows, such as muster-60m."""

@@ -58,7 +58,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What a configuration says besides its weights' shapes."""
+    """Properties of a model that its weights' shapes don't show."""
 
     dim: int
     heads: int
@@ -224,7 +224,7 @@ def _names_of(weight: str, tied_head: bool) -> tuple[str, ...]:
 
 
 def _multiplies(name: str, d: Dimensions) -> bool:
-    """Whether tokens are multiplied with a weight: an embedding that is no head is only looked up."""
+    """Return whether tokens are multiplied with a weight: an embedding that is no head is only looked up."""
     return d.tied_head or not _EMBEDDING.search(name)
 
 
@@ -258,12 +258,12 @@ def _is_target(name: str, shape: tuple[int, ...], adapter: Adapter | None) -> bo
 
 
 def is_embedding(weight: str) -> bool:
-    """Whether a weight is the table that tokens are looked up in, by its name."""
+    """Return whether a weight is the embedding table, by its name."""
     return _EMBEDDING.search(weight) is not None
 
 
 def is_head(weight: str) -> bool:
-    """Whether a weight is the output head's own, by its name."""
+    """Return whether a weight is the output head's own, by its name."""
     return _HEAD.search(weight) is not None
 
 

@@ -73,7 +73,7 @@ class Label:
 
 
 class ExitCode(IntEnum):
-    """How a worker ends. Any other code is judged from signals, logs and the node's state."""
+    """Exit codes of a worker. Any other code is judged from signals, logs and the node's state."""
 
     DONE = 0
     USER_ERROR = 80
@@ -102,7 +102,7 @@ LOG = "log"  # standard output and error of the whole worker, by whoever starts 
 
 
 def rank_mark(rank: int) -> str:
-    """What begins the lines that this rank writes to its worker's log, unless it is the worker's first rank."""
+    """Return the prefix of this rank's lines in its worker's log, unless it is the worker's first rank."""
     return f"[rank {rank}] "
 
 

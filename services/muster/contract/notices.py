@@ -1,4 +1,4 @@
-"""What a node says of itself: faults and announcements, from its agent to those who train there and to the operator."""
+"""Notices of a node: faults and announcements, from its agent to the workers there and to the operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGENT_PORT = 29_502  # of the agent's /notices, /metrics and /healthz, on the no
 
 
 class Remedy(StrEnum):
-    """What a finding asks for, the weakest first."""
+    """Action that a finding asks for, the weakest first."""
 
     RECORD = "record"  # nothing: it is counted and told
     RESTART = "restart"  # the processes on the device are lost, the device is not: restart in place
@@ -59,7 +59,7 @@ class Notice(Record):
         return self.remedy is Remedy.DRAIN and self.kind in (SignalKind.SPOT_NOTICE, SignalKind.NODE_DRAIN)
 
     def concerns(self, worker_created_at: float) -> bool:
-        """Whether a worker of that age is hit: processes that came after a lost one never knew it."""
+        """Return whether a worker of that age is affected: processes that started after the loss are not."""
         return self.keeps_out or (self.remedy is Remedy.RESTART and worker_created_at <= self.at)
 
 

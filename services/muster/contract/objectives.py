@@ -1,4 +1,4 @@
-"""What a job learns: its task, and the settings of each objective."""
+"""Tasks of a job, and the settings of each objective."""
 
 from __future__ import annotations
 
@@ -171,5 +171,5 @@ class Grpo(Spec):
 
     @property
     def rewards(self) -> tuple[str, ...]:
-        """What rewards an answer, by the names of their scores."""
+        """Return the rewards of an answer, by the names of their scores."""
         return (*(each.called for each in self.verifiers), *((REWARD_MODEL,) if self.reward_model else ()))

@@ -1,4 +1,4 @@
-"""What a training configuration may say and seldom means."""
+"""Settings that are allowed and seldom meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a training changes weights by gradients: the optimizer and the schedule of its learning rate."""
+"""Optimizer and learning rate schedule."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RangeTest(Spec):
 
 
 class OptimizerConfig(Spec):
-    """How weights are changed by gradients."""
+    """Optimizer of the weights."""
 
     name: Literal["adamw", "adamw8bit"] = "adamw"
     """`adamw` keeps both moments in fp32. `adamw8bit` keeps them in eight bits wherever a weight has rows of whole

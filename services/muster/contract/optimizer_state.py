@@ -1,4 +1,4 @@
-"""What AdamW keeps of each weight, and in how many bytes: one rule for the trainer, its memory and its commits.
+"""AdamW's state per weight and its bytes: one rule for the trainer, the memory estimate and checkpoints.
 
 In eight bits a moment is a code of one byte for each value and an fp32 scale for each block of a row: block-wise
 dynamic quantisation (Dettmers et al. 2021, arXiv 2110.02861). Blocks never leave their row, so that any sharding by

@@ -13,7 +13,7 @@ from muster.contract.fields import Text
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern means a parameter of this name.
+    """Return whether a pattern matches a parameter of this name.
 
     A pattern is one part of a name or several that follow one another, in each of which `*`, `?` and `[…]` stand for
     what they do in file names. So `embed_tokens` means `model.embed_tokens.weight`, and `layers.[0-3]` all that the
@@ -27,7 +27,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def any_matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether one of the patterns means the parameter that has these names."""
+    """Return whether one of the patterns matches the parameter that has these names."""
     return any(matches(pattern, name) for pattern in patterns for name in names)
 
 

@@ -1,4 +1,4 @@
-"""What a plan and an estimate say, in words, the same on the command line and on pages. Pure."""
+"""Texts of plans and estimates, the same on the command line and on pages. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.contract.text import amount, duration, plural, size
 
 
 def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a dry run answered (replies.Plan), without refusals and warnings. A fact may have several lines."""
+    """Return the facts of a dry run (replies.Plan), without refusals and warnings. A fact may have several lines."""
     job, spec = plan["job"], plan["job"]["spec"]
     training, checkpoint = spec["training"], spec["checkpoint"]
     facts = [("job", f"{job['name']}  ({job['namespace']})")]
@@ -33,7 +33,7 @@ def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def admission_lines(admission: Mapping[str, Any]) -> list[str]:
-    """What the queue would do with the job, and a line for each gang that would make room for it."""
+    """Return what the queue would do with the job, and a line for each gang that would make room for it."""
     verdict = {"unknown": "can't be foreseen"}.get(admission["verdict"], admission["verdict"])
     lines = [f"{verdict}: {admission['because']}"]
     if admission["allowedBy"]:
@@ -42,7 +42,7 @@ def admission_lines(admission: Mapping[str, Any]) -> list[str]:
 
 
 def describe_eviction(eviction: Mapping[str, Any]) -> str:
-    """Who would make room, why that one, what it gives up and what it costs."""
+    """Return the text for a gang that would make room: why that one, what it gives up and what it costs."""
     who = f"{eviction['project']}/{eviction['job']}" if eviction["job"] else f"a gang of {eviction['project']}"
     goes_on = f"goes on with {plural(eviction['nodesKept'], 'node')}"
     becomes = goes_on if eviction["nodesKept"] else "queues again"
@@ -86,7 +86,7 @@ def _batch(batch: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
 
 
 def estimate_facts(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What an estimate (contract.estimate) found, without its memory by part, its other gangs, warnings and gaps."""
+    """Return the facts of an estimate (contract.estimate), without memory by part, other gangs, warnings and gaps."""
     trained = estimate["trainedParameters"]
     whole = trained == estimate["parameters"]
     learns = "all of them learn" if whole else f"{amount(trained)} of them learn"
@@ -102,7 +102,7 @@ def estimate_facts(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def describe_memory(estimate: Mapping[str, Any]) -> str:
-    """What a rank needs of what it may have, with the sharding that the job would take."""
+    """Return the memory that a rank needs of its limit, with the sharding that the job would use."""
     chosen = [each for each in estimate["memory"] if each["shard"] == estimate.get("shard")]
     each = (chosen or estimate["memory"])[0]
     may = f" of {size(each['capacity'] * USABLE)} that it may have" if each.get("capacity") else ""

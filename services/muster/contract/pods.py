@@ -1,4 +1,4 @@
-"""What a job may say of its pods, in Kubernetes' own words: on which nodes they may run, and how they are marked."""
+"""Settings of a job's pods in Kubernetes' own words: allowed nodes, labels and annotations."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class Toleration(Spec):
         return self
 
     def covers(self, key: str, value: str, effect: str) -> bool:
-        """Whether it tolerates that taint."""
+        """Return whether it tolerates that taint."""
         named = self.key is None or self.key == key
         return named and self.effect in (None, effect) and (self.operator == "Exists" or (self.value or "") == value)
 
 
 class NodeRequirement(Spec):
-    """What a node's label must be, as in a pod's node affinity."""
+    """Requirement on a node's label, as in a pod's node affinity."""
 
     key: LabelKey
     """The key of the label."""
@@ -127,14 +127,14 @@ class NodeTerm(Spec):
 
 
 class RequiredNodes(Spec):
-    """What a node must be like: any of the terms holds."""
+    """Required properties of a node: at least one of the terms holds."""
 
     node_selector_terms: Annotated[Many[NodeTerm], Field(min_length=1)]
     """The terms."""
 
 
 class PreferredNodes(Spec):
-    """What a node should be like."""
+    """Preferred properties of a node."""
 
     weight: Annotated[int, Field(ge=1, le=100)]
     """How much the preference counts beside others."""
@@ -143,7 +143,7 @@ class PreferredNodes(Spec):
 
 
 class NodeAffinity(Spec):
-    """Which nodes the pods may run on, as in a pod's spec."""
+    """Node affinity of the pods, as in a pod's spec."""
 
     required_during_scheduling_ignored_during_execution: RequiredNodes | None = None
     """What every node must be like."""
@@ -152,14 +152,14 @@ class NodeAffinity(Spec):
 
 
 class Affinity(Spec):
-    """Where the pods run. How near workers are to each other is said by gang.topology and gang.shareNodes."""
+    """Affinity of the pods. How near workers are to each other is set by gang.topology and gang.shareNodes."""
 
     node_affinity: NodeAffinity | None = None
     """Which nodes the pods may run on."""
 
 
 class PodMarks(Spec):
-    """Where the pods may run and how they are marked."""
+    """Allowed nodes, labels and annotations of the pods."""
 
     node_selector: dict[LabelKey, LabelValue] = {}
     """Labels that each node must have."""
@@ -183,7 +183,7 @@ class PodMarks(Spec):
 
 
 def tolerated(taint: tuple[str, str, str], tolerations: Iterable[Toleration]) -> bool:
-    """Whether any of the tolerations covers a taint, given as its key, value and effect."""
+    """Return whether any of the tolerations covers a taint, given as its key, value and effect."""
     return any(toleration.covers(*taint) for toleration in tolerations)
 
 

@@ -1,4 +1,4 @@
-"""What admission would do with a job that nobody has submitted: the API's question to the operator, and its answer."""
+"""Preview of admission for a job that is not submitted: the API's question to the operator, and its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's nodes cost: GPU-hours and money, from its attempts and a table of prices.
+"""Cost of a job: GPU-hours and money, from its attempts and a table of prices.
 
 The built-in table (documents/prices.json) has list prices per hour in us-east-1, Linux, on demand: p4d, p4de and p5 as
 retrieved on 2026-11-09 by github.com/datareceipts/data-receipts (109-gpu-pricing), p5en from
@@ -52,7 +52,7 @@ class Prices(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What an hour of one worker costs, and how much less that is than on demand; None where it is not known."""
+    """Price of one worker's hour, and its saving against on-demand; None where it is not known."""
 
     cost: float | None
     saved: float | None
@@ -75,7 +75,7 @@ def no_price(instance_type: str, capacity: str) -> str:
 
 
 class Bill(Record):
-    """What the attempts of a job used and cost."""
+    """Usage and cost of a job's attempts."""
 
     currency: str = "USD"
     gpu_hours: dict[str, float] = {}  # by capacity: `on-demand` or `spot`

@@ -26,7 +26,7 @@ _FILE: Final = re.compile(r"rank-\d{1,9}\.(trace\.json\.gz|memory\.pickle|memory
 
 
 class ProfileOrder(Spec):
-    """What a person asks for."""
+    """Request for a profile."""
 
     steps: Annotated[int, Field(ge=1, le=STEPS_MAX)] = 5
     """How many of the next steps are traced."""
@@ -50,7 +50,7 @@ class ProfileRequest(Record):
 
 
 class Profile(Record):
-    """What a request came to. `id` is the request's, and `step` the first that is traced."""
+    """Result of a request. `id` is the request's, and `step` the first that is traced."""
 
     id: str
     attempt: int
@@ -64,7 +64,7 @@ class Profile(Record):
         return f"attempt-{self.attempt}-step-{self.step:08}"
 
     def key(self, file: str) -> str:
-        """Where a file of this profile lies in the job's checkpoint folder."""
+        """Return the key of a file of this profile in the job's checkpoint folder."""
         return profile_key(self.folder, file)
 
 
@@ -74,7 +74,7 @@ class ProfileFile(Record):
 
 
 class RankProfile(Record):
-    """What one traced rank has left. `steps` were traced; `fault` says why there is no trace, or not all of it."""
+    """Result of one traced rank. `steps` were traced; `fault` says why the trace is missing or incomplete."""
 
     rank: int
     steps: int = 0
@@ -100,7 +100,7 @@ class ProfilesReply(Record):
 
 
 def profile_key(name: str, file: str) -> str:
-    """Where a file of the profile of that name lies in the job's checkpoint folder."""
+    """Return the key, in the job's checkpoint folder, of a file of the profile of that name."""
     return f"{PROFILES}{name}/{file}"
 
 
@@ -116,5 +116,5 @@ def place_of_profile(name: str) -> tuple[int, int] | None:
 
 
 def is_artefact(name: str) -> bool:
-    """Whether a file of a profile is one that people fetch."""
+    """Return whether a file of a profile is one that people download."""
     return _FILE.fullmatch(name) is not None

@@ -20,7 +20,7 @@ from muster.contract.spec import JobSpec
 
 
 class Role(StrEnum):
-    """What a person may do in a project; each includes those before it."""
+    """Role of a person in a project; each includes those before it."""
 
     VIEWER = "viewer"  # see its jobs
     MEMBER = "member"  # and submit jobs, and act on those that are their own
@@ -52,8 +52,8 @@ Size = Annotated[int, Field(gt=0, le=NODES_MAX)]
 
 
 class ProjectLimits(Spec):
-    """What the jobs of a project may name. What is left out is not limited, but for `namespaces`, `service_accounts`,
-    `secrets` and `claims`: of these the API lets a job name only those that are listed."""
+    """Limits on what the jobs of a project may name. Omitted fields are not limited, except `namespaces`,
+    `service_accounts`, `secrets` and `claims`: of these the API lets a job name only those that are listed."""
 
     service_account: Text | None = None
     """The service account of every job's pods, and with it their cloud rights."""
@@ -115,7 +115,7 @@ def with_defaults(spec: JobSpec, limits: ProjectLimits) -> JobSpec:
 
 
 def limit_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> tuple[Problem, ...]:
-    """What of the job leaves the limits of its project, each with its path and what to change."""
+    """Return the job's violations of its project's limits, each with its path and what to change."""
     return tuple(Problem(f"spec.{path}", words) for path, words in _found(spec, limits, f"project {project!r}"))
 
 
@@ -172,12 +172,12 @@ def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _is_ours(text: str) -> bool:
-    """What every installation has, and the project's own uploaded files."""
+    """Return the addresses that every project may read: what each installation has, and its own uploaded files."""
     return FILE_ID.fullmatch(text) is not None or parse_address(text).scheme == "builtin"
 
 
 def is_under(text: str, prefix: str) -> bool:
-    """Whether the address is the prefix or lies below it, for those too who take a `..` in it, or one that is
+    """Return whether the address is the prefix or lies below it, for those too who take a `..` in it, or one that is
     percent-encoded, at its word."""
     here, there = parse_address(text), parse_address(prefix)
     if (here.scheme, here.host) != (there.scheme, there.host) or ".." in unquote(text).split("/"):
@@ -187,5 +187,5 @@ def is_under(text: str, prefix: str) -> bool:
 
 
 def matches(name: str, allowed: str) -> bool:
-    """Whether the name is the allowed one, or begins as one that ends with * does."""
+    """Return whether the name is the allowed one, or matches its prefix if that ends with *."""
     return name.startswith(allowed[:-1]) if allowed.endswith("*") else name == allowed

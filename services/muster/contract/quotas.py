@@ -1,4 +1,4 @@
-"""What a project, and each person in it, may hold at a time: chosen through the API, kept by the operator."""
+"""Quotas of a project and of each person in it: set through the API, enforced by the operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Amount = Annotated[float, Field(ge=0, le=1_000_000_000)]
 
 
 class Quota(Spec):
-    """What may be held together at a time; what is left out is not limited. A limit that is lowered stops nothing that
+    """Limits on what may be held at a time. Omitted limits do not apply. A limit that is lowered stops nothing that
     runs: nothing more begins until enough has ended."""
 
     gpus: Count | None = None
@@ -37,14 +37,14 @@ class Quota(Spec):
 
 
 class Spent(Spec):
-    """What was used in a month so far."""
+    """Usage of the current month."""
 
     gpu_hours: float = 0.0
     money: float = 0.0
 
 
 class MonthSpent(Spec):
-    """What a project used in a month, as the API counted it: from the month's beginning until `as_of`."""
+    """Usage of a project in a month, as the API counted it: from the month's beginning until `as_of`."""
 
     month: str
     as_of: float
@@ -55,7 +55,7 @@ class MonthSpent(Spec):
 
 
 class ProjectQuota(Quota):
-    """What the jobs of a project may hold together, and how much of the fleet is theirs where others want it too."""
+    """Quota of a project: what its jobs may hold together, and its share of a contended fleet."""
 
     weight: Annotated[float, Field(gt=0, le=1_000)] | None = None
     """The project's share beside others', where any project names a weight or a guarantee: among jobs of one priority
@@ -73,7 +73,7 @@ class ProjectQuota(Quota):
 
     @property
     def bounds_queue(self) -> bool:
-        """Whether so many jobs of the project, or of each of its people, may be queued and no more."""
+        """Return whether the number of queued jobs is limited, of the project or of each person."""
         return self.queued_jobs is not None or self.person.queued_jobs is not None
 
     @property

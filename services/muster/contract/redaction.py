@@ -22,7 +22,7 @@ _OWN_TOKEN = re.compile(r"muster_[\w-]{16,}")
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable of this name is likely to hold a secret: HF_TOKEN, AWS_SECRET_ACCESS_KEY, DB_PASSWORD …"""
+    """Return whether a variable of this name may hold a secret: HF_TOKEN, AWS_SECRET_ACCESS_KEY, DB_PASSWORD …"""
     return bool(_SECRET_NAME.search(name))
 
 

@@ -1,4 +1,4 @@
-"""What the API answers about jobs: shapes that server and client share."""
+"""Replies of the API about jobs, shared by server and client."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class PlannedEviction(Reply):
 
 
 class Admission(Reply):
-    """What the queue would do with the job now: it `starts` on so many nodes, `waits`, `preempts` the gangs of
+    """Prediction of the queue for the job: it `starts` on so many nodes, `waits`, `preempts` the gangs of
     `evictions` (which `allowed_by` lets it), or stays `suspended`. `unknown` where the operator can't be asked."""
 
     verdict: Literal["starts", "waits", "preempts", "suspended", "unknown"]
@@ -147,7 +147,7 @@ class Admission(Reply):
 
 
 class Plan(Reply):
-    """What a submission would do. `parameters` is null where the model's shape comes from a commit or a folder, and
+    """Plan of a submission. `parameters` is null where the model's shape comes from a commit or a folder, and
     `admission` where the job would be refused."""
 
     accepted: bool
@@ -249,7 +249,7 @@ class QueuePlace(Reply):
 
 
 class Why(Reply):
-    """Why a job is where it is: `code` for programs, `because` in words, `since` when it has been in its phase. No
+    """Explanation of a job's state: `code` for programs, `because` in words, `since` when it has been in its phase. No
     attempt begins before `retry_at`; `next` says what to do."""
 
     id: str
@@ -322,7 +322,7 @@ class CheckpointTensor(Reply):
 
 
 class CheckpointDetail(_Summary):
-    """What a commit holds. The model's weights have so many `elements`, and all tensors, the optimizer's too, take
+    """Contents of a checkpoint. The model's weights have so many `elements`, and all tensors, the optimizer's too, take
     `tensor_bytes`. `cursor` says where the data stands, and `config` is the job's training."""
 
     job: str

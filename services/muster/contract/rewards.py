@@ -1,4 +1,4 @@
-"""What task grpo, which learns from rewards of its own answers, asks of the rest of a training configuration."""
+"""Constraints of task grpo, which learns from rewards of its own answers, on the rest of the configuration."""
 
 from __future__ import annotations
 

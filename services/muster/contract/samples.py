@@ -1,4 +1,4 @@
-"""What a model wrote at its evaluations: one document for each, in the job's checkpoint folder."""
+"""Samples that a model wrote at its evaluations: one document for each, in the job's checkpoint folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEY: Final = re.compile(r"samples/step-(\d{8,})\.json")
 
 
 class Sample(Record):
-    """What followed one prompt. `finished` tells that the model ended its text itself, before maxTokens."""
+    """Completion of one prompt. `finished` means that the model ended its text itself, before maxTokens."""
 
     prompt: str
     text: str
@@ -20,7 +20,7 @@ class Sample(Record):
 
 
 class Samples(Record):
-    """What was written at the evaluation after `step`."""
+    """Samples of the evaluation after `step`."""
 
     step: int
     attempt: int
@@ -29,7 +29,7 @@ class Samples(Record):
 
 
 def samples_key(step: int) -> str:
-    """Where the samples of a step lie in the job's checkpoint folder."""
+    """Return the key of a step's samples in the job's checkpoint folder."""
     return f"{SAMPLES}step-{step:08}.json"
 
 

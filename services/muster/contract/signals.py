@@ -1,4 +1,4 @@
-"""What is observed of one attempt: heartbeats, steps, ends, alerts. Observations, never commands."""
+"""Signals: observations about one attempt, such as heartbeats, steps, ends and alerts. Never commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster.contract.base import Many, Record
 
 
 class Cause(StrEnum):
-    """Why an attempt ended; each has its own restart budget."""
+    """Cause of an attempt's end; each has its own restart budget."""
 
     USER_ERROR = "user_error"
     OUT_OF_MEMORY = "out_of_memory"
@@ -23,7 +23,7 @@ class Cause(StrEnum):
 
 
 class TrainerPhase(StrEnum):
-    """What a rank is doing; each has a deadline of its own."""
+    """Activity of a rank; each has a deadline of its own."""
 
     INIT = "init"
     DATA = "data"  # preparing the token store
@@ -36,7 +36,7 @@ class TrainerPhase(StrEnum):
 
 
 class TrainerSeconds(Record):
-    """Where a rank's wall clock went since its process started; the rest of that time is not yet attributed."""
+    """Time account of a rank since its process started; the rest of that time is not yet attributed."""
 
     init: float = 0.0
     data: float = 0.0
@@ -126,7 +126,7 @@ class Heartbeat(Record):
 
 
 class RankFailure(Record):
-    """Why a rank ends, written by itself before it exits with `exit_code`."""
+    """Failure record of a rank, written by itself before it exits with `exit_code`."""
 
     rank: int
     step: int
@@ -137,7 +137,7 @@ class RankFailure(Record):
 
 
 class WorkerExit(Record):
-    """How a worker ended: the first rank that failed, not the time-outs of the others."""
+    """End of a worker: the first rank that failed, not the time-outs of the others."""
 
     exit_code: int  # as a shell would show it: 128 + signal for a killed rank
     at: float

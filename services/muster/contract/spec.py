@@ -45,7 +45,7 @@ Every = Annotated[int | str, BeforeValidator(_every)]
 
 
 class Keep(Spec):
-    """Which commits are kept when newer ones come. The newest verified one and pinned ones always are."""
+    """Retention of checkpoints. The newest verified one and pinned ones are always kept."""
 
     last: Positive = 3
     """So many of the newest commits are kept."""
@@ -56,7 +56,7 @@ class Keep(Spec):
 
 
 class CheckpointSpec(Spec):
-    """Where and how often the job commits, and what is kept."""
+    """Address, interval and retention of checkpoints."""
 
     uri: FolderAddress | None = None
     """The file:// or s3:// folder under which the job's own folder is made; left out, the platform's default."""
@@ -68,7 +68,7 @@ class CheckpointSpec(Spec):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What of this the workers' environment says, in place of the platform's."""
+        """Return the settings of this that the workers' environment overrides."""
         return {Env.S3_KMS_KEY: self.kms_key_id} if self.kms_key_id else {}
 
 
@@ -90,7 +90,7 @@ PreflightAnswer = Literal["warn", "retry", "exclude", "stop"]
 
 
 class Recovery(Spec):
-    """What is done when the gang fails, and how often."""
+    """Recovery from failures of the gang, and its budgets."""
 
     budgets: dict[Text, Count] = {}
     """Restarts per cause within windowHours; a cause that is left out keeps its default."""
@@ -128,7 +128,7 @@ class Recovery(Spec):
 
 
 class Runtime(PodMarks):
-    """What the workers run in."""
+    """Environment that the workers run in."""
 
     image: Text | None = None
     """The trainer's image; left out, the platform's default."""
@@ -143,7 +143,7 @@ class Runtime(PodMarks):
 
 
 class JobSpec(Spec):
-    """What a job is to train, on what, and what becomes of it when something fails."""
+    """Desired state of a job: its training, its gang, its checkpoints and its recovery."""
 
     training: TrainingConfig
     gang: Gang = Gang()
@@ -253,14 +253,14 @@ class TrainingJob(Record):
 
 
 class Past(Record):
-    """What is known of the job's earlier attempts."""
+    """Facts about the job's earlier attempts."""
 
     failures: int = 0
     seconds: float = 0.0  # in which there was a gang that could fail
 
 
 def past_of(status: JobStatus) -> Past | None:
-    """What the attempts tell that the status remembers and that are over; None while there is none."""
+    """Return the facts about the ended attempts that the status remembers; None while there are none."""
     over = [attempt for attempt in status.attempts if attempt.ended_at is not None]
     if not over:
         return None
@@ -281,7 +281,7 @@ class WorkerConfig(Record):
 
 
 def worker_config(spec: JobSpec, status: JobStatus) -> WorkerConfig:
-    """What the workers of the job's next attempt are told."""
+    """Return the document that the workers of the job's next attempt get."""
     return WorkerConfig(
         training=spec.training,
         checkpoint=spec.checkpoint,

@@ -48,7 +48,7 @@ class GangStatus(Record):
 
 
 class Progress(Record):
-    """How far training has come."""
+    """Progress of the training."""
 
     at: Time = 0.0
     """When this was seen."""
@@ -97,7 +97,7 @@ class Restart(Record):
 
 
 class Restarts(Record):
-    """How often the gang was restarted."""
+    """Number of restarts of the gang."""
 
     total: int = 0
     """Restarts since the job was created."""
@@ -110,7 +110,7 @@ class Restarts(Record):
 
 
 class Failure(Record):
-    """Why an attempt failed."""
+    """Failure of an attempt."""
 
     cause: Cause
     """The kind of failure, which has a budget of its own."""
@@ -173,7 +173,7 @@ class GoodputState(StrEnum):
 
 
 class GoodputAccount(Record):
-    """Where the job's time went: every second since its creation is in exactly one state."""
+    """Time account of the job: every second since its creation is in exactly one state."""
 
     seconds: dict[str, float] = {}
     """Seconds by state, up to `since`."""
@@ -282,7 +282,7 @@ class Condition(Record):
 
 
 class JobStatus(Record):
-    """What the job is doing and why, as the operator last wrote it."""
+    """Observed state of the job, as the operator last wrote it."""
 
     schema_version: int = STATUS_VERSION
     """The version of this status. One that a newer Muster wrote is left alone by an older operator."""

@@ -34,7 +34,7 @@ Number = int | float
 
 
 class Parameter(Spec):
-    """What a field of the job's spec is tried with: some values, or a range from `min` to `max`."""
+    """Values that a field of the job's spec is tried with: a list, or a range from `min` to `max`."""
 
     values: Annotated[Many[Any], Field(min_length=1, max_length=VALUES_MAX)] | None = None
     """The values that are tried."""
@@ -65,12 +65,12 @@ class Parameter(Spec):
 
     @property
     def is_whole(self) -> bool:
-        """Whether only whole numbers of the range are tried."""
+        """Return whether only whole numbers of the range are tried."""
         return isinstance(self.min, int) and isinstance(self.max, int)
 
 
 class SweepMetric(Spec):
-    """What trials are compared by."""
+    """Metric that trials are compared by."""
 
     name: Text = "loss"
     """`loss`, or the name of any other metric that the evaluations report, such as `code/loss` or `perplexity`. It
@@ -94,7 +94,7 @@ class Asha(Spec):
 
 
 class Sweep(Spec):
-    """Which jobs are made of a document, how many of them run at once, and which are stopped early."""
+    """Sweep over a job document: its trials, how many run at once, and early stopping."""
 
     parameters: Annotated[dict[str, Parameter], Field(min_length=1, max_length=PARAMETERS_MAX)]
     """What is tried, by the path of the field in the job's spec, such as `training.optimizer.lr`."""
@@ -155,14 +155,14 @@ class Sweep(Spec):
 
     @property
     def combinations(self) -> int | None:
-        """How many different trials there can be; None for more than anybody asks for."""
+        """Return the number of different trials that are possible; None if it is practically unlimited."""
         if any(parameter.values is None and not parameter.is_whole for parameter in self.parameters.values()):
             return None
         return math.prod(_choices(parameter) for parameter in self.parameters.values())
 
     @property
     def size(self) -> int:
-        """How many trials there are."""
+        """Return the number of trials."""
         return self.trials if self.trials is not None else self.combinations or 0
 
 
@@ -211,7 +211,7 @@ def _placed(problem: Problem) -> Problem:
 
 
 class SweepPhase(StrEnum):
-    """Where a sweep stands."""
+    """State of a sweep."""
 
     RUNNING = "Running"
     STOPPING = "Stopping"  # it was cancelled, and its jobs end

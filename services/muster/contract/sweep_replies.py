@@ -1,4 +1,4 @@
-"""What the API answers about sweeps: shapes that server and client share."""
+"""Replies of the API about sweeps, shared by server and client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ComparedBy(Reply):
 
 
 class RungResult(Reply):
-    """How a trial stood at a step where trials are stopped: its place, 1 being the best, of those that had come."""
+    """Rank of a trial at a step where trials are stopped: 1 is the best of those that had reached it."""
 
     step: int
     value: float

@@ -1,4 +1,4 @@
-"""How fast a job would train: from what was measured, else from what others have published. Pure.
+"""Estimate of training speed, from measurements or else from published figures. Pure.
 
 A published figure is carried over by its share of the device's peak (MFU), from the nearest model of the same kind.
 """
@@ -59,7 +59,7 @@ class Throughput:
 
 
 def setup_of(training: TrainingConfig) -> str:
-    """What two jobs have in common whose speeds compare: model, adapter, precision, row length, recomputation."""
+    """Return the key of jobs whose speeds are comparable: model, adapter, precision, row length, recomputation."""
     model = training.model
     origin = model.preset or model.source or (model.from_.uri or model.from_.job if model.from_ else model.architecture)
     beside = training.adapter

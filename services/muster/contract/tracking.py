@@ -1,4 +1,4 @@
-"""Which experiment trackers a job's numbers go to, beside Muster's own records. Pure."""
+"""Experiment trackers that a job reports to, besides Muster's own records. Pure."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Shard = Literal["auto", "ddp", "zero2", "fsdp", "hsdp"]
 
 
 class BatchConfig(Spec):
-    """How much is learnt from at a time. What does not fit one forward pass of each rank is accumulated."""
+    """Batch size. What does not fit into one forward pass of each rank is accumulated."""
 
     tokens_per_step: Positive
     """Tokens of one optimizer step, over all ranks."""
@@ -37,7 +37,7 @@ class BatchConfig(Spec):
 
 
 class ParallelConfig(Spec):
-    """How the model is divided over the ranks, and what is recomputed to save memory."""
+    """Sharding of the model over the ranks, and recomputation to save memory."""
 
     shard: Shard = "auto"
     """Each rank holds the whole model (`ddp`), a part of gradients and optimizer (`zero2`), a part of everything
@@ -59,7 +59,7 @@ class ParallelConfig(Spec):
 
 
 class Length(Spec):
-    """When the job is done: exactly one of steps, tokens, epochs."""
+    """Length of the training: exactly one of steps, tokens, epochs."""
 
     steps: Positive | None = None
     """Optimizer steps."""

@@ -1,4 +1,4 @@
-"""What the jobs of a project used: hours and money of what their attempts held, by month (UTC), person and job. Pure.
+"""Usage of a project's jobs: hours and cost of their attempts, by month (UTC), person and job. Pure.
 
 An attempt holds its workers' nodes from its beginning until its last worker is gone; a gang that changes its size does
 so by a new attempt, so each has one number of workers. What the hours of a month come to is exact to the clocks of the
@@ -26,7 +26,7 @@ _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one attempt of a job held: so many workers from `since` until `until`; None while it holds them still."""
+    """Usage of one attempt of a job: its workers from `since` until `until`, which is None while it runs."""
 
     job: str
     name: str
@@ -87,7 +87,7 @@ class MonthUsage(Amounts):
 
 
 class Usage(Record):
-    """What a project used within a range of time. Each of the sums is that of the lines."""
+    """Usage of a project within a range of time. Each total is the sum of the lines."""
 
     since: Time
     until: Time
@@ -147,7 +147,7 @@ def _first_moment(year: int, month: int) -> float:
 
 
 def usage(held: Iterable[Held], prices: Prices, since: float, until: float, now: float) -> Usage:
-    """What was used from `since` to `until`. What is held still is counted until `now`."""
+    """Return the usage from `since` to `until`. Running attempts are counted until `now`."""
     lines: dict[tuple[str, str], _Sum] = {}
     notes: dict[str, None] = {}
     living: set[str] = set()

@@ -1,4 +1,4 @@
-"""How an answer that a model wrote is scored by a program: a small vocabulary of verifiers."""
+"""Verifiers: programs that score the answers of a model."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Verifier(Spec):
 
     @property
     def called(self) -> str:
-        """What its score is called in metrics."""
+        """Return the name of its score in metrics."""
         return self.name or self.kind
 
     @property

@@ -84,7 +84,7 @@ def summary_view(
 
 
 def plan_view(name: str, namespace: str, labels: Mapping[str, str], spec: JobSpec) -> dict[str, Any]:
-    """What a submission would run: the resolved job, its sizes and its batch, without refusals and warnings."""
+    """Return the plan of a submission: the resolved job, its sizes and its batch, without refusals and warnings."""
     shape, ranks, sizes = spec.training.model.shape, spec.gang.ranks_per_node, spec.gang_sizes()
     return {
         "job": {"name": name, "namespace": namespace, "labels": dict(labels), "spec": redact_spec(dump(spec))},
@@ -115,8 +115,8 @@ def commit_summary_view(commit: Commit, best: bool) -> dict[str, Any]:
 
 
 def commit_view(commit: Commit, best: bool) -> dict[str, Any]:
-    """What a commit holds: elements of the weights, bytes of all tensors (the optimizer's too), and the rest. `best`
-    as for `commit_summary_view`."""
+    """Return the contents of a checkpoint: elements of the weights, bytes of all tensors (the optimizer's too), and the
+    rest. `best` as for `commit_summary_view`."""
     weights = [entry for name, entry in commit.tensors.items() if name.startswith("model/")]
     return commit_summary_view(commit, best) | {
         "job": commit.job,

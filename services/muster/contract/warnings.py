@@ -1,4 +1,4 @@
-"""What an experienced colleague would say of a training configuration: rules of thumb, each with its source. Pure."""
+"""Warnings about a training configuration: rules of thumb, each with its source. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Warned(Record):
 
 @dataclass(frozen=True)
 class DataShape:
-    """What a look at the training data told. None stands for what it did not tell."""
+    """Facts from a look at the training data. None stands for unknown ones."""
 
     documents: int | None = None
     tokens: int | None = None  # of an epoch, estimated where `exact` is False

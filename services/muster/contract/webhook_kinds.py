@@ -1,4 +1,4 @@
-"""What webhooks may be told of, and in which forms. Without pydantic, for the command line's help."""
+"""Kinds of webhook events and message forms. Without pydantic, for the command line's help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class WebhookKind(StrEnum):
-    """What a webhook may be told of."""
+    """Kind of event that a webhook can receive."""
 
     JOB_SUCCEEDED = "job.succeeded"
     JOB_FAILED = "job.failed"

@@ -81,7 +81,7 @@ class WebhookRequest(Spec):
 
 
 class WebhookChange(Spec):
-    """What is to be changed of a webhook; what is left out stays."""
+    """Changes to a webhook; omitted fields stay as they are."""
 
     url: Url | None = None
     kinds: Kinds | None = None
