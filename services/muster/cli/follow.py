@@ -19,6 +19,7 @@ from muster.client import following
 from muster.client.exchange import StreamEvent
 from muster.client.following import Moment
 from muster.client.steps import walk
+from muster.contract.text import readable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -177,9 +178,9 @@ def follow_events(client: JobsClient, job_id: str, after: int, kinds: list[str])
 
 
 def print_line(line: str) -> None:
-    """A worker's own words: no markup, no wrapping, flushed at once."""
+    """A worker's own words: no markup, no wrapping, no orders to the terminal, flushed at once."""
     with contextlib.suppress(UnicodeEncodeError):
-        print(line, flush=True)
+        print(readable(line), flush=True)
 
 
 def _document(event: StreamEvent) -> dict[str, Any]:

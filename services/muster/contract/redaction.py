@@ -15,10 +15,16 @@ _SECRET_NAME = re.compile(
 # user:password@ in any address, and the signature parameters of presigned addresses.
 _USERINFO = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
 _SIGNED = re.compile(
-    r"(?i)([?&](?:x-amz-signature|x-amz-credential|x-amz-security-token|sig|signature|token|api_?key)=)[^&\s'\"]+"
+    r"(?i)([?&](?:[\w-]*(?:signature|credential|token|secret|policy|password|api_?key|access_?key|key-pair)[\w-]*"
+    r"|sig|key|auth|code|pwd)=)[^&\s'\"]+"
 )
 _BEARER = re.compile(r"(?i)(bearer\s+)[\w.~+/=-]+")
 _OWN_TOKEN = re.compile(r"muster_[\w-]{16,}")
+
+
+def without_query(address: str) -> str:
+    """An address of the web up to its query, which may be all that gives access."""
+    return address.partition("?")[0]
 
 
 def looks_secret(name: str) -> bool:

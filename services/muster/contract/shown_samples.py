@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Final, Protocol
+from typing import Protocol
+
+from muster.contract.text import STEERING
 
 # Brackets of the golden files of templates; in colour the learnt text is green, and what is only read is dim.
 OPEN, CLOSE = "⟦", "⟧"
 GREEN, DIM, BOLD, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
-_SHOWN: Final = "\n\t"  # of the control characters
 
 
 class Stretch(Protocol):
@@ -64,5 +65,10 @@ def _painted(stretch: Stretch, colour: bool) -> str:
 
 
 def _safe(text: str) -> str:
-    """The text without control characters, which would speak to the terminal."""
-    return "".join(letter if letter >= " " or letter in _SHOWN else f"\\x{ord(letter):02x}" for letter in text)
+    """The text with the codes of control characters and of those that turn its direction, which would speak to the
+    terminal."""
+    return STEERING.sub(lambda found: _code(ord(found[0])), text)
+
+
+def _code(letter: int) -> str:
+    return f"\\x{letter:02x}" if letter < 256 else f"\\u{letter:04x}"

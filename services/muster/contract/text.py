@@ -6,19 +6,20 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
+from typing import Final
 
 NOTHING = "–"  # what is not known
 # Orders to a terminal, such as colours and a window's title, whole.
 _ORDERS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # All other control characters but tab and newline, and what turns the direction of letters, so that a line seems to say
 # something else.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+STEERING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def readable(value: object) -> str:
     """Text of somebody else's, such as a log line or what a model wrote: without orders to a terminal, and with a dot
     for each other character that steers."""
-    return _STEERING.sub("·", _ORDERS.sub("", str(value)))
+    return STEERING.sub("·", _ORDERS.sub("", str(value)))
 
 
 def plural(count: float, noun: str, many: str = "") -> str:

@@ -31,8 +31,9 @@ from muster.contract.data_formats import CONVERSATIONS, SHAPES, columns_of, shap
 from muster.storage import sources
 from muster.storage.conversations import conversation
 from muster.storage.errors import StorageError
+from muster.storage.file_beginnings import begins_as_json, refuse_stand_in
 from muster.storage.records import arrow, broken, is_table, open_bytes, read_records
-from muster.storage.sources import COMPRESSED, File, is_of_records
+from muster.storage.sources import COMPRESSED, File, ending, is_of_records
 from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
 
 # Text that people write shrinks 3 to 10 times and logs 30 times; what grows more is made to. Small files may.
@@ -72,9 +73,15 @@ def check(file: File, name: str) -> Checked:
         return Checked(
             unknown="Parquet, Arrow and .zst files are read by pyarrow, which is not installed beside the API"
         )
-    reader = _records if is_of_records(name) else _text
     counted = _Counted()
     try:
+        of_records = is_of_records(name)
+        refuse_stand_in(_Bounded(file, name), text=not of_records)
+        if not of_records and begins_as_json(_Bounded(file, name)):
+            if ending(bounded):
+                raise UserError(f"{name}: begins as records in JSON; call it .jsonl or .json")
+            of_records = True
+        reader = _records if of_records else _text
         if is_table(bounded):
             _must_be_small(bounded, counted)
         reader(bounded, counted)

@@ -8,10 +8,13 @@ from typing import Any
 from muster.contract.base import UserError
 from muster.contract.data_config import Source
 from muster.contract.data_formats import SHAPES, columns_of, looks_like, shapes_of
+from muster.contract.redaction import redact
+from muster.storage.file_beginnings import begins_as_json, refuse_stand_in
 from muster.storage.records import Record, read_records
-from muster.storage.sources import File, is_glob, is_of_records, split_of
+from muster.storage.sources import File, ending, is_glob, is_of_records, split_of
 
 # What lies beside the records in the folders that data sets are published as, and is none of them.
+FILES_LOOKED_AT = 16  # of those without an ending of records: a folder of texts may have a million
 _ABOUT = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
 
 
@@ -23,6 +26,8 @@ def of_known_format(source: Source, files: Sequence[File], task: str | None = No
     parts of a data set, StorageError where a file can't be read.
     """
     telling = tuple(file for file in files if not _is_about(file)) or tuple(files)
+    for file in telling:
+        refuse_stand_in(file, text=source.format == "text")
     if source.format != "text" and not is_glob(source.source):
         _refuse_splits(source, telling)
     if source.format != "auto":
@@ -31,9 +36,17 @@ def of_known_format(source: Source, files: Sequence[File], task: str | None = No
         return source.model_copy(update={"format": "text"}), tuple(files)
     records = [file for file in telling if is_of_records(file.address)]
     texts = [file for file in telling if not is_of_records(file.address)]
+    lines = [file for file in texts[:FILES_LOOKED_AT] if begins_as_json(file)]
+    if lines and not records and len(lines) == len(texts) and all(ending(file) == "" for file in lines):
+        records, texts = lines, []
+    elif lines:
+        raise UserError(
+            f"{lines[0].address}: begins as records in JSON, and its ending does not say so; name the source's "
+            "`format` (text reads it as it stands), or call the file .jsonl or .json"
+        )
     if records and texts:
         raise UserError(
-            f"data source {source.source}: holds records ({records[0].address}) and other files "
+            f"data source {redact(source.source)}: holds records ({records[0].address}) and other files "
             f"({texts[0].address}); name the source's `format` (text reads every file as a document), or choose the "
             "files with a glob"
         )
@@ -41,7 +54,7 @@ def of_known_format(source: Source, files: Sequence[File], task: str | None = No
         return source.model_copy(update={"format": "text"}), tuple(texts)
     first = _first(records, source)
     if first is None:
-        raise UserError(f"data source {source.source}: has nothing to train on: all its files are empty")
+        raise UserError(f"data source {redact(source.source)}: has nothing to train on: all its files are empty")
     found = looks_like(first.value, source.field, task)
     if found is None:
         raise UserError(
@@ -57,7 +70,7 @@ def _refuse_splits(source: Source, files: Sequence[File]) -> None:
     if len(splits) > 1:
         named = " or ".join(splits[split] for split in sorted(splits, reverse=True))
         held = f"holds several parts of a data set ({', '.join(sorted(splits))}), which would all be learnt from"
-        raise UserError(f"data source {source.source}: {held}; name one of them: {named}")
+        raise UserError(f"data source {redact(source.source)}: {held}; name one of them: {named}")
 
 
 def _is_about(file: File) -> bool:

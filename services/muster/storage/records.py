@@ -96,7 +96,7 @@ def raw_records(file: File, saw: Saw = nobody) -> Generator[RawRecord, None, Non
             yield from _rows_of_csv(stream, file.address, "\t" if kind == ".tsv" else ",")
         elif kind == ".arrow":
             yield from _rows_of_arrow(stream, file.address)
-        elif kind == ".json" and _is_array(stream, file.address):
+        elif kind in (".json", "") and _is_array(stream, file.address):
             yield from _elements(stream, file.address)
         else:
             yield from _lines_of_json(stream, file.address)

@@ -18,6 +18,7 @@ from typing import BinaryIO, Protocol, cast
 
 from muster.contract.address import data_address
 from muster.contract.base import UserError
+from muster.contract.redaction import redact, without_query
 from muster.storage.errors import NotFound, StorageError, final_errors_are_the_users
 from muster.storage.settings import S3Settings
 from muster.storage.store import Object, ReadOnlyStore, open_source
@@ -28,7 +29,7 @@ STDLIB = "builtin://python-stdlib"
 STDLIB_WITHOUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 COMPRESSED = (".gz", ".zst")
-RECORD_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+RECORD_ENDINGS = (".jsonl", ".jsonlines", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 BLOCK_BYTES = 1 << 20
 # What a part of a data set is called by the name of its file or folder, as they are published and kept.
 _SPLIT = re.compile(
@@ -41,7 +42,8 @@ Report = Callable[[str], None]
 
 
 class File(Protocol):
-    """One input file, on this machine or in a store."""
+    """One input file, on this machine or in a store. `address` names it in messages and tells its kind by its ending;
+    a query, which may be a signature, is no part of it."""
 
     @property
     def address(self) -> str: ...
@@ -93,7 +95,8 @@ class StoredFile:
 
     @property
     def address(self) -> str:
-        return f"{self.store.uri}/{self.entry.key}"
+        where = f"{self.store.uri}/{self.entry.key}"
+        return without_query(where) if where.startswith("https://") else where
 
     @property
     def size(self) -> int:
@@ -156,7 +159,7 @@ def find(
     if files_max is not None and len(found) > files_max:
         raise ValueError(f"data source {address}: more than {files_max} files")
     if not found:
-        raise UserError(f"data source {address}: no files for format {format} there{_hint(format)}")
+        raise UserError(f"data source {redact(address)}: no files for format {format} there{_hint(format)}")
     return found
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from muster.contract.address import Address, is_metadata_host
+from muster.contract.redaction import without_query
 from muster.storage.errors import NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
 from muster.storage.retry import Retry
 from muster.storage.settings import S3Settings
@@ -40,11 +41,33 @@ class WebStore:
         self._web = urllib.request.build_opener(_Encrypted(), _Redirects())
 
     def about(self, key: str) -> Object:
-        def head() -> Object:
-            with self._ask(key, method="HEAD") as answer:
-                return _object(key, answer)
+        def head() -> Object | None:
+            try:
+                with self._ask(key, method="HEAD") as answer:
+                    return _object(key, answer, answer.headers.get("Content-Length", ""))
+            except urllib.error.HTTPError as error:
+                if error.code not in _NO_HEAD:
+                    raise
+                error.close()
+                return None
 
-        return self._call(key, head)
+        def get_first_byte() -> Object | None:
+            try:
+                with self._ask(key, {"Range": "bytes=0-0"}) as answer:
+                    whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
+                    is_part = answer.status == http.client.PARTIAL_CONTENT
+                    return _object(key, answer, whole if is_part else answer.headers.get("Content-Length", ""))
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code == 416:  # an empty file has no first byte
+                        return _object(key, error, error.headers.get("Content-Range", "").rpartition("/")[2])
+                    raise
+
+        # A presigned link is signed for GET alone.
+        if (found := self._call(key, head) or self._call(key, get_first_byte)) is None:
+            where = self._where(key)
+            raise StoreError(f"{where}: its server does not say how large it is; copy it to a folder or S3")
+        return found
 
     def objects(self, prefix: str) -> Iterator[Object]:
         raise Refused(f"{self._where(prefix)}: the web has no folders to list; name each file")
@@ -90,11 +113,13 @@ class WebStore:
     def _ask(self, key: str, headers: dict[str, str] | None = None, method: str = "GET") -> Any:
         # Not compressed on its way: sizes and ranges are of the file.
         asked = {"Accept-Encoding": "identity", "User-Agent": "muster", **(headers or {})}
-        request = urllib.request.Request(self._where(key), headers=asked, method=method)  # noqa: S310 (https alone)
+        url = f"{self.uri}/{key}" if key else self.uri
+        request = urllib.request.Request(url, headers=asked, method=method)  # noqa: S310 (https alone)
         return self._web.open(request, timeout=self._read_seconds)
 
     def _where(self, key: str) -> str:
-        return f"{self.uri}/{key}" if key else self.uri
+        """The file's address, for messages."""
+        return without_query(f"{self.uri}/{key}" if key else self.uri)
 
     def _call(self, key: str, request: Callable[[], T]) -> T:
         try:
@@ -137,11 +162,13 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request: Any, fp: Any, code: int, message: str, headers: Any, url: str) -> Any:
         if not url.startswith("https://"):
             fp.close()
-            raise Refused(f"{request.full_url}: leads to {url[:200]}, which is not encrypted")
+            here, there = without_query(request.full_url), without_query(url)[:200]
+            raise Refused(f"{here}: leads to {there}, which is not encrypted")
         return super().redirect_request(request, fp, code, message, headers, url)
 
 
 _PASSING = (408, 425, 429)
+_NO_HEAD = (400, 403, 405, 501)  # what servers answer to HEAD that would give the file
 
 
 def _wait_for(error: Exception) -> tuple[bool, float | None] | None:
@@ -155,10 +182,11 @@ def _wait_for(error: Exception) -> tuple[bool, float | None] | None:
     return False, None
 
 
-def _object(key: str, answer: Any) -> Object:
-    size, changed = answer.headers.get("Content-Length"), answer.headers.get("Last-Modified")
-    if size is None or not size.isdigit():
-        raise StoreError(f"{answer.url[:200]}: its server does not say how large it is; copy it to a folder or S3")
+def _object(key: str, answer: Any, size: str) -> Object | None:
+    """None where `size` is none."""
+    if not size.isdigit():
+        return None
+    changed = answer.headers.get("Last-Modified")
     at = email.utils.parsedate_to_datetime(changed).timestamp() if changed else 0.0
     return Object(key, int(size), at, _tag(answer))
 

@@ -37,7 +37,7 @@ from muster.api.jobs import drafting, repository, service
 from muster.api.jobs.clone import editable
 from muster.api.jobs.repository import ORDERS, Filter
 from muster.api.jobs.schemas import cost_document, job_document, job_summary
-from muster.api.logs.files import Logs, Page, page, reading, tail_offset
+from muster.api.logs.files import PAGE_BYTES_MAX, Logs, Page, page, reading, tail_offset
 from muster.api.logs.routes import read_logs
 from muster.api.metrics.curves import CurveQuery
 from muster.api.metrics.service import curves
@@ -67,6 +67,7 @@ __all__ = [
     "COOKIE",
     "FLOW_SECONDS",
     "ORDERS",
+    "PAGE_BYTES_MAX",
     "ApiError",
     "Axis",
     "Cluster",

@@ -97,7 +97,7 @@ async def show_logs(
     found = await run_in_threadpool(search, file, find, since) if find else None
     if offset is None and found is not None:
         offset = found.at
-    start = await run_in_threadpool(api.tail_offset, file, TAIL_LINES) if offset is None else offset
+    start = await run_in_threadpool(api.tail_offset, file, TAIL_LINES, api.PAGE_BYTES_MAX) if offset is None else offset
     read = await run_in_threadpool(api.page, file, start, PAGE_BYTES)
     return await show(
         request,

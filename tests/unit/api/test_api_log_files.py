@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.api.logs import files
 from muster.api.logs.files import Follower, Logs, page, tail_offset
 from muster.contract.layout import State
 
@@ -66,13 +67,36 @@ def _lines(text: str) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
-@given(TEXT, st.integers(0, 10))
-def test_tail_is_the_last_lines(tmp_path_factory: pytest.TempPathFactory, text: str, lines: int) -> None:
+@given(TEXT, st.integers(0, 10), st.integers(1, 5))
+def test_tail_is_the_last_lines(tmp_path_factory: pytest.TempPathFactory, text: str, lines: int, chunk: int) -> None:
     file = tmp_path_factory.mktemp("tail") / "log"
     file.write_bytes(text.encode())
-    shown = page(file, tail_offset(file, lines)).text
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(files, "_CHUNK_BYTES", chunk)
+        shown = page(file, tail_offset(file, lines)).text
     whole = _lines(text)
     assert _lines(shown) == whole[max(0, len(whole) - lines) :]
+
+
+def test_a_line_of_megabytes_hides_no_line_of_the_tail(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    lines = ["first", "second", "x" * 3_000_000, "fourth", "last"]
+    write(state, 1, 0, "".join(f"{line}\n" for line in ["older", *lines]).encode())
+    follower = Follower(Logs(state, "u"), 1, 0)
+    follower.start_at_tail(5)
+    read = []
+    while found := follower.lines(final=True):
+        read += [line.text for line in found]
+    assert (read[:2], read[-2:]) == (["first", "second"], ["fourth", "last"])
+    assert "".join(read[2:-2]) == lines[2]
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_tail_has_a_bound_and_is_never_nothing(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "log"
+    file.write_text(f"one\n{'x' * 100}\nlast{end}")
+    assert page(file, tail_offset(file, 5, bytes_max=20)).text == f"last{end}"
+    assert page(file, tail_offset(file, 5, bytes_max=3)).text == f"last{end}"[-3:]
 
 
 @pytest.mark.parametrize("position", ["", "x", "1", "1/0", "1/0:", "1/0:5,", "-1/0:5", "1/0:5;1:6", "1/0:" + "9" * 20])

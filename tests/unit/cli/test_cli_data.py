@@ -78,7 +78,7 @@ def test_a_jobs_samples_are_shown_with_what_is_learnt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = [
-        {"document": 0, "text": "user: hi\n\x1b[2J", "tokens": 9, "learnt": False},
+        {"document": 0, "text": "user: hi\n\x1b[2J\x9b\u202e", "tokens": 9, "learnt": False},
         {"document": 0, "text": "hello", "tokens": 5, "learnt": True},
     ]
     sample = {"stretches": said, "padding": 2, "compares": [], "cut": 7}
@@ -98,7 +98,7 @@ def test_a_jobs_samples_are_shown_with_what_is_learnt(
     told = capsys.readouterr().out
     assert "4 samples of 16 tokens in an epoch, 2 in a step" in told
     assert "sample 0: the first 14 of 21 tokens, 5 of them in the loss\n── document 0\n" in told
-    assert "user: hi\n\\x1b[2J⟦hello⟧\n── 2 tokens of padding" in told, "nothing speaks to the terminal"
+    assert "user: hi\n\\x1b[2J\\x9b\\u202e⟦hello⟧\n── 2 tokens of padding" in told, "nothing speaks to the terminal"
     assert "sample 1" not in told
 
 

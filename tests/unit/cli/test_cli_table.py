@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from muster.cli.errors import CliError
+from muster.cli.follow import print_line
 from muster.cli.jobs import _last_samples
 from muster.cli.output import answers, say, show_error
 from muster.cli.render import show_jobs, show_samples
@@ -99,12 +100,14 @@ def test_no_text_of_others_steers_the_terminal(capsys: pytest.CaptureFixture[str
     answers().print(table)
     say(orders, "red")
     show_error(CliError(orders, next_step=orders))
+    print_line(f"{orders} \x9b31m \u2066 \ttab")
     printed = capsys.readouterr()
     for text in (printed.out, printed.err):
         assert text.count("two") == text.count("·eno") >= 3
         assert "owned" not in text
-        assert not set(text) & set("\x1b\x07\r\u202e")
-    assert "second line" in printed.out.splitlines()[-1]
+        assert not set(text) & set("\x1b\x07\r\u202e\x9b\u2066")
+    assert "second line" in printed.out.splitlines()[-2]
+    assert printed.out.splitlines()[-1].endswith("\ttab")
 
 
 def test_the_last_samples_are_asked_for_where_there_are_prompts(capsys: pytest.CaptureFixture[str]) -> None:

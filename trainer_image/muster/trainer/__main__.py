@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from muster.contract.names import Env, ExitCode
+from muster.contract.redaction import redact
 from muster.trainer.checkpoint.upload_process import fork_while_young
 from muster.trainer.config import Ranks, Run, read_ranks, read_run
 from muster.trainer.errors import PeerLost, exit_code, is_lost_peer, is_out_of_memory
@@ -67,9 +68,8 @@ def _failed(rank_state: RankState, error: BaseException) -> int:
     message = text if known else f"{kind}: {text}"
     trace = "".join(traceback.format_exception(error))
     code = rank_state.fail(code, message, trace)
-    print(
-        f"rank {rank_state.rank} ends with exit code {code}: {message if known else trace}", file=sys.stderr, flush=True
-    )
+    said = redact(message if known else trace)
+    print(f"rank {rank_state.rank} ends with exit code {code}: {said}", file=sys.stderr, flush=True)
     return code
 
 

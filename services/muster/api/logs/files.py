@@ -17,6 +17,9 @@ from muster.storage.small_files import open_regular
 
 PAGE_BYTES_MAX = 1_000_000
 LINE_BYTES_MAX = 64_000  # a longer one is told in pieces
+# A line may be as long as a job likes; half of it would lose lines behind a few megabytes of one, and twice as much
+# takes a slow disk a second.
+TAIL_BYTES_MAX = 64_000_000
 _CHUNK_BYTES = 256_000
 _POSITION = re.compile(r"(\d{1,9})/((?:\d{1,9}:\d{1,15})(?:,\d{1,9}:\d{1,15})*)?")
 
@@ -79,25 +82,30 @@ def _read(handle: BinaryIO, offset: int, size: int) -> tuple[int, bytes]:
     return offset + len(raw) - len(left), left
 
 
-def tail_offset(file: Path, lines: int) -> int:
-    """Where the last `lines` lines begin, but not more than a page before the end."""
+def tail_offset(file: Path, lines: int, bytes_max: int = TAIL_BYTES_MAX) -> int:
+    """Where the last `lines` lines begin, but not more than `bytes_max` before the end."""
     try:
         with reading(file) as handle:
             end = handle.seek(0, 2)
-            start = max(0, end - PAGE_BYTES_MAX)
-            handle.seek(start)
-            raw = handle.read(end - start)
+            return end if lines == 0 else _begin_of_tail(handle, end, lines, max(0, end - bytes_max))
     except FileNotFoundError:
         return 0
-    if lines == 0:
-        return start + len(raw)
-    at = len(raw) - 1 if raw.endswith(b"\n") else len(raw)
-    for _ in range(lines):
-        at = raw.rfind(b"\n", 0, at)
-        if at < 0:
-            # A page begins in the middle of a line unless it begins with the file.
-            return start + (raw.find(b"\n") + 1 if start else 0)
-    return start + at + 1
+
+
+def _begin_of_tail(handle: BinaryIO, end: int, lines: int, floor: int) -> int:
+    """Looks back from the end, a chunk at a time, and not before `floor`."""
+    earliest = floor  # where the first line begins that was found; `floor` is in the middle of one, or begins the file
+    start = end - 1  # the last byte ends the last line, if it ends one
+    while start > floor:
+        stop, start = start, max(floor, start - _CHUNK_BYTES)
+        handle.seek(start)
+        raw = handle.read(stop - start)
+        at = len(raw)
+        while (at := raw.rfind(b"\n", 0, at)) >= 0:
+            earliest, lines = start + at + 1, lines - 1
+            if lines == 0:
+                return earliest
+    return 0 if floor == 0 else earliest
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from muster.contract.data_report import (
     SourceReport,
     Stretch,
 )
+from muster.contract.redaction import redact
 from muster.trainer.data.dataset import Data
 from muster.trainer.data.packing import Packed
 from muster.trainer.data.rendering import Rendered, excerpt, render
@@ -95,7 +96,7 @@ def _of_source(
         if use == "training" or whole
     ]
     return SourceReport(
-        source=source.source,
+        source=redact(source.source),
         use=use,
         format=source.format,
         documents=len(documents),

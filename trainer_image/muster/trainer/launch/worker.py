@@ -20,6 +20,7 @@ from typing import Any
 
 from muster.contract.base import dump_json
 from muster.contract.names import EXIT_RECORD, Env, ExitCode, Rendezvous
+from muster.contract.redaction import redact
 from muster.contract.signals import WorkerExit
 from muster.local.sandbox import ADVICE, Sandbox, enter, gaps
 from muster.storage.small_files import write_whole
@@ -78,7 +79,7 @@ def main() -> int:
     if kept_apart and "permission denied" in end.message.lower():
         end = end.model_copy(update={"message": f"{end.message} ({ADVICE})"})
     if end.exit_code and end.message:
-        print(f"worker ends with exit code {end.exit_code}: {end.message}", file=sys.stderr, flush=True)
+        print(f"worker ends with exit code {end.exit_code}: {redact(end.message)}", file=sys.stderr, flush=True)
     end = end.model_copy(update={"log_tail": log_tail(directory) if end.exit_code else ""})
     write_whole(directory / EXIT_RECORD, dump_json(end))
     write_termination_message(end)

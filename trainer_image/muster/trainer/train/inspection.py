@@ -26,6 +26,7 @@ from muster.contract.data_config import DataConfig, Source
 from muster.contract.data_formats import FORMATS
 from muster.contract.data_report import DataReport, report_lines
 from muster.contract.names import Env
+from muster.contract.redaction import redact
 from muster.contract.shown_samples import sample_text
 from muster.contract.training import TrainingConfig
 from muster.storage.data_format import of_known_format
@@ -165,7 +166,7 @@ def words(inspected: Inspected, colour: bool) -> str:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(redact(line), file=sys.stderr, flush=True)
 
 
 def _discard(line: str) -> None:
@@ -199,7 +200,8 @@ def main(arguments: list[str]) -> int:
         code = exit_code(error)
         if code == 1:
             raise
-        print(json.dumps({"error": str(error)}) if "--json" in arguments else f"error: {error}", file=sys.stderr)
+        said = redact(str(error))
+        print(json.dumps({"error": said}) if "--json" in arguments else f"error: {said}", file=sys.stderr)
         return code
     colour = sys.stdout.isatty() and not chosen.no_color and not os.environ.get("NO_COLOR")
     print(json.dumps(inspected.document()) if chosen.json else words(inspected, colour))

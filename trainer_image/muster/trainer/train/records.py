@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from muster.contract import flops
+from muster.contract.redaction import redact
 from muster.contract.signals import RANKS_TOLD_MAX, StepRecord
 from muster.contract.text import plural
 from muster.trainer.config import Ranks
@@ -133,7 +134,7 @@ def by_rank(seconds: Sequence[float]) -> dict[str, float]:
 
 def say(line: str) -> None:
     """Tell the people who read this worker's log."""
-    print(line, file=sys.stderr, flush=True)
+    print(redact(line), file=sys.stderr, flush=True)  # addresses of data may be signed
 
 
 def _memory_used(device: torch.device) -> int:
