@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import yaml
 from tests.cluster.controlplane import ControlPlane
 from tests.polling import eventually
 from tests.tidy.repository import ROOT
+from tests.unit.packaging.chart import merged
 from tests.unit.packaging.conftest import helm  # noqa: F401 - a fixture
 
 CHART = ROOT / "helm" / "muster"
@@ -176,6 +179,29 @@ def test_jobs_live_through_upgrade_rollback_and_uninstall(cluster: Cluster) -> N
 
     cluster.helm("install", *RELEASE, "--values", "-", given=VALUES)
     assert cluster.get("tj", "kept")["metadata"]["uid"] == uid
+
+
+@pytest.mark.skipif(not shutil.which("jq"), reason="jq is not installed")
+def test_jobs_are_restored_by_the_command_in_the_documents(cluster: Cluster, tmp_path: Path) -> None:
+    document = (ROOT / "docs" / "operations.md").read_text().split("### Restore jobs")[1]
+    (command,) = re.findall(r"```sh\n(.*?)```", document.split("\n## ")[0], re.DOTALL)
+    job = merged(JOB, {"metadata": {"name": "restored", "labels": {"team": "nlp"}}})
+    cluster.kubectl("create", "-f", "-", given=job)
+    uid = cluster.get("tj", "restored")["metadata"]["uid"]
+    (tmp_path / "jobs.json").write_text(cluster.kubectl("get", "trainingjobs", "-A", "-o", "json"))
+    cluster.kubectl("delete", "tj", "restored")
+
+    def restore() -> "subprocess.CompletedProcess[str]":
+        environment = os.environ | {"KUBECONFIG": str(cluster.plane.kubeconfig)}
+        return subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    assert "restored created" in restore().stdout
+    found = cluster.get("tj", "restored")
+    assert found["metadata"]["uid"] != uid
+    assert (found["metadata"]["labels"], found["spec"]["suspend"]) == ({"team": "nlp"}, True)
+    assert "already exists" in restore().stderr
 
 
 def test_users_of_a_namespace_may_handle_its_jobs(cluster: Cluster) -> None:

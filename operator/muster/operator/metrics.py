@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -29,6 +39,9 @@ class Metrics(Listener):
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # memory, CPU and open files
+        build = Info("muster_operator_build", "The version that runs", registry=self.registry)
+        build.info({"version": version("muster-train")})
         self._job_page: Callable[[], str] = str  # nothing, until `show_jobs`
         self._decisions = self._counter("decisions", "Decisions made, by their code", "code")
         self._writes = self._counter("status_writes", "Statuses written")

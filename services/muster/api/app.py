@@ -112,7 +112,7 @@ _DESCRIPTION = (
 
 def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
     """Make the API, which works while its lifespan runs. `cluster` is None for the one that the settings name."""
-    counted, hub = Metrics(), Hub()
+    counted, hub = Metrics(_version()), Hub()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

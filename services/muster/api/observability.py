@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from muster.contract.usage import Amounts
 
@@ -49,8 +57,12 @@ class WebhookMetrics:
 
 
 class Metrics:
-    def __init__(self) -> None:
+    """`version` is the API's own, told as a label of muster_api_build_info."""
+
+    def __init__(self, version: str = "") -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # memory, CPU and open files
+        Info("muster_api_build", "The version that runs.", registry=self.registry).info({"version": version})
         self.requests = Counter(
             "muster_api_requests", "Requests answered.", ("method", "route", "status"), registry=self.registry
         )

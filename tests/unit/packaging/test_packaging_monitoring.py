@@ -2,10 +2,12 @@
 
 import json
 import re
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
 import yaml
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.tidy.repository import ROOT
 from tests.unit.core.seen import NOW, beat, running
@@ -95,6 +97,14 @@ def metrics() -> dict[str, tuple[str, ...]]:
     added = {"trainer": place, "agent": ("node",)}
     found = {name: (*labels, *added.get(name.split("_")[1], ())) for name, labels in found.items()}
     return found | {rule["record"]: place for rule in rules() if "record" in rule}
+
+
+def test_memory_and_version_of_operator_and_api_are_told() -> None:
+    """A leak or a replica of another version was not to be seen."""
+    page = OperatorMetrics().page().body.decode() + generate_latest(ApiMetrics("1.2.3").registry).decode()
+    assert page.count("\nprocess_resident_memory_bytes ") == page.count("\nprocess_cpu_seconds_total ") == 2
+    assert f'muster_operator_build_info{{version="{version("muster-train")}"}} 1.0' in page
+    assert 'muster_api_build_info{version="1.2.3"} 1.0' in page
 
 
 def test_every_query_asks_for_what_there_is() -> None:
