@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _world(words: Sequence[str]) -> str:
-    """Which world is asked for; each has its own options."""
+    """Parse which world is requested; each has its own options."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--world", default=os.environ.get("MUSTER_OPERATOR_WORLD", "local"))
     return str(parser.parse_known_args(list(words))[0].world)

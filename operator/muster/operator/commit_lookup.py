@@ -1,4 +1,4 @@
-"""What is known of a job's commits, without ever waiting long for its store.
+"""Lookup of a job's checkpoints that never waits long for the store.
 
 A checkpoint address is the user's: its store may hang (a dead mount, a FIFO), fail, or hold what nobody can read. Each
 look runs in a daemon thread of its own, so that it holds up neither another job nor the end of this process.
@@ -24,7 +24,7 @@ WHY_LENGTH_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class KnownCommits:
-    """What is known of a job's commits."""
+    """Known checkpoints of a job."""
 
     committed: Committed | None = None  # the newest; None where there is none, or nothing is known
     unreadable: str = ""  # why nothing is known

@@ -1,4 +1,4 @@
-"""How often the operator looks and writes, in one place, because these numbers only make sense together.
+"""Intervals at which the operator looks and writes, in one place, because they only make sense together.
 
 The argument. A person who watches a job, and a gang that has lost a worker, both count in seconds; an etcd takes a
 few thousand writes a second from everybody, and an API server or a laptop's disk must not be kept busy by jobs that

@@ -1,4 +1,4 @@
-"""What admission would do with a job that nobody has submitted, answered over the operator's own server.
+"""Previews of admission for jobs that are not submitted, served by the operator's own server.
 
 The API has rows and the operator has the fleet; so a dry run is a question. It is answered by the pass that admission
 makes, from what this operator sees, and changes nothing.

@@ -1,4 +1,4 @@
-"""What must never be shown of a worker's environment: in a log's tail, a status, an event."""
+"""Redaction of a worker's environment in log tails, statuses and events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would the operator do? Reads an Observed from a real system and prints the Decision with its reasons.
+"""Replay of a decision: reads an Observed from a real system and prints the Decision with its reasons.
 
 `muster-operator dump … > observed.json` takes such a document from a running system; nothing here touches one.
 """

@@ -266,7 +266,7 @@ def _only_counts(before: JobStatus, after: JobStatus) -> bool:
 
 
 def _trusts_absence(fleet: Fleet, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> bool:
-    """Whether this change of the reservations holds only for a fleet that was read afresh: nodes are given to somebody,
+    """Return whether this change of the reservations holds only for a freshly read fleet: nodes are given to somebody,
     or a job is not there any more. What a job has given back it never takes again, however old the read that shows it.
     """
     known = {job.uid for job in fleet.jobs}

@@ -23,7 +23,7 @@ _DISCARDED_BYTES_MAX, _CHUNK_BYTES = 16_000_000, 65_536
 
 
 class Liveness:
-    """When the event loop last had a turn; read by /healthz from another thread."""
+    """Time of the event loop's last turn, which /healthz reads from another thread."""
 
     def __init__(self) -> None:
         self._turn_at = time.monotonic()
@@ -37,7 +37,7 @@ class Liveness:
 
 @dataclass(frozen=True)
 class Page:
-    """What a GET gets."""
+    """Response to a GET."""
 
     kind: str  # its Content-Type
     body: bytes
@@ -71,7 +71,8 @@ Posts = Mapping[str, Callable[[Request], Reply]]
 
 
 def refusal(request: Request, token: str | None, bytes_max: int) -> Reply | None:
-    """Why a post is refused before its body is read: no token is set or it is another one, or the body's length."""
+    """Return why a post is refused before its body is read: no token is set or it is another one, or the body's
+    length."""
     if not token:
         return Reply(404, words("nothing is posted here: this operator was given no token for it"))
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")

@@ -1,4 +1,4 @@
-"""What the operator acts on: Kubernetes, local processes, or the simulation. Nine questions and no more.
+"""Protocol of what the operator acts on: Kubernetes, local processes, or the simulation. Nine questions and no more.
 
 Any call may raise; an error that is not one of those below is tried again later. The operator may be killed between any
 two calls, and a call whose reply is lost may have happened.
@@ -27,7 +27,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reservations:
-    """Who holds which nodes, with the version for compare-and-swap."""
+    """Reservations of nodes, with the version for compare-and-swap."""
 
     entries: tuple[Reservation, ...]
     version: str
@@ -64,7 +64,7 @@ class World(Protocol):
         """All nodes and jobs; with `fresh` read from the source, after this call began."""
 
     async def reservations(self) -> Reservations:
-        """Who holds which nodes now."""
+        """Return the current reservations of nodes."""
 
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
         """Compare-and-swap of all reservations. Raises Conflict. This one object is what makes over-admission

@@ -1,1 +1,1 @@
-"""What the rooms share on one machine without Kubernetes: jobs in an SQLite file, metric pages, states of processes."""
+"""Shared state of the modules on one machine without Kubernetes: jobs in SQLite, metric pages, states of processes."""

@@ -199,7 +199,7 @@ class LocalCluster:
         ]
 
     def count_changes(self, after_version: int) -> int:
-        """How long the history after that version is."""
+        """Return the length of the history after that version."""
         query = "SELECT count(*) AS many FROM history WHERE version > ?"
         return int(self._connection().execute(query, (after_version,)).fetchone()["many"])
 
@@ -277,7 +277,7 @@ class LocalCluster:
                 db.execute("INSERT INTO secrets VALUES (?,?,?)", (project, name, payload))
 
     def nodes(self) -> str | None:
-        """What the operator last told of the nodes, as the JSON text of a FleetReport; None before it told anything."""
+        """Return the operator's last report on the nodes, as the JSON text of a FleetReport; None before the first."""
         row = self._connection().execute("SELECT report FROM nodes").fetchone()
         return row["report"] if row is not None else None
 
@@ -296,7 +296,7 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What this thread writes within is flushed to the disk once, at the end; where that fails, none of it is."""
+        """Flush this thread's writes to the disk once, at the end; if that fails, none of them is kept."""
         with self._write():
             yield
 

@@ -19,7 +19,7 @@ _UNCOUNTED = ("dxg", "kfd")
 
 
 def gpu_count() -> int | None:
-    """How many GPUs this machine has; None where that can't be told without torch."""
+    """Return the number of GPUs of this machine; None if it can't be told without torch."""
     try:
         names = [path.name for path in DEVICES.iterdir()]
     except OSError:
@@ -37,7 +37,7 @@ def _nvml_count() -> int:
 
 
 def has_control_device() -> bool:
-    """Whether the device is there by which every CUDA program reaches NVIDIA's driver."""
+    """Return whether the device exists through which every CUDA program reaches NVIDIA's driver."""
     return (DEVICES / "nvidiactl").exists() or any((DEVICES / name).exists() for name in _UNCOUNTED)
 
 
@@ -51,5 +51,5 @@ def driver_version() -> str:
 
 
 def pretends(environ: Mapping[str, str]) -> bool:
-    """Whether this platform only pretends to have GPUs, so that queues and pages can be tried out without any."""
+    """Return whether this platform only pretends to have GPUs, so that queues and pages can be tried without any."""
     return environ.get(Env.PRETEND_GPUS, "") not in ("", "0")

@@ -61,7 +61,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Which version of Landlock the kernel has; 0 where it has none, or it is switched off."""
+    """Return the kernel's version of Landlock; 0 if it has none or it is switched off."""
     if not sys.platform.startswith("linux"):
         return 0
     try:
@@ -71,7 +71,7 @@ def version() -> int:
 
 
 class Ruleset:
-    """What a process will keep. Raises OSError where the kernel has no Landlock (see `version`)."""
+    """Access that a process keeps. Raises OSError where the kernel has no Landlock (see `version`)."""
 
     def __init__(self) -> None:
         known = version()

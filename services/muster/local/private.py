@@ -36,6 +36,6 @@ def make_private_database(path: Path) -> None:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether others may do something with it, and we may change that."""
+    """Return whether others have access to it and we may change that."""
     status = path.stat()
     return status.st_uid == os.geteuid() and bool(status.st_mode & _OTHERS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process is stopped (SIGSTOP, a debugger) while its parent is not. False where Linux's /proc is not.
+    """Return whether the process is stopped (SIGSTOP, a debugger) while its parent is not. False where Linux's /proc is
+    not.
 
     A machine or a session that is paused stops parent and child alike, and is no fault of the one rank.
     """

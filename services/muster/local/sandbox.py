@@ -1,4 +1,4 @@
-"""What a worker on this machine may reach: its own folders, what its job names, the system it runs on, and its memory.
+"""Sandbox of a worker on this machine: its own folders, what its job names, the system it runs on, and its memory.
 
 The operator says it in the worker's environment (MUSTER_SANDBOX), and the launcher gives up all the rest before it does
 anything else. What lies in the state folder is never reached by way of a folder around it, nor by a link.
@@ -41,7 +41,7 @@ _SIGNALS_SINCE = 6  # Landlock's version in Linux 6.12
 
 
 class Sandbox(Record):
-    """What one worker may reach beside the system, as absolute paths. What is not there is passed over.
+    """Access of one worker besides the system, as absolute paths. Missing paths are skipped.
 
     `memory_bytes` is what its processes may hold together; None is no limit. Its launcher sees to it.
     """
@@ -55,12 +55,12 @@ class Sandbox(Record):
 
 
 def available() -> bool:
-    """Whether this kernel can keep workers apart."""
+    """Return whether this kernel can isolate workers from each other."""
     return version() > 0
 
 
 def gaps() -> tuple[str, ...]:
-    """What this kernel can't keep a job from, a sentence's second half each, for who runs the platform."""
+    """Return what this kernel can't keep a job from, each as the end of a sentence for the platform's administrator."""
     found, landlock = [], version()
     if not landlock:
         found.append("can read what you can, for this kernel has no Landlock")
@@ -174,7 +174,7 @@ def _named(text: str) -> Path | None:
 
 
 def _resolved(path: Path) -> Path:
-    """Where the path leads, all links followed; of a glob, where the folder leads that it begins in."""
+    """Resolve the path with all links; for a glob, resolve the folder that it begins in."""
     if os.path.lexists(path):
         return Path(os.path.realpath(path))
     there, missing = _split_at_missing(path)
@@ -192,7 +192,7 @@ def _split_at_missing(path: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def _interpreter() -> Iterator[str]:
-    """Where this Python and what it imports lie."""
+    """Return the folders of this Python and of everything that it imports."""
     yield from {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))}
     yield from (path for path in sys.path if os.path.isabs(path))
 

@@ -87,7 +87,7 @@ class _Program(ctypes.Structure):
 
 
 def known() -> bool:
-    """Whether there is a filter for this machine, and its kernel takes one."""
+    """Return whether there is a filter for this machine and its kernel accepts one."""
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:
         return False
     return bool(ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0)

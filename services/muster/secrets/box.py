@@ -37,7 +37,7 @@ class SecretBox:
         return self._keys().encrypt(json.dumps(document).encode()).decode()
 
     def open(self, project: str, name: str, payload: str) -> dict[str, str]:
-        """What was sealed under that name. Raises SecretsLocked, also for a payload that was sealed under another."""
+        """Decrypt what was encrypted under that name. Raises SecretsLocked, also for a payload of another name."""
         try:
             document = json.loads(self._keys().decrypt(payload.encode()))
         except InvalidToken:
@@ -55,7 +55,7 @@ class SecretBox:
             return None
 
     def keys(self) -> int:
-        """How many keys there are; 0 before the first use. Raises SecretsLocked."""
+        """Return the number of keys; 0 before the first use. Raises SecretsLocked."""
         return len(self._lines()) if self.path.exists() else 0
 
     def _keys(self) -> MultiFernet:

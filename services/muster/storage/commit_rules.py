@@ -1,4 +1,4 @@
-"""What makes a COMMIT hold together, from its document alone. Each rule raises InvalidCommit with the place."""
+"""Consistency rules of a COMMIT, checked on its document alone. Each rule raises InvalidCommit with the place."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _check_tensor(name: str, tensor: TensorEntry, files: Sequence[FileEntry]) ->
 
 
 def _overlap(slices: Sequence[Slice], dimensions: int) -> bool:
-    """Whether two slices share an element. Divides them by straight cuts until each is alone.
+    """Return whether two slices share an element. It divides them by straight cuts until each is alone.
 
     Takes n log n steps for each cut that only the next dimension can make. Raises InvalidCommit where slices are so
     tangled that it would take much longer.
@@ -196,7 +196,7 @@ def _check_scales(commit: Commit, name: str) -> None:
 
 
 def _check_state(commit: Commit) -> None:
-    """What a run goes on with is there: of each rank its generators, of a job of Muster's its state."""
+    """Check that everything that a resume needs is there: each rank's generators and, for Muster's jobs, its state."""
     if len(commit.rng) not in (0, commit.world_size):
         raise InvalidCommit(f"rng: of {len(commit.rng)} ranks, and world size {commit.world_size}")
     if "optimizer" not in commit.config:  # a stranger's, or a library user's

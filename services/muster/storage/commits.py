@@ -43,7 +43,7 @@ class NewerCommit(InvalidCommit):
 
 
 class _Envelope(BaseModel):
-    """What every version has."""
+    """Fields of every version."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -119,7 +119,7 @@ def _first(error: ValidationError) -> str:
 
 
 def _check_free_form(commit: Commit) -> None:
-    """What has no form of its own must still be JSON that everybody can write again: finite, and not too deep."""
+    """Check that free-form values are JSON that everybody can write again: finite, and not too deep."""
     level: list[Any] = [
         commit.mesh, commit.state, commit.rng, commit.config, commit.architecture, commit.tokenizer,
         commit.model_extra, commit.cursor.model_extra,

@@ -36,7 +36,7 @@ def ending_of(name: str) -> str:
 
 
 class Contents:
-    """What people have uploaded, in a folder of this machine or of S3; each project has a folder of its own there, by
+    """Uploaded files, in a folder of this machine or of S3; each project has a folder of its own there, by
     which the workers of other projects are kept out."""
 
     def __init__(self, place: Address) -> None:

@@ -303,7 +303,7 @@ def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tools_of(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """What the assistant may call, as JSON schemas: the column `tools`, or OpenAI's older `functions`. Raises
+    """Return the assistant's tools as JSON schemas: the column `tools`, or OpenAI's older `functions`. Raises
     ValueError."""
     tools = _listed(record.get("tools"), "tools") or []
     for number, tool in enumerate(tools):

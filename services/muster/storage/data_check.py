@@ -51,7 +51,7 @@ _LAST_SECONDS: Final = 5
 
 @dataclass(frozen=True)
 class Checked:
-    """What is in a file. `bytes` are those of its records as they are read, without a compression; of a table, as its
+    """Contents of a file. `bytes` are those of its records as they are read, without a compression; of a table, as its
     own list of contents says. `tokens_estimated` are the bytes of their text by BYTES_PER_TOKEN. `others` are further
     formats whose columns its first record has: a task may take its own of them. Where `fault` is not empty nothing can
     be learnt from it, and the counts are of what comes before; where `unknown` is not, nobody could read it here, and
@@ -167,7 +167,7 @@ def _other(found: str, format: str) -> str:
 
 
 def _fault(value: Any, format: str) -> str:
-    """What a job would say of the record, as far as no tokenizer is needed for it."""
+    """Return a job's faults with the record, as far as no tokenizer is needed to find them."""
     try:
         if format in CONVERSATIONS:
             conversation(value, format).hash()

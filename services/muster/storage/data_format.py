@@ -1,4 +1,4 @@
-"""Which format a data source has, found by looking at its files, and what to say of a record that is of another."""
+"""Detection of a source's format from its files, and the message for a record of another format."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def of_known_format(source: Source, files: Sequence[File], task: str | None = No
 
 
 def _refuse_splits(source: Source, files: Sequence[File]) -> None:
-    """What a data set has for training and for tests must not be learnt from together unawares."""
+    """Refuse a folder that holds both training and test splits, so that tests are not trained on by accident."""
     splits = dict(filter(None, map(split_of, reversed([file for file in files if is_of_records(file.address)]))))
     if len(splits) > 1:
         named = " or ".join(splits[split] for split in sorted(splits, reverse=True))

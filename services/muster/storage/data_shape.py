@@ -27,7 +27,7 @@ FILES_MAX: Final = 20_000
 
 @dataclass(frozen=True)
 class _Look:
-    """What a look at one source told."""
+    """Facts from a look at one source."""
 
     format: str
     text_bytes: float  # of all its documents
@@ -67,7 +67,7 @@ def look_at(training: TrainingConfig) -> DataShape | None:
 
 
 def _capped(look: _Look, source: Source, per_token: float) -> _Look:
-    """What maxDocuments and maxTokens leave of a source."""
+    """Return the part of a source that maxDocuments and maxTokens leave."""
     most_documents = float("inf") if source.max_documents is None else float(source.max_documents)
     most_bytes = float("inf") if source.max_tokens is None else source.max_tokens * per_token
     left = min(1.0, most_documents / max(look.documents, 1.0), most_bytes / max(look.text_bytes, 1.0))
@@ -75,8 +75,8 @@ def _capped(look: _Look, source: Source, per_token: float) -> _Look:
 
 
 def _of_an_epoch(data: DataConfig, sizes: Sequence[float]) -> float:
-    """What an epoch reads of sources of these sizes: all of them, or as often as `epochs` says, and beside those as
-    much of the others as their weights say."""
+    """Return what an epoch reads of sources of these sizes: all of them, or as often as `epochs` says, and beside those
+    as much of the others as their weights say."""
     if not data.in_epochs:
         return sum(sizes)
     counted = sum((source.epochs or 0.0) * size for source, size in zip(data.train, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""How storage fails. The message names the place and the next step."""
+"""Errors of storage. The message names the place and the next step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Truncated(StoreError):
 
 
 class UnfitObject(StoreError):
-    """What is there can't be an object of ours."""
+    """Something exists that can't be an object of Muster's."""
 
 
 class NotAFile(UnfitObject):

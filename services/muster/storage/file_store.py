@@ -186,7 +186,7 @@ class FileStore:
         return opened_folder(self.root, key.rpartition("/")[0], self._links, make)
 
     def _removed(self, key: str) -> bool:
-        """Whether the folder was empty, and is gone."""
+        """Remove the folder if it is empty, and return whether it is gone."""
         try:
             with self._folder(key) as above:
                 os.rmdir(key.rpartition("/")[2], dir_fd=above)

@@ -1,4 +1,4 @@
-"""Which commits a job's folder holds, and what a list shows of each.
+"""Listing of the checkpoints in a job's folder.
 
 A COMMIT never changes once it is written, so each is read once; one that was replaced has another tag.
 """
@@ -21,7 +21,7 @@ from muster.storage.store import Object, Store, open_store
 
 @dataclass(frozen=True)
 class CommitSummary:
-    """What a list shows of a commit. `committed_at` is in seconds since the epoch, by the committer's clock; `tokens`
+    """Entry of the listing. `committed_at` is in seconds since the epoch, by the committer's clock; `tokens`
     were trained until then; `best`: it is the one that `--step best` takes; `bytes` are those of all its files, and
     `added_bytes` those that were written for it. Of a newer Muster's commit only the first three are known."""
 

@@ -39,14 +39,14 @@ HEADER_BYTES_MAX: Final = 100_000_000  # the safetensors library's own limit
 
 
 class Named(Protocol):
-    """What is listed."""
+    """Entry of a listing."""
 
     @property
     def key(self) -> str: ...
 
 
 class Files(Protocol):
-    """What is asked of the place where the folder lies. Keys are the names of files in it; `uri` is its address."""
+    """Protocol of the place that holds the folder. Keys are the names of files in it; `uri` is its address."""
 
     @property
     def uri(self) -> str: ...
@@ -62,7 +62,7 @@ class Files(Protocol):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies."""
+    """Location of one tensor."""
 
     file: str
     dtype: str  # as safetensors spells it
@@ -97,11 +97,11 @@ class ModelFolder:
         return max(sizes, key=lambda name: sizes[name], default="F32")
 
     def has(self, name: str) -> bool:
-        """Whether it has a file of this name."""
+        """Return whether it has a file of this name."""
         return has_file(self.files, name)
 
     def describe(self) -> dict[str, Any]:
-        """What was loaded, for every commit: the address, its revision, and the files with their sizes."""
+        """Return the record of what was loaded, for every commit: address, revision, and files with their sizes."""
         return {"address": self.address, "revision": self.revision, "files": dict(self.file_bytes)}
 
 
@@ -196,7 +196,7 @@ class _Reader:
 
 
 def has_file(files: Files, name: str) -> bool:
-    """Whether there is such a file."""
+    """Return whether the file exists."""
     try:
         files.read_into(name, 0, memoryview(bytearray(1)))
     except NotFound:

@@ -1,4 +1,4 @@
-"""What an estimate has to know of a model that lies in storage: its size, from headers, without a weight being read."""
+"""Facts about a stored model for an estimate: its size, from headers, without reading a weight."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MODEL: Final = "model/"
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What an estimate has to know of a model."""
+    """Facts about a model that an estimate needs."""
 
     size: ModelSize
     casts_itself: bool  # as in memory.estimate: our own decoder does, models of transformers do not
@@ -63,7 +63,7 @@ def _own_facts(training: TrainingConfig) -> ModelFacts:
 
 @dataclass(frozen=True)
 class _Learning:
-    """What a job makes of a model before it trains it."""
+    """Changes that a job makes to a model before it trains it."""
 
     adapter: Adapter | None = None
     scores: int | None = None  # that its head gives a text; None where it predicts tokens

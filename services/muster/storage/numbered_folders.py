@@ -1,4 +1,4 @@
-"""Which attempts and workers of a job have a folder on this machine."""
+"""Folders of a job's attempts and workers on this machine."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def parsed(raw: RawRecord, columns: Mapping[str, str]) -> Record:
 
 
 def is_table(file: File) -> bool:
-    """Whether the file is read at several places, so that `saw` is shown nothing of it."""
+    """Return whether the file is read at several places, so that `saw` gets nothing of it."""
     return ending(file) == ".parquet"
 
 
@@ -167,7 +167,7 @@ def arrow(module: str = "pyarrow") -> Any:
 
 
 def broken(address: str, error: Exception) -> UserError | StorageError:
-    """What is to be raised for an error that came up while a file was read."""
+    """Return the error to raise for one that came up while a file was read."""
     if isinstance(error, gzip.BadGzipFile | EOFError | zlib.error):
         return UserError(f"{address}: is not a whole gzip file: {error}; copy it again, or make it anew")
     if isinstance(error, OSError) and error.errno is None and address.lower().endswith(".zst"):
@@ -176,7 +176,7 @@ def broken(address: str, error: Exception) -> UserError | StorageError:
 
 
 def not_utf8(place: str, offset: int, error: UnicodeDecodeError) -> UserError:
-    """What is to be raised for text in another encoding; `offset` is of the byte in the file, decompressed."""
+    """Return the error to raise for text in another encoding; `offset` is the byte's in the decompressed file."""
     where = f"byte {offset} of the file (0x{error.object[error.start]:02x})"
     return UserError(
         f"{place}: is not UTF-8 text: {error.reason} at {where}; convert it, or choose the files with a glob"
@@ -432,7 +432,7 @@ def _without_times(type_: Any, zones_alone: bool = False) -> Any:
 
 
 def rows_of_table(file: File) -> int:
-    """How many rows a Parquet file has, by its table of contents. Raises UserError, StorageError."""
+    """Return the number of rows of a Parquet file, from its footer. Raises UserError, StorageError."""
     parquet = arrow("pyarrow.parquet")
     with file.open_anywhere() as stream:
         try:

@@ -1,4 +1,4 @@
-"""What an S3 failure means: try again, slow down, or give up and tell the person what to do."""
+"""Meaning of S3 failures: retry, slow down, or give up with advice for the user."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _ADVICE = {
 
 
 def classify(error: Exception) -> S3Failure:
-    """What to do about an exception of botocore, urllib3 or the socket. What is unknown is not tried again now."""
+    """Classify an exception of botocore, urllib3 or the socket. An unknown one is not retried now."""
     from botocore.exceptions import (
         ClientError,
         ConnectionError,

@@ -1,4 +1,4 @@
-"""What this S3 server really does, found out by trying: servers that call themselves compatible ignore what they
+"""Actual behaviour of this S3 server, found by trying: servers that call themselves compatible ignore what they
 don't know."""
 
 from __future__ import annotations
@@ -96,5 +96,5 @@ def etag_is(answer: dict[str, Any], value: str) -> bool:
 
 
 def etag_of_parts(etags: Sequence[str]) -> str:
-    """What a server of this kind calls an object of parts: the MD5 of their MD5s, and how many they are."""
+    """Return the ETag that such a server gives a multipart object: the MD5 of the parts' MD5s, and their number."""
     return f"{md5(bytes.fromhex(''.join(etag.strip(chr(34)) for etag in etags)))}-{len(etags)}"

@@ -33,7 +33,7 @@ class S3Store:
 
     @property
     def server(self) -> Server:
-        """What the server does, asked once; needs permission to write."""
+        """Return the server's behaviour, probed once; needs permission to write."""
         return self._uploads.server
 
     def warm_up(self) -> None:

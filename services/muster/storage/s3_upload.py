@@ -29,7 +29,7 @@ class S3Uploads:
 
     @functools.cached_property
     def server(self) -> Server:
-        """What the server does, asked once; needs permission to write."""
+        """Return the server's behaviour, probed once; needs permission to write."""
         bucket = self._bucket
         ask = functools.partial(bucket.call, "", "write")
         return probe(bucket.client, bucket.name, bucket.prefix, bucket.encryption(), ask)
@@ -140,8 +140,8 @@ class S3Uploads:
 
 
 class Body:
-    """What a request sends, without a copy, in slices: a socket's timeout is for the whole of what it is given at once,
-    and a part that takes long is no reason to give up while bytes still move."""
+    """Body of a request, sent without a copy, in slices: a socket's timeout is for the whole of what it is given at
+    once, and a part that takes long is no reason to give up while bytes still move."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""How to reach S3, the same for trainer, operator and API (docs/checkpoints.md, "S3 settings").
+"""Settings for S3, the same for trainer, operator and API (docs/checkpoints.md, "S3 settings").
 
 The platform sets them and hands them to its workers: a job that could set its own endpoint would commit where the
 operator does not look. Credentials come by the AWS libraries' usual chain, in each program of its own.
@@ -25,7 +25,7 @@ LOOK_READ_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class S3Settings:
-    """How S3 is reached. `addressing` is `path` (https://endpoint/bucket/key), `virtual` (https://bucket.endpoint/key)
+    """Connection settings of S3. `addressing` is `path` (https://endpoint/bucket/key), `virtual` (https://bucket.endpoint/key)
     or `auto`, as AWS wants it. A rank makes `streams` requests at a time, and bears an outage for `retry_seconds` in
     each; for `read_seconds` it waits for the next packet."""
 

@@ -1,4 +1,4 @@
-"""Which files a data source means: a file, a folder, a glob, file://, s3://, https://, or this Python's own library."""
+"""Files of a data source: a file, a folder, a glob, file://, s3://, https://, or this Python's own library."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _files(address: str, format: str, report: Report, settings: S3Settings | Non
 
 
 def _objects(store: ReadOnlyStore, key: str) -> tuple[bool, Iterator[Object]]:
-    """Whether the key says which objects are meant, and the objects: the one of that key, those that match it as a
+    """Return whether the key names the objects, and the objects: the one of that key, those that match it as a
     glob, or all under it as a folder; sorted by key."""
     if magic := _MAGIC.search(key):
         matching = (found for found in store.objects(key[: magic.start()]) if fnmatch.fnmatchcase(found.key, key))
@@ -295,7 +295,7 @@ def is_glob(address: str) -> bool:
 
 
 def is_of_records(name: str) -> bool:
-    """Whether a file of this name holds records."""
+    """Return whether a file of this name holds records."""
     name = name.lower()
     return name.endswith(RECORD_ENDINGS) or any(
         name.endswith(kind + compressed) for kind in RECORD_ENDINGS for compressed in COMPRESSED

@@ -135,7 +135,7 @@ def expect_all(entries: Iterable[FileEntry], there: Mapping[str, int], uri: str)
 
 
 def open_source(address: Address, settings: S3Settings | None = None) -> ReadOnlyStore:
-    """What can be read at an address, S3 by `settings` or those of the environment; the web is waited for as long as
+    """Open an address for reading, S3 by `settings` or those of the environment; the web is waited for as long as
     they say. Raises AddressError where nothing can."""
     if address.scheme == "https":
         from muster.storage.web_store import WebStore, patient_as

@@ -1,4 +1,4 @@
-"""How much text a record holds, and how many tokens that may be where no tokenizer is asked."""
+"""Size of a record's text, and an estimate of its tokens without a tokenizer."""
 
 from __future__ import annotations
 

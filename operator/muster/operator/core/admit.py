@@ -1,4 +1,4 @@
-"""Who of the queue gets which nodes: the fleet and the reservations go in, the next reservations and each wait's reason
+"""Admission: the fleet and the reservations go in, the next reservations and each wait's reason
 come out.
 
 The reservations are written whole, by compare-and-swap, so two operators can't give one node away twice,
@@ -52,7 +52,7 @@ _PASSING = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pass over the queue comes to."""
+    """Result of a pass over the queue."""
 
     entries: tuple[Reservation, ...]
     """The reservations as they should be."""
@@ -138,7 +138,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
 
 
 def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
-    """What the reservations must go on holding. A number below the job's own can never be used again, whatever else is
+    """Return what the reservations must keep. A number below the job's own can never be used again, whatever else is
     stale; and a gang that they have lost is entered anew.
     """
     jobs = {job.uid: job for job in fleet.jobs}
@@ -272,7 +272,7 @@ def _sizes(spec: JobSpec) -> tuple[int, ...]:
 
 
 class _Explained:
-    """What waits are explained by, worked out once per shape: many jobs in a queue are alike."""
+    """Explanations of waits, computed once per shape: many jobs in a queue are alike."""
 
     def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
         self.fleet, self.holders = fleet, Holders(fleet, entries)
@@ -287,7 +287,7 @@ class _Explained:
 
 
 def _impossible(ask: Ask, explained: _Explained) -> Wait | None:
-    """Why the gang would not fit an empty fleet, all of whose known nodes are well; None if it would."""
+    """Return why the gang would not fit an empty, healthy fleet; None if it would."""
     size = ask.sizes[-1]
     possible = explained.possible(ask)
     if possible >= size:

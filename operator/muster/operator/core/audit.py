@@ -161,7 +161,8 @@ def _books(seen: Observed, after: JobStatus) -> Iterator[str]:
 
 
 def _only_in_todays_form(before: JobStatus, after: JobStatus) -> bool:
-    """What an earlier release wrote is repeated as it is, whatever is to be said of it: the next decision mends it."""
+    """Return whether only the version of the form changed: what an earlier release wrote is repeated as it is, and the
+    next decision corrects it."""
     return after == before.model_copy(update={"schema_version": STATUS_VERSION})
 
 

@@ -1,4 +1,4 @@
-"""What a failed attempt costs: restarts from the budget of its cause, a pause, and the reputation of a node."""
+"""Cost of a failed attempt: a restart from its cause's budget, a pause, and a node's reputation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _DOUBLINGS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no further attempt."""
+    """Reason for no further attempt."""
 
     code: Code
     because: str
 
 
 def refusal(spec: JobSpec, status: JobStatus, failure: Failure, progressed: bool, now: float) -> Refusal | None:
-    """Why this failure, when it is charged, ends the job; None if it does not.
+    """Return why this failure, when it is charged, ends the job; None if it does not.
 
     `progressed` says that the attempt made a new commit.
     """

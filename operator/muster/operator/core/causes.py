@@ -1,4 +1,4 @@
-"""Why an attempt ended, judged from what can be seen. Many workers fail when one does; the first cause is wanted."""
+"""Diagnosis of an attempt's end from the observations. Many workers fail when one does; the first cause counts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _NODE_FAULTS = frozenset({Cause.INFRASTRUCTURE, Cause.HANG, Cause.UNKNOWN})
 
 @dataclass(frozen=True, slots=True)
 class FailureDiagnosis:
-    """Why the attempt fails, and what follows from it."""
+    """Diagnosis of a failed attempt and its consequences."""
 
     failure: Failure
     """What the user is told."""
@@ -88,8 +88,8 @@ class FailureDiagnosis:
 
 
 def strength(failure: Failure) -> int:
-    """How much a failure explains; 0 most. A rank that says what it did wrong explains the time-outs of its peers; a
-    node that died explains their lost connections.
+    """Return how much a failure explains; 0 is most. A rank that says what it did wrong explains the time-outs of its
+    peers; a node that died explains their lost connections.
     """
     if failure.cause in _OWN_FAULTS:
         return 0
@@ -107,7 +107,7 @@ _EARLY = frozenset({ExitCode.PREFLIGHT_FAILED, ExitCode.PREFLIGHT_EXCLUDE, ExitC
 
 
 def chargeable(failure: Failure) -> bool:
-    """Whether the failure speaks against the node that it names."""
+    """Return whether the failure counts against the node that it names."""
     innocent = failure.exit_code == ExitCode.PEER_LOST
     return failure.node is not None and failure.cause in _NODE_FAULTS and not innocent
 

@@ -47,7 +47,7 @@ TRAINING_CONDITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ConditionUpdate:
-    """What a condition should say."""
+    """Desired content of a condition."""
 
     type: str
     true: bool
@@ -158,7 +158,7 @@ def training_conditions(summary: WorkerSummary) -> dict[str, Any]:
 
 
 def change_key(beat: Heartbeat) -> tuple[object, ...]:
-    """What of a heartbeat calls for a look at the job when it changes; a further step alone does not."""
+    """Return the parts of a heartbeat whose change calls for a look at the job; a further step alone does not."""
     slow = tuple(entry.rank for entry in beat.slow_ranks)
     return beat.rank, beat.pid, beat.phase, beat.last_commit_step, slow, beat.skipped_steps, beat.tracking_fault
 

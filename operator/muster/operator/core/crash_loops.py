@@ -25,7 +25,7 @@ _ACTS_OF_OTHERS = frozenset(
 
 
 def is_repeated(status: JobStatus, failure: Failure) -> bool:
-    """Whether the attempt before failed after the same step with the same words (numbers in them aside)."""
+    """Return whether the previous attempt failed after the same step with the same words (numbers aside)."""
     closed = [a for a in status.attempts if a.number < failure.attempt and a.ended_at is not None]
     if not closed or failure.step is None or not _of_the_program(failure):
         return False

@@ -1,4 +1,4 @@
-"""Which data the next attempt leaves out, after an attempt that ended for its numbers.
+"""Data that the next attempt skips after a numeric failure.
 
 It resumes from the newest commit, and what was trained since then, up to the batch that could not be learnt from, is
 passed over (PaLM, arXiv 2204.02311, 5.1: restart before the spike and skip the batches seen around it). Should that be

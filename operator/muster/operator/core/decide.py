@@ -1,4 +1,4 @@
-"""What to do about one job: pure, total, and told in the order in which things matter."""
+"""Decision about one job: pure and total, with its rules in the order in which they matter."""
 
 from __future__ import annotations
 

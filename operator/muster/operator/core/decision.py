@@ -1,4 +1,4 @@
-"""What the core decides. It leaves no choice to whoever carries it out."""
+"""Decisions of the core. They leave no choice to their execution."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Action = CreateWorker | RemoveWorker | RemoveJob
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What should be true of a job, or be done about it."""
+    """Decision about a job: its next status and the actions to take."""
 
     status: JobStatus
     """What the status should be."""

@@ -1,4 +1,4 @@
-"""What it costs to put a gang out, and the cheapest set of gangs that makes enough room."""
+"""Cost of preempting gangs, and the cheapest set of gangs that makes enough room."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What could be put out together, and how many more workers then find room."""
+    """Gangs that can be preempted together, and the number of workers that then fit."""
 
     evictions: tuple[Eviction, ...]
     workers: int
@@ -121,7 +121,7 @@ def uncommitted_seconds(job: JobSummary, now: float) -> float:
 
 
 def served_seconds(job: JobSummary, now: float) -> float:
-    """How long it has had nodes in all; it never falls."""
+    """Total time that it has held nodes, which never decreases."""
     account = job.status.ledger
     before = sum(seconds for state, seconds in account.seconds.items() if state not in _AWAY)
     return before + (max(0.0, now - account.since) if job.status.gang.nodes else 0.0)

@@ -1,4 +1,4 @@
-"""Why a queued job got no nodes, in words that tell its user what to do: which limit was hit, who holds how much."""
+"""Explanation of a queued job's wait for its user: the limit that was hit, and who holds how much."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHERS = "pods of others"  # a reservation of what Muster did not place has no j
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What somebody holds on the nodes in question, in all."""
+    """Total that a holder has on the nodes in question."""
 
     nodes: int = 0
     gpus: int = 0
@@ -33,7 +33,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Holding:
-    """Who holds what on the nodes that one shape fits."""
+    """Holders of the nodes that one shape fits."""
 
     by_project: dict[str, dict[str, _Held]] = field(default_factory=dict)
     """Of each project what its jobs hold, by their names."""
@@ -46,7 +46,7 @@ class _Holding:
 
 
 class Holders:
-    """Who holds how much of the nodes that a shape fits; worked out once per shape and pool."""
+    """Return the holders of the nodes that a shape fits and their amounts, computed once per shape and pool."""
 
     def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
         """`entries` is the list to which admission adds while it goes through the queue."""
@@ -112,7 +112,7 @@ def need(shape: Shape, size: int) -> str:
 
 
 def limits_hit(shape: Shape, nodes: tuple[Node, ...]) -> str:
-    """What a worker asks for that no node has, by the job's field that says so; empty if some node could carry it."""
+    """Return the requests of a worker that no node can satisfy, by the job's field; empty if some node can."""
     if not nodes or any(shape.carried_by(node) for node in nodes):
         return ""
     open_to_it = [node for node in nodes if shape.allows(node)]

@@ -1,4 +1,4 @@
-"""What each project is entitled to of the fleet's GPUs, and whose job is next among those of one priority.
+"""Fair shares: each project's entitlement to the fleet's GPUs, and the order of jobs of one priority.
 
 A project is entitled to its guarantee, and beyond it to a part, by its weight, of what is left; what it does not ask
 for is divided among the others, so that nothing idles for somebody who does not come. That is weighted max-min
@@ -27,7 +27,7 @@ _NOTHING = ProjectQuota()
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a project asks for, in GPUs, and how much that weighs."""
+    """Demand of a project in GPUs, and its weight."""
 
     weight: float
     guaranteed: int

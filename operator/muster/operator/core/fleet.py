@@ -1,4 +1,4 @@
-"""What admission sees: the nodes, and every job in short."""
+"""Input of admission: the nodes, and a summary of every job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What admission sees at one moment."""
+    """Input of admission at one moment."""
 
     now: float
     fresh: bool

@@ -1,4 +1,4 @@
-"""Where a job's wall clock went. The books always balance: the seconds sum to `since` minus the job's creation.
+"""Time account of a job. It always balances: the seconds sum to `since` minus the job's creation.
 
 While a gang runs, rank 0's own account (Heartbeat.seconds) says what the time was spent on. Time that it has not
 accounted for yet stays open (`since` lags behind) and is booked when it is known, or when the attempt ends.
@@ -31,7 +31,7 @@ class Booked:
 
 
 def rest_of_phase(phase: Phase, ending: bool, between_attempts: bool, waiting: bool = False) -> GoodputState | None:
-    """What to call time in `phase` that no rank accounts for; None leaves it open.
+    """Return the state for time in `phase` that no rank accounts for; None leaves it open.
 
     `ending` says that the gang's training ends with this write, so what is open now was spent without progress.
     `between_attempts` says that the gang is gone and its nodes are kept through a pause. `waiting` says that another

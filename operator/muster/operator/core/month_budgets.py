@@ -1,4 +1,4 @@
-"""What projects and people may use in a month (UTC), what they have used of it, and who waits or stops for it.
+"""Monthly budgets (UTC) of projects and people, their usage, and the jobs that wait or stop for them.
 
 The API counts what was used, and says up to when; what ran since is added here from the jobs' own attempts, so that a
 budget holds while the API is down. Then a job that was deleted meanwhile is missing, and nothing else. A new month
@@ -29,7 +29,7 @@ _HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 @dataclass(slots=True)
 class _Budget:
-    """What one project or person may use of one unit in the month, and has used."""
+    """Monthly budget of one project or person in one unit, and its usage."""
 
     whose: str
     unit: str
@@ -75,7 +75,7 @@ class MonthBudgets:
                 self._count(job)
 
     def wait(self, job: JobSummary) -> Wait | None:
-        """Which budget is used up that the job would use, or be let in by; None if none is."""
+        """Return the exhausted budget that keeps the job out; None if there is none."""
         account = self._account(job)
         if account is None:
             return None
@@ -86,7 +86,7 @@ class MonthBudgets:
         return None
 
     def short(self, job: JobSummary, nodes: int, instance_type: str, capacity: str) -> Wait | None:
-        """Why so many (more) nodes of that kind are too much for what is left; None if they are not."""
+        """Return why that many (more) nodes of the kind exceed what is left; None if they don't."""
         account = self._account(job)
         if account is None:
             return None
@@ -138,7 +138,7 @@ class MonthBudgets:
         return account is None or all(b.lasts(least * job.spec.gang.gpus_per_node) for b in account.gpu_hours)
 
     def _count(self, job: JobSummary) -> None:
-        """What its attempts used since the API counted, and what it uses now."""
+        """Return the usage of its attempts since the API counted, and its current usage."""
         since = self._since(self._limited[job.project].spent)
         gpus = job.spec.gang.gpus_per_node
         account = self._account(job)
@@ -206,7 +206,7 @@ class MonthBudgets:
         )
 
     def _spent(self, spent: MonthSpent | None) -> MonthSpent | None:
-        """What the API counted, if it is of this month."""
+        """Return the API's count, if it is of this month."""
         return spent if spent is not None and spent.month == self._month else None
 
     def _since(self, spent: MonthSpent | None) -> float:

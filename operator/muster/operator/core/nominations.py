@@ -12,7 +12,7 @@ from muster.operator.core.placement import Space
 
 
 class Nominations:
-    """What is nominated, over one pass of admission, in which `turn` is told of each job of the queue."""
+    """Nominations during one pass of admission, which reports each job of the queue to `turn`."""
 
     def __init__(self, fleet: Fleet, reservations: Iterable[Reservation], queue: Iterable[JobSummary]) -> None:
         waiting = {job.uid: fleet.priority(job) for job in queue}

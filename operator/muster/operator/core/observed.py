@@ -1,4 +1,4 @@
-"""What the operator sees of one job at one moment, frozen. A world makes it; the core only reads it.
+"""Snapshot of one job at one moment, frozen. A world makes it; the core only reads it.
 
 Times are seconds since the epoch, by the world's clock (`now`), except in what workers wrote themselves.
 """
@@ -23,7 +23,7 @@ class WorkerState(StrEnum):
 
 
 class Rejection(StrEnum):
-    """Why the world lets no process come to be for a worker that should exist."""
+    """Refusal of the world to create a process for a worker that should exist."""
 
     PERMANENT = "permanent"  # of what the job asks for: nothing changes until its user changes something
     TEMPORARY = "temporary"  # a quota, or a part of the platform that is missing or does not answer
@@ -103,7 +103,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why admission did not give a queued job its nodes."""
+    """Reason why admission gave a queued job no nodes."""
 
     code: str
     because: str

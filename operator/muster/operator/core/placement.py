@@ -1,4 +1,4 @@
-"""Which nodes a gang gets: all of them or none, from one pool, close together, and the tightest fit first."""
+"""Placement of a gang: all of its nodes or none, from one pool, close together, and the tightest fit first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROUNDING = 1e-9  # of cores: three of 0.1 are less than 0.3
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one worker needs of its node."""
+    """Needs of one worker."""
 
     gpus: int
     cpus: float
@@ -35,7 +35,7 @@ class Shape:
     """Several workers of its gang may be on one node."""
 
     def allows(self, node: Node) -> bool:
-        """Whether it may go to that node at all, whatever is free there."""
+        """Return whether it may run on that node at all, whatever is free there."""
         return (
             (not self.instance_types or node.instance_type in self.instance_types)
             and (not self.selector or all(node.labels.get(key) == value for key, value in self.selector))
@@ -44,14 +44,14 @@ class Shape:
         )
 
     def count(self, gpus: int, cpus: float, memory_bytes: int, slots: int) -> int:
-        """How many workers of one gang that much carries: one or none, where they do not share."""
+        """Return the number of one gang's workers that fit into that much: at most one if they don't share nodes."""
         if not self.shares:
             return int(gpus >= self.gpus and cpus >= self.cpus and memory_bytes >= self.memory_bytes and slots >= 1)
         wanted = ((gpus, self.gpus), (cpus, self.cpus), (memory_bytes, self.memory_bytes), (slots, 1))
         return max(0, min(int((there + _ROUNDING) // need) for there, need in wanted if need))
 
     def carried_by(self, node: Node) -> int:
-        """How many workers of one gang a node could carry when nothing else is there."""
+        """Return the number of one gang's workers that fit on an empty node."""
         return self.count(node.gpus, node.cpus, node.memory_bytes, node.slots) if self.allows(node) else 0
 
 
@@ -71,7 +71,7 @@ def shape_of(spec: JobSpec) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a gang asks for."""
+    """Request of a gang."""
 
     shape: Shape
     sizes: tuple[int, ...]
@@ -96,7 +96,7 @@ class Place:
 
 @dataclass(slots=True)
 class NodeSpace:
-    """What is left on one node."""
+    """Free resources of one node."""
 
     node: Node
     gpus: int
@@ -105,7 +105,7 @@ class NodeSpace:
     slots: int
 
     def carries(self, shape: Shape, freed: Iterable[Shape] = ()) -> int:
-        """How many workers of one gang find room here, once workers of the shapes `freed` are gone."""
+        """Return the number of one gang's workers that fit here once workers of the shapes `freed` are gone."""
         gpus, cpus, memory_bytes, slots = self.gpus, self.cpus, self.memory_bytes, self.slots
         for gone in freed:
             gpus, cpus, memory_bytes, slots = (
@@ -224,7 +224,7 @@ class Space:
         return max(counts, key=lambda entry: entry[0], default=(0, ""))
 
     def kept_back(self, ask: Ask) -> int:
-        """How many of its workers would find room on the nodes that are set aside for others."""
+        """Return the number of its workers that would fit on the nodes that are set aside for others."""
         if ask.shape not in self._kept:  # nothing is taken from what is set aside, so this changes only with the set
             self._kept[ask.shape] = {name: self._rooms[name].carries(ask.shape) for name in self._set_aside}
         kept = self._kept[ask.shape]
@@ -317,8 +317,8 @@ def largest_possible(nodes: Iterable[Node], ask: Ask) -> int:
 
 
 def needs_by_node(held: Iterable[Reservation]) -> Iterator[tuple[str, Shape]]:
-    """What is held on each node, worker by worker. A job with two reservations (it is to grow) holds what is in both
-    only once.
+    """Return what is held on each node, worker by worker. A job with two reservations (it is to grow) holds what is in
+    both only once.
     """
     seen: Counter[tuple[str, str]] = Counter()
     for entry in held:
@@ -342,7 +342,7 @@ def _pool(node: Node) -> PoolKey:
 
 
 def _count(buckets: _Buckets, ask: Ask) -> int:
-    """How many workers find room there."""
+    """Return the number of workers that fit there."""
     carried = (sum(names.values()) if ask.shape.shares else len(names) for names in buckets.values())
     return sum(carried) - sum(names.get(name, 0) for names in buckets.values() for name in ask.avoid)
 

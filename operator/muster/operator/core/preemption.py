@@ -1,4 +1,4 @@
-"""Whom a gang that finds no room may put out: the cheapest set of gangs whose nodes it could go on with.
+"""Preemption: the cheapest set of gangs to preempt so that a gang without room can run.
 
 A gang may put out others if its project's quota says so (`preempts`): gangs of a lower priority; where projects have
 shares, gangs of the same priority that others hold beyond theirs; and in its first minutes gangs of its own project and
@@ -51,7 +51,7 @@ PREEMPTIONS_MAX, TRIES_MAX = 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """What is put out for one gang, and which nodes are kept for it meanwhile."""
+    """Gangs that are preempted for one gang, and the nodes that are kept for it meanwhile."""
 
     job: JobSummary
     evictions: tuple[Eviction, ...]
@@ -112,8 +112,8 @@ class Preemptor:
         return found
 
     def plan(self, job: JobSummary, ask: Ask) -> Preemption | None:
-        """What to put out so that the smallest gang of the ask finds room; no evictions where what already yields to it
-        will do. None if nothing helps.
+        """Return the gangs to preempt so that the smallest gang of the request fits; no evictions where what already
+        yields to it will do. None if nothing helps.
         """
         if not may_preempt(self._fleet, job):
             return None
@@ -142,7 +142,7 @@ class Preemptor:
         return None
 
     def words(self, job: JobSummary, ask: Ask) -> str:
-        """What a gang is told that others make room for."""
+        """Return the reason for a gang that others make room for."""
         asked = [self._jobs[uid] for uid, other in self.yielding.items() if other == job.uid]
         whom = f"{describe_jobs(job, asked)} {'is' if len(asked) == 1 else 'are'} asked to commit and make room"
         return f"{need(ask.shape, ask.sizes[-1])}; {whom if asked else 'others are about to end and make room'}"
@@ -190,7 +190,7 @@ class Preemptor:
             self.made.append(replace(found, reasons=reasons))
 
     def _why(self, job: JobSummary, victim: JobSummary, reader: JobSummary) -> str:
-        """Why `victim` is put out for `job`, as it is told of one of them."""
+        """Return why `victim` is preempted for `job`, in words for one of them."""
         other = victim if reader is job else job
         mine, theirs = self._fleet.priority(reader), self._fleet.priority(other)
         if mine != theirs:
@@ -265,8 +265,8 @@ class Preemptor:
     def _units(
         self, rooms: list[NodeSpace], shape: Shape, allowed: set[str], gone: set[str], there: dict[str, int]
     ) -> Iterable[_Unit]:
-        """What could be put out, so that no two units gain by the same node: a node that one gang alone would free is
-        the cheapest such gang's, and one that only several together would free makes them one unit.
+        """Return the units that can be preempted, so that no two gain by the same node: a node that one gang alone
+        would free is the cheapest such gang's, and one that only several together would free makes them one unit.
         """
         units: dict[str, _Unit] = {}
         together: list[tuple[str, list[str], int]] = []

@@ -1,4 +1,4 @@
-"""What a pass over the queue would come to for a job that is not in it yet; nothing is changed."""
+"""Preview of a pass over the queue for a job that is not in it yet. Nothing is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What namespaces, projects and people may hold, what they hold, and which of these limits keeps a gang waiting.
+"""Quotas of namespaces, projects and people, their usage, and the limit that keeps a gang waiting.
 
 A limit that is below what is held stops nothing; nothing more is given until there is room. A gang that waits for room
 may be passed by smaller ones of the same project for as long as by any others; then room is kept for it as it becomes
@@ -24,7 +24,7 @@ HOLDERS_NAMED_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What nodes of a gang hold of a limit."""
+    """Usage of a limit by a gang's nodes."""
 
     gpus: int = 0
     processes: int = 0
@@ -43,7 +43,7 @@ def _amount(job: JobSummary, nodes: int, gpus_per_node: int) -> Amount:
 
 @dataclass(slots=True)
 class _Limit:
-    """What one namespace, project or person may hold, and what it holds."""
+    """Limits of one namespace, project or person, and its usage."""
 
     whose: str
     code: Code
@@ -145,7 +145,7 @@ class Quotas:
                 return
 
     def wait(self, job: JobSummary, ask: Ask) -> Wait | None:
-        """Which limit the smallest gang of the ask waits at; None if there is room for it."""
+        """Return the limit that the smallest gang of the request waits for; None if there is room for it."""
         amount = _amount(job, ask.sizes[-1], ask.shape.gpus)
         for limit in self._concerning(job):
             if not limit.could_have_room(amount):

@@ -1,4 +1,4 @@
-"""What the ranks of a gang say of themselves, side by side: who keeps the others waiting, and where each one stands."""
+"""Reports of a gang's ranks, compared: which rank keeps the others waiting, and what each one does."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def where(beat: Heartbeat) -> str:
 
 
 def describe_positions(gang: Sequence[RankReport]) -> str:
-    """Who stands where, ranks that stand alike in one line; the fewer they are, the sooner they are told."""
+    """Return the ranks by activity, those with the same one in one line, the smallest groups first."""
     alike: dict[str, list[int]] = {}
     for w in gang:
         beat = w.beat

@@ -1,4 +1,4 @@
-"""How an attempt ends: the gang is told to stop, is cleared away, and then the account is settled."""
+"""End of an attempt: the gang is told to stop, is removed, and then the account is settled."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def requeue(summary: WorkerSummary, because: str) -> JobStatus:
 
 
 def reason_not_to_resume(summary: WorkerSummary) -> str:
-    """Why it can't be told from which commit the next attempt resumes; empty if it can."""
+    """Return why the next attempt's checkpoint can't be determined; empty if it can."""
     seen, known = summary.seen, summary.status.checkpoint
     if seen.commits_unreadable:
         return f"the next attempt waits, for the job's commits can't be read: {seen.commits_unreadable}"
@@ -217,7 +217,7 @@ def await_commits(summary: WorkerSummary, because: str) -> JobStatus:
 
 
 def reason_to_release(summary: WorkerSummary, pause_seconds: float) -> str | None:
-    """Why the nodes of the attempt that ended should not carry the next one; None if they should."""
+    """Return why the ended attempt's nodes should not run the next one; None if they should."""
     status = summary.status
     if any(entry.number > status.reservation for entry in summary.seen.reservations):
         return f"{status.because}; moving to the nodes that are held for it"
@@ -236,7 +236,7 @@ def reason_to_release(summary: WorkerSummary, pause_seconds: float) -> str | Non
 
 
 def rejected(summary: WorkerSummary) -> str:
-    """Why a starting gang should give its nodes back; empty unless one of its workers was refused for too long."""
+    """Return why a starting gang should give its nodes back; empty unless a worker was refused for too long."""
     for worker in summary.rejected:
         if worker.rejection is Rejection.TEMPORARY and summary.seen.now - worker.since >= REJECTED_SECONDS:
             return f"worker {worker.worker} of attempt {worker.attempt} can't be created: {worker.reason}"
@@ -296,7 +296,7 @@ def unfit_nodes(summary: WorkerSummary) -> frozenset[str]:
 def _closed(
     summary: WorkerSummary, failure: Failure | None, restarting: bool, ends_as: Phase | None, because: str
 ) -> dict[str, Any]:
-    """What closing the attempt changes. A failure is charged even if the user stopped the job since."""
+    """Return the changes that close the attempt. A failure is charged even if the user stopped the job since."""
     seen, status = summary.seen, summary.status
     updates: dict[str, Any] = {"checkpoint": checkpoint_status(summary), "suspicion": None}
     if between_attempts(status):

@@ -43,7 +43,7 @@ _MAY_BE_MUTE = frozenset({TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOA
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Whether a gang looks hung."""
+    """Detection of a hung gang."""
 
     suspicion: Suspicion | None
     """What the status should remember of it; None clears what it remembers."""
@@ -55,7 +55,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class HangEvidence:
-    """What looks hung at this moment."""
+    """Ranks that look hung at this moment."""
 
     why: str
     confirm_seconds: float
@@ -123,8 +123,9 @@ def check_refused(summary: WorkerSummary) -> Stall | None:
 
 
 def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool, bool]:
-    """Whether some ranks of one worker call for a look: one is held, one fell silent, none progresses, none does so for
-    long. Worlds hold this against what it was before, so that no pass has to be made just to see that time went by.
+    """Return whether some ranks of one worker call for a look: one is held, one fell silent, none progresses, none does
+    so for long. Worlds hold this against what it was before, so that no pass has to be made just to see that time went
+    by.
     """
     if not beats:
         return False, False, False, False
@@ -192,7 +193,7 @@ def _says_it_stands(beat: Heartbeat, seconds: float) -> bool:
 
 
 def _heard(gang: Sequence[RankReport]) -> dict[int, float]:
-    """When each worker was last heard of, by any of its ranks."""
+    """Return when each worker was last heard of, by any of its ranks."""
     heard: dict[int, float] = {}
     for w in gang:
         heard[w.worker] = max(heard.get(w.worker, 0.0), w.beat.at)

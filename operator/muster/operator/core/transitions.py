@@ -1,4 +1,4 @@
-"""How a status changes: always through `transition`, which keeps the books (goodput, attempt history, conditions)."""
+"""Changes of a status: always through `transition`, which keeps goodput, attempt history and conditions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def replace_last(attempts: tuple[Attempt, ...], **updates: Any) -> tuple[Attempt
 
 
 def current_progress(summary: WorkerSummary) -> Progress | None:
-    """What rank 0 last said of the training."""
+    """Return rank 0's last report on the training."""
     beat, before = summary.beat, summary.status.progress
     if beat is None:
         return None

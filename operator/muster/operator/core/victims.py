@@ -1,4 +1,4 @@
-"""Whom a gang may put out: gangs of lower priorities, what others hold beyond their share, and its own project's."""
+"""Gangs that a gang may preempt: of lower priorities, beyond others' fair share, and its own project's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be said of other jobs in what is told of one.
+"""Visibility of other jobs in the messages of one job.
 
 Whoever may read a job reads its status, its events and its reasons, in the API as by kubectl; and people of one project
 need not be allowed to see another's jobs. So every text that is told of a job names those of its own project alone.

@@ -1,4 +1,4 @@
-"""Which key is processed next, and when. Each key is processed by one worker at a time, and is queued at most once.
+"""Queue of keys to process. Each key is processed by one worker at a time, and is queued at most once.
 
 Time here is `ticks`: seconds of a clock that never jumps (not the world's clock).
 """
@@ -70,7 +70,7 @@ class WorkQueue:
         return seconds
 
     def next_at(self) -> float | None:
-        """When the next key is due."""
+        """Return when the next key is due."""
         for heap in self._heaps:
             while heap and self._due.get(heap[0][1]) != heap[0][0]:
                 heapq.heappop(heap)

@@ -1,4 +1,4 @@
-"""Who of the gang is there, worked out once per decision."""
+"""Summary of the gang's workers, computed once per decision."""
 
 from __future__ import annotations
 

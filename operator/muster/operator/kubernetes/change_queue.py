@@ -8,7 +8,7 @@ from muster.operator.pacing import EVENT_SECONDS, EVENT_SECONDS_MAX, EVENTS_PER_
 
 
 class ChangeQueue:
-    """What is to be looked at next. Keys are uids of jobs, or FLEET."""
+    """Queue of what to look at next. Keys are uids of jobs, or FLEET."""
 
     def __init__(self) -> None:
         self._ready: asyncio.Queue[str] = asyncio.Queue()

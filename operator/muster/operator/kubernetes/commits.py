@@ -1,4 +1,4 @@
-"""Which commits a job has, listed only where something tells that there are new ones."""
+"""Checkpoints of jobs, listed only when something indicates new ones."""
 
 from __future__ import annotations
 

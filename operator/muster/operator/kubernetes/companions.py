@@ -1,4 +1,4 @@
-"""What stands beside a gang's pods: names, who may reach them, what they may read, the devices they claim. Pure."""
+"""Objects alongside a gang's pods: names, network access, permissions and device claims. Pure."""
 
 from __future__ import annotations
 

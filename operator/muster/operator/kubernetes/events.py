@@ -1,4 +1,4 @@
-"""What happened to a job, as Kubernetes Events: `kubectl describe tj` and `kubectl events` tell the story.
+"""Kubernetes Events of a job: `kubectl describe tj` and `kubectl events` tell the story.
 
 Told at once where few jobs have something to tell. In a burst an event waits for its turn, what is bad before what is
 good, and what happened to its job meanwhile is told in the same one: nothing is left out, and the API server has its
@@ -57,7 +57,7 @@ class Events(Listener):
         self._left: set[str] = set()  # jobs of a newer Muster, told once each
 
     def decided(self, seen: Observed, decision: Decision) -> None:
-        """Where the status is left to a newer Muster, nothing but an event can say so."""
+        """Report by an event that the status is left to a newer Muster, since the status can't say so."""
         if decision.code == Code.NEWER_STATUS and seen.uid not in self._left:
             self._left.add(seen.uid)
             self.tell(seen, decision.code, decision.because, bad=True)

@@ -36,7 +36,7 @@ class Gates:
         self._taken_back: dict[str, set[str]] = {}
 
     def careful(self, namespace: str) -> bool:
-        """Whether a pod of that namespace was refused lately, so that the next gang begins behind its gate."""
+        """Return whether a pod of that namespace was refused lately, so that the next gang starts behind its gate."""
         return time.monotonic() < self._careful.get(namespace, 0.0)
 
     def taken_back(self, uid: str) -> set[str]:

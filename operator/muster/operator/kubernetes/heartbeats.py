@@ -60,7 +60,7 @@ class Heartbeats:
         return tuple(entry.beat for _, entry in sorted(self._received.get(pod.uid, {}).items()))
 
     def trouble(self, pod: Pod) -> str:
-        """Why it did not answer when it was last asked; empty if it did."""
+        """Return why it did not answer the last request; empty if it did."""
         return self._errors.get(pod.uid, "")
 
     async def run(self) -> None:
@@ -109,13 +109,13 @@ class Heartbeats:
             self._enqueue(job.uid)
 
     def _alarm(self, pods: list[Pod]) -> tuple[bool, ...]:
-        """Whether the gang calls for a closer look. Of workers that are asked seldom, silence means nothing."""
+        """Return whether the gang calls for a closer look. Of workers that are asked seldom, silence means nothing."""
         held = any(beat.stopped for pod in pods for beat in self.of(pod))
         first = min(pods, key=lambda pod: pod.worker)
         return held, *alarming(self.of(first), time.time())
 
     async def _ask(self, pod: Pod) -> bool:
-        """Whether it answered."""
+        """Return whether it answered."""
         try:
             async with self._turn, asyncio.timeout(POLL_TIMEOUT_SECONDS):
                 document = from_json(await _fetch(pod.ip, self._port))
@@ -129,7 +129,7 @@ class Heartbeats:
         return True
 
     def _forget_stops(self, pod: Pod) -> None:
-        """Who does not answer no longer says that a process of its is held; it may have been for a moment."""
+        """Drop the report of a held process from a worker that no longer answers; it may have been brief."""
         heard = self._received.get(pod.uid, {})
         for rank, entry in heard.items():
             if entry.beat.stopped:
@@ -150,7 +150,7 @@ class Heartbeats:
             heard[beat.rank] = _ReceivedHeartbeat(_by_clock_at(beat, known.beat.at), beat.at)
 
     def _signs(self, pods: list[Pod]) -> tuple[object, ...]:
-        """What is news when it changes; a mere step is not, but that there is none for long is."""
+        """Return the parts whose change matters; a mere step does not, but a long lack of steps does."""
         heard = (entry.beat for pod in pods for entry in self._received.get(pod.uid, {}).values())
         return self._alarm(pods), [change_key(beat) for beat in heard]
 

@@ -33,7 +33,7 @@ class LeadershipLost(Exception):
 
 
 class Readiness:
-    """Whether the API server answers about the lease: without that an operator neither leads nor waits to.
+    """State of the lease: whether the API server answers about it. Otherwise an operator neither leads nor waits to.
 
     Read by /readyz from another thread.
     """

@@ -44,7 +44,7 @@ _WITH_GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class NetworkPlan:
-    """What the network asks of one worker's container."""
+    """Needs of the network in one worker's container."""
 
     environment: dict[str, str]  # variables for the trainer
     resources: dict[str, str]  # quantities of the container, by resource

@@ -1,4 +1,4 @@
-"""What the API is told of a cluster's nodes, in one ConfigMap: compressed, for it must hold five thousand of them."""
+"""Report on a cluster's nodes for the API, in one ConfigMap, compressed to hold five thousand nodes."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is known of one node.
+    """Known state of one node.
 
     `node` is all of it, as if nobody else used it. Its kubelet reports if it `answers`, else it is silent since
     `silent_since`. `unfit` says why no new worker should go there; if it is empty, those may that tolerate its taints.
@@ -80,13 +80,13 @@ class NodeFacts:
     faults: tuple[agents.Notice, ...] = ()
 
     def unfit_for(self, tolerations: Iterable[Toleration]) -> str:
-        """Why no new worker with these tolerations, beside the platform's, should go there; empty if it may."""
+        """Return why no new worker with these tolerations, besides the platform's, should go there; empty if it may."""
         keeping_out = next((taint for taint in self.node.taints if not tolerated(taint, tolerations)), None)
         return self.unfit or (f"it has the taint {keeping_out[0]}" if keeping_out else "")
 
 
 def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> NodeFacts:
-    """What matters of a node, as the API server has it. `tolerations` are those that every worker has."""
+    """Return the relevant state of a node. `tolerations` are those that every worker has."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels, free = meta.get("labels") or {}, status.get("allocatable") or {}
     ready: Object = next((entry for entry in status.get("conditions") or () if entry["type"] == "Ready"), {})
@@ -119,7 +119,7 @@ def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> 
 
 
 def _agent_seen(item: Object) -> float | None:
-    """When the node's agent last wrote; 0 if it said that it stops, None if there never was one."""
+    """Return when the node's agent last wrote; 0 if it said that it stops, None if there never was one."""
     for entry in (item.get("status") or {}).get("conditions") or ():
         if entry["type"] == agents.AGENT_CONDITION:
             return (seconds_of(entry.get("lastHeartbeatTime")) or 0.0) if entry.get("status") == "True" else 0.0
@@ -131,7 +131,7 @@ def _capacity(labels: dict[str, str]) -> CapacityType:
 
 
 def _notices_in(annotations: dict[str, str]) -> tuple[agents.Notice, ...]:
-    """What the node's agent wrote; what can't be understood says nothing."""
+    """Return the notices of the node's agent; unreadable ones are ignored."""
     try:
         text = annotations.get(agents.NOTICES)
         return agents.NodeNotices.model_validate_json(text).notices if text else ()
@@ -210,7 +210,7 @@ class Nodes:
             self._on_change(name)
 
     def agents(self) -> dict[str, int]:
-        """How many nodes have an agent that watches, had one that fell silent, or none. Nothing else hangs on it."""
+        """Count the nodes with a watching agent, a silent one, or none. It is only reported."""
         now = self._now()
         silent = sum(now - at > AGENT_SILENT_SECONDS for at in list(self._agents.values()))
         return {
@@ -237,7 +237,7 @@ class _Use:
 
 
 class Others:
-    """What pods that Muster did not place use of each node: daemons, other people's work, gangs of other schedulers."""
+    """Usage of each node by pods that Muster did not place: daemons, other people's work, gangs of other schedulers."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
@@ -276,7 +276,7 @@ class Others:
         )
 
     def held(self) -> tuple[Reservation, ...]:
-        """What the others use, node by node; it may become free."""
+        """Return what the others use, node by node; it may become free."""
         return tuple(
             Reservation(f"others/{node}", 0, "", (node,), "", "", int(gpus), cpus, int(memory))
             for (node, daemons), (gpus, cpus, memory, pods) in self._totals.items()

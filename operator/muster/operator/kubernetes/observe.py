@@ -165,7 +165,7 @@ def _worker(
 
 
 def last_heartbeat(pod: Pod) -> tuple[Heartbeat, ...]:
-    """What an ended worker left with its exit record: newer than what was last heard of it."""
+    """Return the last report that an ended worker left with its exit record, newer than its last heartbeat."""
     if pod.end is None or LAST_HEARTBEAT not in pod.end.message:
         return ()
     try:
@@ -209,7 +209,7 @@ def _exit_record_in(message: str) -> WorkerExit | None:
 
 @lru_cache(maxsize=1_024)  # a gang that has ended is looked at several times before its pods are gone
 def _exit(end: End, environment: Environment) -> WorkerExit:
-    """What the worker wrote of its end; the kubelet's account where it wrote nothing."""
+    """Return the worker's own record of its end, or else the kubelet's."""
     secret = dict(environment)
     told = _exit_record_in(end.message)
     if told is None:

@@ -1,4 +1,4 @@
-"""What the operator remembers of a pod: some fifteen fields of several hundred, because there are many pods."""
+"""Memory of a pod: some fifteen of its several hundred fields, because there are many pods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a container ended, by the kubelet. `message` is what it left in its termination message."""
+    """End of a container, as the kubelet reports it. `message` is what it left in its termination message."""
 
     container: str
     exit_code: int
@@ -31,7 +31,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What is known of one pod.
+    """Known state of one pod.
 
     `gates` are the scheduling gates that still hold it. `node` is empty until it is scheduled. `trouble` says why it
     does not start, in the kubelet's or scheduler's words, and it is `refused` where that lasts until its user changes
@@ -151,7 +151,7 @@ def _end(trainer: Object, inits: list[Object]) -> End | None:
 
 
 def _failing(containers: list[Object]) -> str:
-    """Which containers beside the trainer have ended badly, now or before their last restart."""
+    """Return the containers besides the trainer that have failed, now or before their last restart."""
     found = []
     for entry in containers:
         ends = [(entry.get(state) or {}).get("terminated") or {} for state in ("state", "lastState")]
@@ -162,7 +162,7 @@ def _failing(containers: list[Object]) -> str:
 
 
 def _refusal(containers: list[Object]) -> str:
-    """Why our own containers can't be started until the job's user changes something; empty where they can."""
+    """Return why our own containers can't start until the job's user changes something; empty if they can."""
     for entry in containers:
         waiting = (entry.get("state") or {}).get("waiting") or {}
         reason, message = waiting.get("reason", ""), waiting.get("message", "")

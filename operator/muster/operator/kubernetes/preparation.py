@@ -1,4 +1,4 @@
-"""What must be there before a gang's first pod: names, the fence's permission, the gang's own objects."""
+"""Preparation before a gang's first pod: names, the fence's permission, the gang's own objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What projects may hold: one ConfigMap, which the API writes and admission reads at each pass."""
+"""Quotas of projects: one ConfigMap, which the API writes and admission reads at each pass."""
 
 from __future__ import annotations
 

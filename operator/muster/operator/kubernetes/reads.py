@@ -1,4 +1,4 @@
-"""What must be fresh, asked of the API server itself: one job, its pods, and which jobs there are at all."""
+"""Fresh reads from the API server itself: one job, its pods, and the list of all jobs."""
 
 from __future__ import annotations
 

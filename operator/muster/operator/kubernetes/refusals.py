@@ -28,7 +28,7 @@ _SAYS_NO_CAUSE = re.compile(r'Back-off pulling image "[^"]*"')  # kubelets befor
 
 
 def is_refusal(reason: str, message: str) -> bool:
-    """Whether a container that waits for this reason will wait until its user changes the job or what it names."""
+    """Return whether a container with this reason waits until its user changes the job or what it names."""
     if reason in _FINAL:
         return True
     if reason in ("ErrImagePull", BACK_OFF):
@@ -37,7 +37,7 @@ def is_refusal(reason: str, message: str) -> bool:
 
 
 def says_no_cause(trouble: str) -> bool:
-    """Whether a kubelet only says that it waits before it pulls again, and not why the last pull failed."""
+    """Return whether the kubelet only says that it waits before the next pull, and not why the last one failed."""
     reason, _, message = trouble.partition(": ")
     return reason == BACK_OFF and (not message or bool(_SAYS_NO_CAUSE.fullmatch(message)))
 

@@ -1,4 +1,4 @@
-"""Why the API server lets a worker not exist, and whether that may change by itself. Pure."""
+"""Rejections of workers by the API server, and whether they may pass by themselves. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FINAL = frozenset({400, 404, 422})  # BadRequest, NotFound (of what the job nam
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Why a worker was not made."""
+    """Reason why a worker was not created."""
 
     kind: Rejection
     why: str

@@ -44,7 +44,7 @@ _MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
 
 
 class DiskLimits(Spec):
-    """How much of a node's disk a worker's folders may hold, as Kubernetes quantities; None: as much as there is.
+    """Size limits of a worker's folders, as Kubernetes quantities; None means no limit.
 
     A pod that holds more is evicted by its kubelet, which is then its job's fault and not the node's.
     """
@@ -59,7 +59,7 @@ class DiskLimits(Spec):
 
 @dataclass(frozen=True, slots=True, eq=False)  # known by identity: a key of what is kept per gang
 class Site:
-    """What is the same for every worker of a cluster.
+    """Settings that are the same for every worker of a cluster.
 
     `image` and `checkpoint_uri` hold for jobs that name none. `api_server` is its address as workers reach it. Workers
     look at their node before the gang meets if `preflight` says so; None means where it has GPUs. `preflight_answers`
@@ -258,7 +258,7 @@ def _image(job: Job, site: Site) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Same:
-    """What the pods of a gang have in common. Not to be changed: it is in all of them."""
+    """Common part of a gang's pods. It is shared by all of them and must not be changed."""
 
     container: Object
     volumes: list[Object]

@@ -183,7 +183,7 @@ async def _report_nodes(client: Client, namespace: str, world: KubernetesWorld) 
 
 
 async def _until(stop: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the work ended before the wish to stop came."""
+    """Return whether the work ended before the request to stop."""
     task = asyncio.ensure_future(work)
     await asyncio.wait([stop, task], return_when=asyncio.FIRST_COMPLETED)
     if task.done():

@@ -32,7 +32,7 @@ def _identity() -> str:
 
 
 class KubernetesSettings(SourceSettings):
-    """What an operator is told by its environment (MUSTER_OPERATOR_*); most of it goes into Site, which explains it.
+    """Settings of the operator from its environment (MUSTER_OPERATOR_*); most go into Site, which explains them.
 
     The lease and the reservations lie in `namespace`; None means the operator's own. No two operators may have the same
     `identity`. `namespace_limits` is how many accelerators the jobs of a namespace may hold together, as JSON.

@@ -198,7 +198,7 @@ class KubernetesWorld:
         self._changes.enqueue(uid)
 
     def phases(self) -> dict[str, int]:
-        """How many jobs are in each phase. From any thread."""
+        """Return the number of jobs in each phase. It may be called from any thread."""
         return Counter(str(job.status.phase) for job in self.known())
 
     async def close(self) -> None:
@@ -217,7 +217,7 @@ class KubernetesWorld:
         self._commits.forget(uid)
 
     def _notes(self, job: Job) -> tuple[str, ...]:
-        """What the next attempt's words should say beside its nodes: which of our settings the user replaced."""
+        """Return a remark for the next attempt's message: which of our settings the user replaced."""
         gang, env = job.spec.gang, job.spec.runtime.env
         if not gang.gpus_per_node or job.status.phase not in (Phase.QUEUED, Phase.RESTARTING):
             return ()
@@ -236,7 +236,7 @@ class KubernetesWorld:
         return tuple(pod for pod in self.pods.leaving(uid) if pod.uid not in here)
 
     def _waiting(self, job: Job, pods: tuple[Pod, ...]) -> str:
-        """Why another scheduler has not placed the starting gang."""
+        """Return why another scheduler has not placed the starting gang."""
         gang = self.gangs.of(job)
         if gang.places or job.status.phase is not Phase.STARTING:
             return ""

@@ -69,7 +69,7 @@ def claim_folder(folder: Path) -> Claim:
 
 
 def read_claim(folder: Path) -> dict[str, Any]:
-    """What the newest holder told, dead or alive; empty if nothing can be read."""
+    """Return the newest holder's record, whether it lives or not; empty if nothing can be read."""
     with contextlib.suppress(OSError, ValueError):
         facts = json.loads(State(folder).operator.read_text())
         return facts if isinstance(facts, dict) else {}

@@ -44,7 +44,7 @@ _NO_PATHS = ("HOME", "TMPDIR", "SHELL", "XDG_")
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What runs as each worker, which variables it inherits beside those that every worker needs, and those that come
+    """Command of each worker, the variables that it inherits beside those that every worker needs, and those that come
     from secrets."""
 
     command: tuple[str, ...]
@@ -113,7 +113,7 @@ def _own(runtime: Runtime, secrets: Mapping[str, str]) -> dict[str, str]:
 
 
 def ignored(runtime: Runtime) -> tuple[str, ...]:
-    """What the job asks of its runtime that means nothing here: a worker is a process of this machine, not a pod."""
+    """Return the runtime settings that have no meaning here: a worker is a process of this machine, not a pod."""
     asked = {
         "image": runtime.image,
         "envFrom": [source for source in runtime.env_from if not (source.get("secretRef") or {}).get("name")],
@@ -129,7 +129,7 @@ def checkpoint_folder(state: State, spec: JobSpec, uid: str) -> str:
 
 
 def cache_folder(state: State, job: TrainingJob) -> Path:
-    """Where prepared data is kept: of the jobs of one project together, for these may read one another's data."""
+    """Return the cache of prepared data, shared by the jobs of one project, which may read one another's data."""
     return state.cache / _project_of(job)
 
 
@@ -140,7 +140,7 @@ def _project_of(job: TrainingJob) -> str:
 def _sandbox(
     state: State, job: TrainingJob, key: WorkerKey, inherited: Mapping[str, str], start: WorkerStart
 ) -> Sandbox:
-    """What the worker may reach. `inherited` is what it has of our own environment, where paths are ours to give."""
+    """Return the worker's access. `inherited` are its variables from our own environment, whose paths we may grant."""
     spec, uid = job.spec, job.metadata.uid
     home = Path.home()
     hub = inherited.get("HF_HOME") or home / ".cache" / "huggingface"

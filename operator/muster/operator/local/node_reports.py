@@ -1,4 +1,4 @@
-"""What the API is told of this machine's virtual nodes."""
+"""Reports on this machine's virtual nodes, for the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What virtual nodes have to say: files in the state folder, by a node agent or by whoever plays one.
+"""Notices of virtual nodes: files in the state folder, written by a node agent or a stand-in.
 
 `python -m muster.agent announce local-1 spot` writes such a file; docs/operations.md tells more.
 """
@@ -44,7 +44,7 @@ class Notices:
             return {}
 
     def of(self, node: str) -> tuple[Notice, ...]:
-        """What it says itself, and what is said of the machine that it is a part of."""
+        """Return the node's own notices and those of its machine."""
         return (*self._notices_of(node), *self._notices_of(MACHINE))
 
     def _notices_of(self, node: str) -> tuple[Notice, ...]:
@@ -63,7 +63,7 @@ class Notices:
         return frozenset(node for node in nodes if any(notice.keeps_out for notice in self.of(node)))
 
     def signals(self, status: JobStatus, workers: Iterable[Worker]) -> tuple[Signal, ...]:
-        """What concerns the living attempt."""
+        """Return the notices that concern the current attempt."""
         if status.phase not in _LIVING:
             return ()
         return tuple(

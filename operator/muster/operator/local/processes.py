@@ -38,7 +38,7 @@ MARKS_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, order=True)
 class WorkerKey:
-    """Which worker of which life of which job."""
+    """Identity of a worker: its job, attempt and number."""
 
     job_uid: str
     attempt: int
@@ -49,7 +49,7 @@ class WorkerKey:
 
 
 class WorkerRecord(Record):
-    """What was started as a worker."""
+    """Process that was started as a worker."""
 
     job_uid: str
     attempt: int
@@ -175,7 +175,7 @@ def marked(state: State, pid: int) -> WorkerKey | None:
 
 
 def alive(state: State, record: WorkerRecord) -> bool:
-    """Whether the recorded launcher still runs.
+    """Return whether the recorded launcher still runs.
 
     The marks decide. A process that overwrote its environment (setproctitle does) is known by its start time instead.
     """
@@ -217,13 +217,13 @@ def read_record(state: State, key: WorkerKey) -> WorkerRecord | None:
 
 
 def exists(state: State, key: WorkerKey) -> bool:
-    """Whether the worker has had its life or has it now, and was not removed: cheap, so not a proof of absence."""
+    """Return whether the worker runs or ran and was not removed. This check is cheap, so it is no proof of absence."""
     folder = key.folder(state)
     return ((folder / RECORD).exists() or (folder / EXIT_RECORD).exists()) and not (folder / REMOVED).exists()
 
 
 def is_claimed(state: State, key: WorkerKey) -> bool:
-    """Whether a launcher holds the worker's claim: true from the fork on, also before its marks can be read."""
+    """Return whether a launcher holds the worker's claim: true from the fork on, even before its marks can be read."""
     try:
         claim = os.open(key.folder(state) / CLAIM, _CLAIMING)
     except OSError:
@@ -250,7 +250,7 @@ def exit_code_of(pid: int) -> int | None:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether that very process still runs; a zombie does not."""
+    """Return whether that very process still runs; a zombie does not."""
     reap()
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
@@ -307,7 +307,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """What the process was started with; empty where it may not be read. /proc directly: five times psutil's speed."""
+    """Return the process's environment; empty where it may not be read. /proc directly: five times psutil's speed."""
     if sys.platform != "linux":
         try:
             return psutil.Process(pid).environ()
@@ -337,7 +337,7 @@ def _parent(process: psutil.Process) -> int | None:
 
 
 def _began(process: psutil.Process) -> float:
-    """When it began, in seconds since 1970; never for one that is gone."""
+    """Return when it began, in seconds since 1970; infinity for one that is gone."""
     try:
         return process.create_time()
     except psutil.Error:

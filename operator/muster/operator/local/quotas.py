@@ -1,4 +1,4 @@
-"""What projects may hold, read from the local cluster's file, where the API writes it."""
+"""Quotas of projects, read from the local cluster's file, where the API writes them."""
 
 from __future__ import annotations
 

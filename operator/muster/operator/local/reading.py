@@ -1,4 +1,4 @@
-"""What workers wrote about themselves, read with distrust: half a file, rubbish or another attempt's is no news."""
+"""Reader of workers' reports. Partial files, garbage and reports of other attempts are ignored."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Heartbeats:
 
 
 def read_exit(state: State, key: WorkerKey) -> WorkerExit | None:
-    """What the launcher left behind, if anything readable."""
+    """Return the launcher's exit record, if it is readable."""
     try:
         ended = WorkerExit.model_validate_json(read_regular(key.folder(state) / EXIT_RECORD))
     except (OSError, ValidationError):

@@ -26,7 +26,7 @@ class SecretReader:
         self._cluster, self._box = cluster, SecretBox(key_file)
 
     def variables(self, job: TrainingJob) -> dict[str, str]:
-        """What the job's workers get from secrets, by the name of the variable. Raises SecretMissing."""
+        """Return the workers' variables from secrets, by name. Raises SecretMissing."""
         project, env = _project(job), job.spec.runtime
         kept: Mapping[tuple[str, str], str] | None = None
         found: dict[str, str] = {}
@@ -48,7 +48,7 @@ class SecretReader:
         return found
 
     def values(self, job: TrainingJob) -> tuple[str, ...]:
-        """What must not be shown of what the job's workers say; nothing where it can't be had any more."""
+        """Return the values to hide in the workers' output; none if they can't be read any more."""
         try:
             return tuple(self.variables(job).values())
         except SecretMissing:
@@ -75,7 +75,7 @@ class RefusedWorkers:
         )  # fmt: skip
 
     def drop(self, key: WorkerKey) -> bool:
-        """Whether it was one of them."""
+        """Return whether it was one of them."""
         return self._refused.pop(key, None) is not None
 
     def of_job(self, uid: str) -> Iterator[Worker]:

@@ -123,7 +123,7 @@ def _reporter(world: LocalWorld) -> NodeReporter:
 
 
 async def _first_of(*tasks: asyncio.Task[str | None]) -> str | None:
-    """What the first task to end returned; the others are cancelled. Raises its error, if that is how it ended."""
+    """Return the result of the first task to end and cancel the others. Raises its error if it failed."""
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return next(iter(done)).result()

@@ -69,7 +69,7 @@ class WorkerStarter:
         return processes.start(self._state, key, action.node, self.how.command, environment, gpus)
 
     def concealed(self, job: TrainingJob) -> dict[str, str]:
-        """What must not be shown of what the job's workers say, by any name."""
+        """Return the values to hide in the workers' output, by any name."""
         own = {variable.name: variable.value for variable in job.spec.runtime.env}
         return own | {f"SECRET_{number}": value for number, value in enumerate(self._secrets.values(job))}
 

@@ -19,7 +19,8 @@ OOM_KILLED = "OOMKilled"  # Worker.reason: as a kubelet calls it, so that a job 
 
 
 class Workers:
-    """What stands in the folders is the truth; `removed` in memory only spares a full disk from holding up recovery."""
+    """Workers of this machine. Their folders are the truth; `removed` in memory only keeps a full disk from blocking
+    recovery."""
 
     def __init__(self, state: State, heartbeats: Heartbeats, reads_only: bool = False) -> None:
         self._state = state
@@ -109,7 +110,7 @@ class Workers:
 
 
 def ended(state: State, key: WorkerKey) -> bool:
-    """Whether its exit record is there: the launcher's last deed."""
+    """Return whether its exit record exists, which the launcher writes last."""
     return (key.folder(state) / EXIT_RECORD).exists()
 
 

@@ -156,7 +156,7 @@ class LocalWorld:
         return self._fleet.jobs.known()
 
     def rank_pages(self) -> str:
-        """What all ranks on this machine tell Prometheus: their own ports are random, and open to this machine only."""
+        """Return the metrics of all ranks on this machine: their own ports are random and open to this machine only."""
         jobs = {job.uid: job for job in self._fleet.jobs.known()}
         places = [
             ({
@@ -181,7 +181,7 @@ class LocalWorld:
         self._watch.enqueue(uid)
 
     def phases(self) -> dict[str, int]:
-        """How many jobs are in each phase, as of the last admission."""
+        """Return the number of jobs in each phase, as of the last admission."""
         return Counter(str(job.status.phase) for job in self._fleet.jobs.known())
 
     async def adopt(self) -> tuple[tuple[WorkerRecord, ...], tuple[WorkerKey, ...]]:
@@ -244,7 +244,7 @@ class LocalWorld:
         )
 
     def _notes(self, job: TrainingJob) -> tuple[str, ...]:
-        """What the next attempt's words should say: that its GPUs are none."""
+        """Return a remark for the next attempt's message: that its GPUs are pretended."""
         pretended = job.spec.gang.gpus_per_node and pretends(os.environ)
         return (f"its GPUs are pretended ({Env.PRETEND_GPUS}), so it trains on the CPU",) if pretended else ()
 
@@ -262,7 +262,7 @@ class LocalWorld:
 
 
 class ReservationFile:
-    """Who holds which nodes, in one file of the state folder."""
+    """Reservations of nodes, in one file of the state folder."""
 
     def __init__(self, state: State) -> None:
         self._path = state.root / "reservations.json"

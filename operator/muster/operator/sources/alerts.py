@@ -24,7 +24,7 @@ KINDS: dict[str, SignalKind] = {
 
 
 class Outcome(StrEnum):
-    """What became of an alert: the label of muster_operator_alerts_total."""
+    """Outcome of an alert: the label of muster_operator_alerts_total."""
 
     TAKEN = "taken"
     REPEATED = "repeated"  # known already: a retry, or Alertmanager's repeat_interval

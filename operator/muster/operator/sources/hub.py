@@ -1,4 +1,4 @@
-"""Where the signals of all sources meet, until they are withdrawn or their attempt is over.
+"""Hub of the signals of all sources, until they are withdrawn or their attempt is over.
 
 All of it is a cache: what a new operator has not heard yet, its sources will repeat.
 """
@@ -58,7 +58,7 @@ class Hub:
             self.take(source, report)
 
     def signals(self, uid: str, attempt: int) -> tuple[Signal, ...]:
-        """What is known of this attempt. What was said of earlier ones is dropped."""
+        """Return the signals of this attempt. Those of earlier ones are dropped."""
         with self._lock:
             told = self._told.get(uid)
             if told is None:

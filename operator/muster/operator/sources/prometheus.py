@@ -48,7 +48,7 @@ QUERY = " or ".join(
 
 
 class BadAnswer(Exception):
-    """What came back is no answer to an instant query; the message says what it is."""
+    """The response is no answer to an instant query; the message says what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Gang:
-    """What the samples of one gang said so far. Times are by Prometheus' clock."""
+    """Samples of one gang so far. Times are by Prometheus' clock."""
 
     mark: tuple[float, float]  # when the last step ended, and whether ranks are stepping: progress is a change of it
     since: float  # when the mark was first true, as far as is known
@@ -67,7 +67,7 @@ class _Gang:
 
 
 class Progress:
-    """Whose last step lies too far back, by what was sampled so far."""
+    """Gangs whose last step is too old, by the samples so far."""
 
     def __init__(self) -> None:
         self._gangs: dict[tuple[str, str], _Gang] = {}

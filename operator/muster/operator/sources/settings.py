@@ -1,4 +1,4 @@
-"""Where to find what lies outside of the worlds: other sources, and prices. The same in every world."""
+"""Settings of what lies outside of the worlds: other sources, and prices. They are the same in every world."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _address(text: str) -> str:
 
 
 class SourceSettings(BaseSettings):
-    """Where the operator hears of jobs beside the world. Token files are read at each use: they may be rotated."""
+    """Sources of signals besides the world. Token files are read at each use: they may be rotated."""
 
     prometheus_url: Annotated[str, AfterValidator(_address)] = ""  # an empty one is not asked
     prometheus_token_file: Path | None = None  # the bearer token for Prometheus

@@ -19,9 +19,9 @@ HEARTBEAT_FRESH_SECONDS = 60.0
 
 
 class SignalWorld:
-    """Whom to believe: heartbeats are the authority on whether a gang moves. What Prometheus shows of its progress is
-    the second source, asked only where no rank has been heard directly for a minute. An alert that somebody gave a
-    `muster_action` is his wish for the attempt that it names, and is passed on as it is.
+    """Precedence of sources: heartbeats are the authority on whether a gang moves. What Prometheus shows of its
+    progress is the second source, asked only where no rank has been heard directly for a minute. An alert that somebody
+    gave a `muster_action` is his wish for the attempt that it names, and is passed on as it is.
     """
 
     def __init__(self, world: World, hub: Hub) -> None:

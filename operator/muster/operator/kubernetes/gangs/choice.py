@@ -1,4 +1,4 @@
-"""Which gang scheduler a job goes by, how its group fares there, and what is cleared away when it is over."""
+"""Choice of a job's gang scheduler, the state of its group there, and its removal."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from muster.operator.kubernetes.pods import Pod
 
 
 class Unserved(OSError):
-    """What the gang needs is not installed in this cluster, or not switched on; the message says what."""
+    """Something that the gang needs is not installed or not enabled in this cluster; the message names it."""
 
 
 class Misnamed(ValueError):
@@ -61,22 +61,22 @@ class Gang(Protocol):
     gate: str | None  # behind which pods are made where some were refused; lifted from the whole gang together
 
     def objects(self, gang: GangRef) -> tuple[Item, ...]:
-        """What must exist before the pods, in this order. Raises Unserved, Misnamed."""
+        """Return the objects that must exist before the pods, in this order. Raises Unserved, Misnamed."""
 
     def decorate(self, pod: Object, gang: GangRef) -> None:
         """Make the pod one of the gang."""
 
     def refusal(self, pod: Object) -> str:
-        """Why the pod that the API server made of it is not one of the gang after all; empty if it is."""
+        """Return why the pod that the API server made is not part of the gang after all; empty if it is."""
 
     def status_path(self, gang: GangRef) -> str | None:
         """The path of the object that says how the group fares; None if only the pods tell."""
 
     def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
-        """Why the gang has no nodes yet, in the scheduler's words; empty once every pod has one."""
+        """Return why the gang has no nodes yet, in the scheduler's words; empty once every pod has one."""
 
     def lost(self, group: Object | None) -> str:
-        """Why the group may not go on on its nodes (its quota was taken back); empty if it may."""
+        """Return why the group must leave its nodes (its quota was taken back); empty if it may stay."""
 
     def remains(self, gang: GangRef) -> tuple[str, ...]:
         """Paths of objects to delete when the job has given its nodes back."""
@@ -118,7 +118,7 @@ def pod_group(api: str, gang: GangRef, spec: Object, needs: str, kind: str = "Po
 
 
 def minimal_resources(gang: GangRef) -> Object:
-    """What the gang needs in all, as far as the job says."""
+    """Return the gang's total needs, as far as the job states them."""
     from muster.operator.core.placement import shape_of
     from muster.operator.kubernetes.nodes import GPU
 
