@@ -191,6 +191,10 @@ def test_who_holds_how_much_is_named_for_gpus_cpus_and_memory_alike() -> None:
     assert admit(fleet(away, [summary("waits", needs)]), ()).waits["waits"].because == (
         "gang needs 1 node with 2 CPUs each, none is free; 4 nodes not ready"
     )
+    cordoned = [replace(each, ready=False, away="cordoned" if each.name < "d" else "not ready") for each in nodes]
+    assert admit(fleet(cordoned, [summary("waits", needs)]), ()).waits["waits"].because == (
+        "gang needs 1 node with 2 CPUs each, none is free; 3 nodes cordoned; 1 node not ready"
+    )
 
 
 def test_namespace_limits() -> None:

@@ -239,3 +239,19 @@ def test_late_news_of_a_pod_that_a_fresh_list_does_not_have_is_not_a_pod_that_le
     pods.replace(JOB_UID, ())
     pods.put(pod_item(version=2, meta={"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": 5}))
     assert pods.leaving(JOB_UID) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "away"),
+    [
+        ({"spec": {"unschedulable": True}}, "cordoned"),
+        ({"ready": "False", "spec": {"unschedulable": True}}, "not ready"),
+        (
+            {"spec": {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]}},
+            "going away or at fault",
+        ),
+    ],
+)
+def test_a_node_that_takes_no_workers_says_why(changes: dict[str, object], away: str) -> None:
+    node = facts(**changes).node
+    assert (node.ready, node.away) == (False, away)

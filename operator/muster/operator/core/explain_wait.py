@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from muster.contract.text import plural
@@ -41,8 +42,8 @@ class _Holding:
     """What all of its jobs hold together."""
     others: _Held = _Held()
     """What Muster did not place."""
-    away: int = 0
-    """How many of the nodes are not ready."""
+    away: dict[str, int] = field(default_factory=dict)
+    """How many of the nodes take no workers, by why (cordoned, not ready)."""
 
 
 class Holders:
@@ -56,7 +57,7 @@ class Holders:
         self._said: dict[tuple[Shape, str, str], str] = {}
 
     def words(self, reader: JobSummary, shape: Shape, pool: str = "") -> str:
-        """`held by …`, the largest holders first, and how many nodes are not ready, as `reader` may be told.
+        """`held by …`, the largest holders first, and how many nodes take no workers and why, as `reader` may be told.
 
         If a `pool` is given, that is said of its nodes alone.
         """
@@ -69,7 +70,8 @@ class Holders:
 
     def _work_out(self, shape: Shape, pool: str) -> _Holding:
         fitting = [node for node in self._nodes if shape.carried_by(node) and pool in ("", node.pool)]
-        names, found = {node.name for node in fitting}, _Holding(away=sum(not node.ready for node in fitting))
+        away = Counter(node.away for node in fitting if not node.ready)
+        names, found = {node.name for node in fitting}, _Holding(away=dict(sorted(away.items())))
         for entry in (*self._entries, *self._others):
             if not (count := len(names.intersection(entry.nodes))):
                 continue
@@ -100,8 +102,7 @@ def _describe_holding(found: _Holding, project: str) -> str:
     parts = [f"held by {named}"] if ranked else []
     if len(ranked) > HOLDERS_NAMED_MAX:
         parts[0] += f" and {len(ranked) - HOLDERS_NAMED_MAX} more"
-    if found.away:
-        parts.append(f"{plural(found.away, 'node')} not ready")
+    parts += [f"{plural(count, 'node')} {why}" for why, count in found.away.items()]
     return "; ".join(parts)
 
 

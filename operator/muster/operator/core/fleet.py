@@ -36,6 +36,8 @@ class Node:
     labels: dict[str, str] = field(default_factory=dict)
     ready: bool = True
     """It is healthy, not cordoned and not being drained, so that new workers may go there."""
+    away: str = "not ready"
+    """Why it is not, in a word or two that stand after a number of nodes: `cordoned`, `being drained`."""
     taints: tuple[tuple[str, str, str], ...] = ()
     """Key, value and effect of those taints that keep out every worker that does not tolerate them by itself."""
 

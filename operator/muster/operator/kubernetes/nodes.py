@@ -111,6 +111,7 @@ def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> 
         instance_type=labels.get("node.kubernetes.io/instance-type", ""),
         labels=labels,
         ready=not unfit,
+        away=_away(answers, bool(spec.get("unschedulable")), notice),
         taints=tuple(taint for taint in taints if taint[0] not in passing and not tolerated(taint, tolerations)),
     )
     silent_since = 0.0 if answers else seconds_of(ready.get("lastTransitionTime")) or now
@@ -155,6 +156,15 @@ def _notice(
     if health.startswith("UnschedulablePending"):
         return Notice(SignalKind.NODE_DRAIN, now, f"HyperPod marked the node {health}", HEALTH_LABEL)
     return None
+
+
+def _away(answers: bool, cordoned: bool, notice: Notice | None) -> str:
+    """Why it takes no workers, where it takes none, in the words of a sentence about several nodes."""
+    if not answers:
+        return "not ready"
+    if cordoned:
+        return "cordoned"
+    return "going away or at fault" if notice is not None else "unhealthy or tainted"
 
 
 def _unfit(answers: bool, cordoned: bool, labels: dict[str, str], notice: Notice | None, passing: Sequence[str]) -> str:
