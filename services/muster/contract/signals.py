@@ -147,6 +147,7 @@ class WorkerExit(Record):
     message: str = ""
     log_tail: str = ""
     oom_killed: bool = False  # by its launcher, for its memory: what a kubelet calls OOMKilled
+    unexplained: bool = False  # by a signal that neither Muster nor the kernel, for want of memory, has sent
 
 
 class SignalKind(StrEnum):

@@ -84,3 +84,15 @@ def test_the_lost_peer_may_speak_before_those_that_live_are_removed() -> None:
 def test_a_clock_that_jumps_makes_nobody_wait_for_a_word(jump: float) -> None:
     seen = survivors_word()
     assert decide(replace(seen, now=NOW + jump)).actions
+
+
+def test_a_death_by_a_foreign_hand_is_charged_to_no_node() -> None:
+    seen = running()
+    killed = exited(1, 137, message="rank 1 was killed by SIGKILL", signal=9, node_blameless=True)
+    after = decide(replace(seen, workers=(seen.workers[0], killed))).status
+    assert (after.phase, after.node_faults, after.excluded_nodes) == (Phase.RESTARTING, (), ())
+    assert after.last_failure is not None
+    assert (after.last_failure.cause, after.last_failure.node) == (Cause.INFRASTRUCTURE, None)
+    assert after.last_failure.message == (
+        "rank 1 was killed by SIGKILL; neither Muster nor the kernel's memory killer did that, so b is not charged"
+    )

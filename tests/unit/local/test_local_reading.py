@@ -165,13 +165,14 @@ def test_a_death_without_a_record_is_written_down_with_the_end_of_the_log(state:
     (KEY.folder(state) / "log").write_text("x" * 5_000 + "\nlast words\n")
     ended = exit_without_record(state, KEY, 137, write=True)
     assert (ended.exit_code, ended.signal, ended.log_tail) == (137, 9, "last words\n")
+    assert ended.unexplained
     assert ended.message == "its processes are gone and left no exit record (exit code 137)"
     assert read_exit(state, KEY) == ended
 
 
 def test_a_death_that_nobody_saw_is_taken_for_a_kill(state: State) -> None:
     ended = exit_without_record(state, KEY, None, write=False)
-    assert (ended.exit_code, ended.signal) == (137, None)
+    assert (ended.exit_code, ended.signal, ended.unexplained) == (137, None, False)
     assert ended.message.endswith("(its end was not seen; most likely it was killed)")
     assert read_exit(state, KEY) is None, "a guest writes nothing"
 

@@ -411,6 +411,19 @@ async def test_a_guest_writes_nothing(house: House) -> None:
     assert not (house.key().folder(house.world.state) / "exit.json").exists()
 
 
+async def test_a_death_by_a_foreign_hand_speaks_against_no_node(house: House) -> None:
+    await house.create(0)
+    await house.create(1)
+    psutil.Process(house.pid()).kill()
+    end = WorkerExit(exit_code=152, signal=24, at=1.0, message="rank 0 was killed by SIGXCPU", unexplained=True)
+    (house.key(1).folder(house.world.state) / "exit.json").write_text(dump_json(end))
+    processes_gone(house)
+    seen = await house.world.observe(house.uid, fresh=True)
+    assert seen is not None
+    assert [worker.node_blameless for worker in seen.workers] == [True, True]
+    await house.world.stop_workers(0.0)
+
+
 async def test_gpus_are_shared_out_and_never_twice(tmp_path: Path) -> None:
     house = House(tmp_path, gpus_per_node=4, gpusPerNode=2, nodes=1)
     for worker in (0, 1):

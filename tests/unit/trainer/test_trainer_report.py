@@ -143,3 +143,19 @@ def test_a_disk_that_can_not_be_written_is_found(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("MUSTER_WORKER_DIR", str(tmp_path / "worker"))
     monkeypatch.setattr(preflight, "DISK_BYTES_MIN", 0)
     assert preflight.disk() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(BrokenPipeError(), ""), (ConnectionResetError(), ""), (ValueError("a bug"), "a bug")]
+)
+def test_an_operator_that_gives_up_a_question_leaves_no_traceback_in_the_log(
+    error: Exception, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with report._server_of("")(("127.0.0.1", 0), report._handler(Path("."), "")) as server:
+        try:
+            raise error
+        except Exception:
+            server.handle_error(None, ("127.0.0.1", 1))
+    told = capsys.readouterr().err
+    assert words in told
+    assert bool(told) == bool(words)

@@ -25,7 +25,7 @@ from muster.trainer.errors import (
     is_lost_peer,
     is_out_of_memory,
 )
-from muster.trainer.launch.verdict import RankEnd, log_tail, read_end, root, worker_exit
+from muster.trainer.launch.verdict import RankEnd, is_unexplained, log_tail, oom_kills, read_end, root, worker_exit
 from muster.trainer.train.metrics import Metrics, StepLog
 from muster.trainer.train.rank_state import RankState
 
@@ -279,6 +279,21 @@ def test_a_killed_rank_as_a_shell_shows_it() -> None:
     end = worker_exit([RankEnd(2, -9, 4.0, step=7)], False, 15)
     assert (end.exit_code, end.signal, end.rank, end.step) == (137, 9, 2, 7)
     assert end.message == "rank 2 was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("number", "before", "now", "unexplained"),
+    [(9, 3, 3, True), (24, 0, 0, True), (9, 3, 4, False), (9, None, None, False), (11, 3, 3, False)],
+)
+def test_a_signal_that_nobody_known_has_sent(
+    number: int, before: int | None, now: int | None, unexplained: bool
+) -> None:
+    end = worker_exit([RankEnd(0, -number, 4.0)], False, 15)
+    assert is_unexplained(end, before, now) == unexplained
+
+
+def test_the_kernel_counts_whom_it_kills_for_memory() -> None:
+    assert isinstance(oom_kills(), int)
 
 
 def test_a_rank_stopped_while_it_started() -> None:

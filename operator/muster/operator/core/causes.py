@@ -171,10 +171,10 @@ def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
         cause=cause,
         attempt=worker.attempt,
         at=end.at if end else worker.since or seen.now,
-        message=_describe_end(worker) + (_arithmetic(worker) if cause is Cause.OUT_OF_MEMORY else ""),
+        message=_describe_end(worker) + (_arithmetic(worker) if cause is Cause.OUT_OF_MEMORY else _foreign(worker)),
         worker=worker.worker,
         rank=end.rank if end else None,
-        node=worker.node,
+        node=None if worker.node_blameless else worker.node,
         step=end.step if end else None,
         exit_code=code,
         log_tail=end.log_tail if end else "",
@@ -201,6 +201,12 @@ def _arithmetic(worker: Worker) -> str:
     if worker.exit is not None and worker.exit.exit_code == ExitCode.OUT_OF_MEMORY:
         return ""
     return next((f"; {beat.memory}" for beat in worker.heartbeats if beat.memory), "")
+
+
+def _foreign(worker: Worker) -> str:
+    if not worker.node_blameless:
+        return ""
+    return f"; neither Muster nor the kernel's memory killer did that, so {worker.node} is not charged"
 
 
 def _describe_end(worker: Worker) -> str:

@@ -60,6 +60,8 @@ class Worker:
     refusal: str = ""
     """Why its node can't start it until its user changes the job or what it names, and what to do; empty where it
     can, or where that may pass by itself."""
+    node_blameless: bool = False
+    """Its end says nothing against its node: somebody on the machine ended it."""
     warning: str = ""
     """What is wrong beside it while it runs: a container that others put into its pod has failed."""
 

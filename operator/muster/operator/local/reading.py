@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from muster.storage.small_files import open_regular, open_to_append, read_regula
 
 LOG_TAIL_BYTES = 4_096
 KILLED = 137  # 128 + SIGKILL
+# What a process of the same user can bring about by kill(2) or prlimit(2), and a job's own code hardly does to itself.
+FOREIGN_SIGNALS = (signal.SIGKILL, signal.SIGXCPU)
 SILENCE_SECONDS = 2.0  # a heartbeat older than two of its periods makes us look at the process behind it
 PORT_TAKEN = ("EADDRINUSE", "Address already in use")
 
@@ -121,9 +124,12 @@ def exit_without_record(state: State, key: WorkerKey, exit_code: int | None, wri
     if exit_code is not None and any(words in tail for words in PORT_TAKEN):
         exit_code = int(ExitCode.PREFLIGHT_FAILED)
         message = "another process took the port on which the workers were to meet; the next attempt gets another"
+    number = exit_code - 128 if exit_code is not None and exit_code > 128 else None
     ended = WorkerExit(
         exit_code=KILLED if exit_code is None else exit_code,
-        signal=exit_code - 128 if exit_code is not None and exit_code > 128 else None,
+        signal=number,
+        # The kernel's memory killer takes the largest process, which a launcher never is.
+        unexplained=number in FOREIGN_SIGNALS,
         at=time.time(),
         message=message,
         log_tail=tail,

@@ -97,6 +97,7 @@ class Workers:
             heartbeats=self._heartbeats.read(key),
             removing=removing,
             reason=reason,
+            node_blameless=ended is not None and ended.unexplained,
             since=ended.at if ended else started_at,
         )
 

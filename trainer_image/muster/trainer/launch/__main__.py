@@ -3,9 +3,12 @@
 import os
 import sys
 
-from muster.trainer.launch.worker import main
+from muster.trainer.launch.early_stop import end_on_signals
 
 if __name__ == "__main__":
+    end_on_signals()
+    from muster.trainer.launch.worker import main
+
     result = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -129,6 +129,12 @@ def _server_of(host: str) -> type[ThreadingHTTPServer]:
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """An operator that gives up a question closes its connection: that is no news for the job's user."""
+            if not isinstance(sys.exc_info()[1], ConnectionError):
+                super().handle_error(request, client_address)
+
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     return Server

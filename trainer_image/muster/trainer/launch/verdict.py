@@ -51,6 +51,23 @@ def worker_exit(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float)
     return WorkerExit(exit_code=code, at=time.time(), rank=end.rank, signal=killed_by, step=end.step, message=message)
 
 
+def oom_kills() -> int | None:
+    """How many processes the kernel has killed for want of memory; None where that can't be told."""
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
+    except OSError:
+        return None
+
+
+def is_unexplained(end: WorkerExit, oom_kills_before: int | None, oom_kills_now: int | None) -> bool:
+    """Whether a signal ended the worker that nobody known has sent: on a shared machine another process of its user can
+    do that, directly or by a limit of processor time. What the launcher itself killed never comes here.
+    """
+    foreign = end.signal in (signal.SIGKILL, signal.SIGXCPU)
+    return foreign and oom_kills_before is not None and oom_kills_before == oom_kills_now
+
+
 def root(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float) -> RankEnd:
     """The end that the others followed from: a reason of its own before a lost peer before the agent's cleaning up;
     among equals the earliest."""
@@ -109,6 +126,12 @@ def hung_ranks(directory: Path, since: float) -> list[HungRank]:
         words = f"rank {beat.rank} {'is stopped ' if stopped else ''}{place}, {idle:.0f} s without progress"
         found.append(HungRank(beat.rank, beat.pid, stopped, words + (f": {beat.stands}" if beat.stands else "")))
     return found if held or (idle_ranks and not moving) else []
+
+
+def any_rank_began(directory: Path, since: float) -> bool:
+    """Whether a rank of this attempt has written a heartbeat, which it does before it imports torch."""
+    beats = (_read(path, Heartbeat) for path in directory.glob(HEARTBEAT.format(rank="*")) if path.name.count(".") == 1)
+    return any(isinstance(beat, Heartbeat) and beat.at >= since for beat in beats)
 
 
 def patience(beat: Heartbeat) -> float:

@@ -28,12 +28,22 @@ from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.trainer.launch.cores import share_cores
+from muster.trainer.launch.early_stop import STOP_SIGNALS, end_now
 from muster.trainer.launch.limits import Limits, limit_tasks, processes_max
 from muster.trainer.launch.notices import watch_notices
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNCHER, adopt_orphans
 from muster.trainer.launch.report import serve_reports, write_termination_message
 from muster.trainer.launch.stack_dumps import dump, record_flights
-from muster.trainer.launch.verdict import RankEnd, hung_ranks, log_tail, read_end, worker_exit
+from muster.trainer.launch.verdict import (
+    RankEnd,
+    any_rank_began,
+    hung_ranks,
+    is_unexplained,
+    log_tail,
+    oom_kills,
+    read_end,
+    worker_exit,
+)
 from muster.trainer.tracking.processes import Trackers, commands
 
 FENCE_SECONDS_MAX = 60.0
@@ -41,7 +51,6 @@ FENCE_SECONDS_MAX = 60.0
 SHUTDOWN_SECONDS = 15
 # Beside our own files: torchrun's agent would leave a folder in /tmp for each worker that ever started.
 AGENT_DIR = "torchelastic"
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> int:
@@ -70,8 +79,6 @@ def main() -> int:
         end = _before_ranks(ExitCode.STALE_ATTEMPT, str(error))
     except FenceUnreachable as error:
         end = _before_ranks(ExitCode.PREFLIGHT_FAILED, f"the fence did not answer for {FENCE_SECONDS_MAX:g} s: {error}")
-    except StoppedEarly:
-        end = _before_ranks(ExitCode.PREEMPTED_NO_COMMIT, "asked to stop before the ranks were started")
     except Exception as error:  # the rendezvous: its port is taken, its host is unknown, a worker never came
         traceback.print_exc()
         message = f"the ranks could not be started or watched: {type(error).__name__}: {error}"
@@ -127,12 +134,9 @@ def pass_fence(run: Run) -> None:
             wait = min(2 * wait, 5.0)
 
 
-class StoppedEarly(BaseException):
-    """Asked to stop while there was no rank yet to pass it on to."""
-
-
 class Stop:
-    """Passes the wish to stop on to the ranks, each once, also to those that are only just being started.
+    """Passes the wish to stop on to the ranks, each once, also to those that are only just being started. Where no rank
+    has begun yet, the worker ends at once.
 
     The ranks lead sessions of their own (torchrun starts them so): a signal to our group does not reach them. Ranks
     that hang can't agree on a step any more, so nothing is gained by waiting for them: they leave their stacks and die.
@@ -141,6 +145,7 @@ class Stop:
     def __init__(self, directory: Path, started: float) -> None:
         self.wanted = False
         self.ranks_may_exist = False
+        self.helpers: set[int] = set()  # children that are no ranks
         self.hung = ""  # which ranks did not move any more when we were told to stop
         self._directory, self._started = directory, started
         self._told: set[int] = set()
@@ -150,10 +155,13 @@ class Stop:
     def _on_signal(self, number: int, frame: object) -> None:
         self.wanted = True
         if not self.ranks_may_exist:
-            raise StoppedEarly
+            end_now()
         threading.Thread(target=self._signal_ranks, daemon=True).start()
 
     def _signal_ranks(self) -> None:
+        # The agent may still wait for the other workers. A rank that it starts at this very moment dies with us.
+        if not any_rank_began(self._directory, self._started) and not (set(children()) - self.helpers):
+            end_now()
         self._give_up_on_the_hung()
         while True:
             for pid in children():
@@ -221,10 +229,10 @@ def launch(run: Run, stop: Stop, started: float, sandbox: Sandbox | None) -> Wor
     if sandbox is not None:
         limit_tasks()
         limits.watch()
-    stop.ranks_may_exist = True
-    if stop.wanted:
-        raise StoppedEarly
     trackers = Trackers(run.worker_dir, commands(run))
+    stop.helpers = set(children())
+    memory_kills = oom_kills()
+    stop.ranks_may_exist = True
     try:
         launch_agent(config, command, command_arguments)
     except ChildFailedError as error:
@@ -233,7 +241,8 @@ def launch(run: Run, stop: Stop, started: float, sandbox: Sandbox | None) -> Wor
         if stop.hung:
             return WorkerExit(exit_code=ExitCode.HUNG, at=time.time(), message=f"killed while hanging: {stop.hung}")
         ends = [_end(run, rank, failure, started) for rank, failure in error.failures.items()]
-        return worker_exit(ends, stop.wanted, SHUTDOWN_SECONDS)
+        end = worker_exit(ends, stop.wanted, SHUTDOWN_SECONDS)
+        return end.model_copy(update={"unexplained": is_unexplained(end, memory_kills, oom_kills())})
     finally:
         trackers.finish()
         wait_for_uploads()

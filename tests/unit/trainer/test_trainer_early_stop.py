@@ -1,0 +1,94 @@
+"""A worker that is asked to stop before its ranks have begun ends at once, whatever it is doing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.contract.names import EXIT_RECORD, Env, ExitCode
+from muster.contract.signals import WorkerExit
+from muster.trainer.launch import early_stop
+
+WAIT = "print('here', flush=True)\nimport threading\nthreading.Event().wait()\n"
+# Of torch what the launcher takes; its agent waits for the other workers for ever.
+TORCH = {
+    "torch/__init__.py": "",
+    "torch/distributed/__init__.py": "",
+    "torch/distributed/elastic/__init__.py": "",
+    "torch/distributed/elastic/multiprocessing/__init__.py": "",
+    "torch/distributed/elastic/multiprocessing/errors.py": "class ChildFailedError(Exception): pass\n",
+    "torch/distributed/launcher/__init__.py": "",
+    "torch/distributed/launcher/api.py": "def launch_agent(*_):\n"
+    + "".join(f"    {line}\n" for line in WAIT.splitlines()),
+    "torch/distributed/run.py": (
+        "from types import SimpleNamespace as Some\n"
+        "def get_args_parser(): return Some(parse_args=lambda words: Some(nproc_per_node='1'))\n"
+        "def config_from_args(arguments): return Some(), '', []\n"
+    ),
+}
+TRAINING = {
+    "model": {"preset": "muster-1m"},
+    "data": {"train": [{"source": "/data/*.txt"}], "sequenceLength": 32},
+    "batch": {"tokensPerStep": 512},
+    "length": {"steps": 10},
+}
+
+
+def stopped(folder: Path, module: str, stubs: dict[str, str]) -> tuple[int, WorkerExit, WorkerExit]:
+    """Stop the module where a stub of a library says that it has come to; its code, exit record and last message."""
+    for name, text in stubs.items():
+        path = folder / "stubs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    paths = [str(folder / "stubs"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        Env.WORKER_DIR: str(folder),
+        Env.TERMINATION_LOG: str(folder / "message"),
+        Env.CONFIG: json.dumps({"training": TRAINING, "checkpoint": {}}),
+        Env.CHECKPOINT_URI: f"file://{folder}/checkpoints",
+        Env.JOB_UID: "uid",
+        Env.CACHE_DIR: str(folder / "cache"),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", module],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n", process.communicate()[1]
+    process.terminate()
+    process.communicate(timeout=60)
+    record, message = ((folder / name).read_text() for name in (EXIT_RECORD, "message"))
+    return process.returncode, WorkerExit.model_validate_json(record), WorkerExit.model_validate_json(message)
+
+
+@pytest.mark.parametrize(
+    ("module", "stubs"),
+    [
+        ("muster.trainer.launch", {"pydantic/__init__.py": WAIT}),
+        ("muster.trainer.launch.preflight", {"pydantic/__init__.py": WAIT}),
+        ("muster.trainer.launch", {"torch/__init__.py": WAIT}),
+        ("muster.trainer.launch", TORCH),
+    ],
+    ids=["launcher imports", "preflight imports", "launcher imports torch", "agent waits for the others"],
+)
+def test_a_worker_whose_ranks_have_not_begun_ends_when_asked(
+    tmp_path: Path, module: str, stubs: dict[str, str]
+) -> None:
+    code, record, message = stopped(tmp_path, module, stubs)
+    assert code == ExitCode.PREEMPTED_NO_COMMIT
+    assert (record.exit_code, record.message) == (code, "asked to stop before the ranks were started")
+    assert message == record
+
+
+def test_the_names_are_those_of_the_contract() -> None:
+    """It can't import them."""
+    assert early_stop.PREEMPTED_NO_COMMIT == ExitCode.PREEMPTED_NO_COMMIT
+    assert (early_stop.WORKER_DIR, early_stop.TERMINATION_LOG) == (Env.WORKER_DIR, Env.TERMINATION_LOG)
+    assert early_stop.EXIT_RECORD == EXIT_RECORD
