@@ -267,6 +267,11 @@ def is_head(weight: str) -> bool:
     return _HEAD.search(weight) is not None
 
 
+def is_token_head(weight: str) -> bool:
+    """Whether a weight is that of an output head which predicts tokens, by its name."""
+    return is_head(weight) and not weight.endswith(f"{SCORE}.weight")
+
+
 def saved_weights(weights: Iterable[str], adapter: Adapter | None, tied_head: bool) -> list[str]:
     """Those of these weights that are trained whole beside an adapter, by the name of their module or of one around it.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, Protocol
 
 from muster.contract.base import UserError
 from muster.contract.checkpoint import ITEM_BYTES
+from muster.contract.model_size import is_embedding, is_token_head
 from muster.storage.errors import NotFound, Refused, Truncated
 
 CONFIG: Final = "config.json"
@@ -36,6 +37,9 @@ TEMPLATES: Final = "additional_chat_templates"
 _TEMPLATE: Final = re.compile(rf"{TEMPLATES}/[\w-]{{1,64}}\.jinja", re.ASCII)
 _USUAL_TEMPLATES: Final = tuple(f"{TEMPLATES}/{name}.jinja" for name in ("tool_use", "rag"))
 HEADER_BYTES_MAX: Final = 100_000_000  # the safetensors library's own limit
+# Types of packed, quantised weights (MLX and others), which nothing here can compute with.
+NOT_TRAINED: Final = frozenset({"U16", "U32", "U64"})
+COMPARED_BYTES: Final = 8 * 2**20  # read at a time of two tables that may be alike
 
 
 class Named(Protocol):
@@ -100,6 +104,33 @@ class ModelFolder:
         """Return whether it has a file of this name."""
         return has_file(self.files, name)
 
+    def has_another_head(self) -> bool:
+        """Whether the files hold an output head with other values than their table of tokens. Reads both, up to the
+        first difference: transformers decides in this way what becomes of a head that config.json calls tied.
+        """
+        heads = [tensor for name, tensor in self.tensors.items() if is_token_head(name)]
+        tables = [tensor for name, tensor in self.tensors.items() if is_embedding(name)]
+        if len(heads) != 1 or len(tables) != 1 or heads[0].shape != tables[0].shape:
+            return False
+        (head,), (table,) = heads, tables
+        if head.dtype != table.dtype:
+            return True
+        length = head.end - head.start
+        one, other = (memoryview(bytearray(min(COMPARED_BYTES, length))) for _ in range(2))
+        for at in range(0, length, COMPARED_BYTES):
+            size = min(COMPARED_BYTES, length - at)
+            self.files.read_into(head.file, head.start + at, one[:size])
+            self.files.read_into(table.file, table.start + at, other[:size])
+            if one[:size] != other[:size]:
+                return True
+        return False
+
+    def untied(self) -> ModelFolder:
+        """The same folder with a config.json that says that its head is one of its own."""
+        config = {**self.config, "tie_word_embeddings": False}
+        companions = {**self.companions, CONFIG: json.dumps(config, indent=2) + "\n"}
+        return replace(self, config=config, companions=companions)
+
     def describe(self) -> dict[str, Any]:
         """Return the record of what was loaded, for every commit: address, revision, and files with their sizes."""
         return {"address": self.address, "revision": self.revision, "files": dict(self.file_bytes)}
@@ -111,9 +142,10 @@ def open_folder(files: Files) -> ModelFolder:
     config = read.document(CONFIG)
     if config is None:
         raise UserError(
-            f"model.source {files.uri}: holds no {CONFIG}; give the folder that `model.save_pretrained(folder)` wrote, "
-            "with its safetensors beside it"
+            f"model.source {files.uri}: holds no {CONFIG}{_other_kind(files)}; give the folder that "
+            "`model.save_pretrained(folder)` wrote, with its safetensors beside it"
         )
+    _must_not_be_quantised(config, files.uri)
     tensors = _tensors(read)
     beside = (*COMPANIONS, *template_files(files))
     companions = {name: text for name in beside if (text := read.text(name)) is not None}
@@ -136,6 +168,37 @@ def template_files(files: Files) -> tuple[str, ...]:
     except (NotFound, Refused):
         return _USUAL_TEMPLATES
     return tuple(name for name in found if _TEMPLATE.fullmatch(name))
+
+
+def _other_kind(files: Files) -> str:
+    """What a folder is that is no model in transformers' layout, as the end of a sentence."""
+    if has_file(files, "adapter_config.json"):
+        return (
+            ": it is an adapter (PEFT) without its base model. Merge it first: `AutoPeftModelForCausalLM"
+            ".from_pretrained(folder).merge_and_unload().save_pretrained(new_folder)`"
+        )
+    try:
+        gguf = sorted(each.key for each in files.objects("") if each.key.endswith(".gguf"))
+    except (NotFound, Refused):
+        gguf = []
+    return f": {gguf[0]} is made for llama.cpp, and GGUF can't be trained. Take the original weights" if gguf else ""
+
+
+def _must_not_be_quantised(config: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for a configuration of quantised weights."""
+    # mlx-lm writes its settings under both names, and names no method.
+    mlx, quantised = config.get("quantization"), config.get("quantization_config")
+    if isinstance(mlx, dict) and "bits" in mlx:
+        kind = f"it is an MLX {mlx['bits']}-bit folder: its weights are quantised"
+    elif quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        kind = f"its weights are quantised ({method or 'of an unknown kind'})"
+    else:
+        return
+    raise UserError(
+        f"model.source {where}: {kind}, which can't be trained; take the model's original weights in bf16 (or "
+        "dequantise these), and adapter.kind qlora to train beside 4-bit ones"
+    )
 
 
 class _Reader:
@@ -162,7 +225,9 @@ class _Reader:
         try:
             found = json.loads(text)
         except ValueError as error:
-            raise UserError(f"model.source {self.files.uri}: {name} is not JSON: {error}; copy it again") from None
+            place = f"model.source {self.files.uri}: {name}"
+            _must_be_the_file(text[:64].encode(), place)
+            raise UserError(f"{place} is not JSON: {error}; copy it again") from None
         if not isinstance(found, dict):
             raise UserError(f"model.source {self.files.uri}: {name} is not a JSON object; copy it again")
         return found
@@ -173,6 +238,7 @@ class _Reader:
         eight = bytearray(8)
         try:
             self.files.read_into(name, 0, memoryview(eight))
+            _must_be_the_file(bytes(eight), place)
             length = int.from_bytes(eight, "little")
             if length > HEADER_BYTES_MAX:
                 raise UserError(f"{place} is no safetensors file: its header claims {length} bytes; copy it again")
@@ -195,6 +261,16 @@ class _Reader:
         return found
 
 
+def _must_be_the_file(beginning: bytes, place: str) -> None:
+    """Raise UserError for what often lies where a file should: a pointer of Git LFS, or a page of a web server."""
+    if beginning.startswith(b"version "):
+        raise UserError(
+            f"{place} is a pointer of Git LFS, not the file itself; run `git lfs pull` in the clone, and copy it again"
+        )
+    if beginning.lstrip().startswith(b"<"):
+        raise UserError(f"{place} is a web page, not the file itself; download it again by its own address")
+
+
 def has_file(files: Files, name: str) -> bool:
     """Return whether the file exists."""
     try:
@@ -209,7 +285,14 @@ def has_file(files: Files, name: str) -> bool:
 def _tensors(read: _Reader) -> dict[str, StoredTensor]:
     index = read.document(INDEX)
     if index is not None:
-        return _indexed(read, index)
+        indexed = _indexed(read, index)
+        # transformers would take the single file, and nobody knows which of the two is meant.
+        if SINGLE not in read.sizes and has_file(read.files, SINGLE):
+            raise UserError(
+                f"model.source {read.files.uri}: has both {SINGLE} and {INDEX} with its files, two copies of the "
+                "weights that may differ; remove the one that is not meant"
+            )
+        return indexed
     found = read.header(SINGLE)
     if found is not None:
         return found
@@ -221,7 +304,7 @@ def _tensors(read: _Reader) -> dict[str, StoredTensor]:
             "`AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)` writes safetensors"
         )
     raise UserError(
-        f"model.source {read.files.uri}: holds neither {SINGLE} nor {INDEX}; "
+        f"model.source {read.files.uri}: holds neither {SINGLE} nor {INDEX}{_other_kind(read.files)}; "
         "`model.save_pretrained(folder)` writes them"
     )
 
@@ -262,8 +345,11 @@ def _parsed(text: bytes, file: str, place: str) -> dict[str, StoredTensor]:
         raise UserError(f"{place}: its safetensors header is damaged: {error!r}; copy it again") from None
     for name, tensor in found.items():
         size = ITEM_BYTES.get(tensor.dtype)
-        if size is None:
-            raise UserError(f"{place}: {name} has dtype {tensor.dtype}, which Muster does not train")
+        if size is None or tensor.dtype in NOT_TRAINED:
+            raise UserError(
+                f"{place}: {name} has dtype {tensor.dtype}, as quantised weights have, which can't be trained; take "
+                "the model's original weights in bf16"
+            )
         if not base <= tensor.start <= tensor.end or tensor.end - tensor.start != prod(tensor.shape) * size:
             raise UserError(f"{place}: its header puts {name} where it can't be; copy it again")
     return found

@@ -35,3 +35,29 @@ def test_the_load_balancing_loss_is_the_same_however_the_model_is_shared(tmp_pat
     for one, two in zip(alone, shared, strict=True):
         assert two == pytest.approx(one, abs=1e-5)
     assert alone[1][0] - alone[0][0] > 0.5  # half of at least 1
+
+
+@pytest.mark.long
+def test_ranks_without_an_expert_learn_and_commit_like_one_that_has_all(tmp_path: Path) -> None:
+    """Two experts on three ranks: the last one holds none. Stopped after two steps, and gone on with."""
+    source = write_corpus(tmp_path / "corpus")
+    write_model(tmp_path / "model", "mixtral", num_local_experts=2)
+    alone, shared = (
+        Job(
+            tmp_path / shard,
+            training(
+                source,
+                model={"source": (tmp_path / "model").as_uri()},
+                batch={"tokensPerStep": 384, "microBatch": 2},
+                length={"steps": 4},
+                parallel={"shard": shard},
+            ),
+            uid=shard,
+        )
+        for shard in ("ddp", "zero2")
+    )
+    assert train_many(tmp_path / "one", 1, [Part(alone)]) == [ExitCode.DONE]
+    assert train_many(tmp_path / "three", 3, [Part(shared, stop_after=2)]) == [ExitCode.PREEMPTED_COMMITTED]
+    assert train_many(tmp_path / "again", 3, [Part(shared, 2, 2)]) == [ExitCode.DONE]
+    losses = [record.loss for record in shared.steps(1, 2)]
+    assert losses == pytest.approx([record.loss for record in alone.steps(1)], rel=1e-5)

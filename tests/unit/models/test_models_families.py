@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.model_families import FAMILIES, config_of, write_model
+import torch.distributed as dist
+from tests.model_families import BASE, FAMILIES, config_of, edit_json, write_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from muster.contract.training import TrainingConfig
+from muster.storage import model_folder
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
+from muster.storage.model_source import model_facts
 from muster.trainer.errors import UserError
-from muster.trainer.models import load_balancing, self_test
+from muster.trainer.models import load_balancing, loading, pretrained, self_test
+from muster.trainer.models.architectures import trainable_config
+from muster.trainer.models.named import named_by
 from muster.trainer.models.transformers_model import TransformersModel, from_commit, from_folder
 
 LENGTH = 24
@@ -68,6 +78,126 @@ def test_logits_losses_and_gradients_are_those_of_transformers(family: str, tmp_
             assert parameter.grad is None or not parameter.grad.any(), name
         else:
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def with_head(folder: Path, change: float) -> None:
+    """A head of its own in a folder whose config.json ties it: the table of tokens, changed in its last row."""
+    from safetensors.torch import load_file, save_file
+
+    names = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    table = load_file(folder / names["model.embed_tokens.weight"])["model.embed_tokens.weight"].clone()
+    table[-1] += change
+    save_file({"lm_head.weight": table}, folder / "head.safetensors", {"format": "pt"})
+    edit_json(folder / "model.safetensors.index.json", weight_map={**names, "lm_head.weight": "head.safetensors"})
+
+
+@pytest.mark.parametrize("change", [0.0, 2.0])
+def test_a_head_that_config_calls_tied_is_kept_where_it_has_other_values(
+    change: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers does: logits, what a commit and an export say, and what an estimate counts."""
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(model_folder, "COMPARED_BYTES", 1_000)  # the difference is in the last of several reads
+    write_model(tmp_path, "qwen3")
+    with_head(tmp_path, change)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    definition = opened(tmp_path)
+    tokens, positions = some_rows()
+    with torch.no_grad():
+        logits = theirs(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        assert (loaded(definition)(tokens, positions, torch.zeros_like(tokens)) - logits).abs().max() <= 1e-5
+    tied = change == 0
+    again = from_commit(definition.describe(), None, "the commit")
+    parameters = sum(p.numel() for p in theirs.parameters())
+    facts = model_facts(
+        TrainingConfig.model_validate(
+            {
+                "model": {"source": str(tmp_path)},
+                "data": {"train": [{"source": "x"}], "sequenceLength": 64},
+                "batch": {"tokensPerStep": 64},
+                "length": {"steps": 1},
+            }
+        )
+    )
+    for found in (definition.size(), again.size(), facts.size):
+        assert found.parameters == parameters
+    assert json.loads(again.companions["config.json"])["tie_word_embeddings"] is tied
+
+
+def test_gpt_neox_head_has_the_name_of_the_folder_too(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    model = pretrained.build(AutoConfig.for_model("gpt_neox", **{**BASE, "num_key_value_heads": None}))
+    head = model.get_output_embeddings().weight
+    for pattern in ("embed_out", "lm_head", "embed_out.weight"):
+        assert list(named_by(model, [pattern], "freeze")) == [head]
+    with pytest.raises(UserError, match="matches no weight of this model; did you mean embed_out"):
+        named_by(model, ["embed_outs"], "freeze")
+
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1},
+    "granitemoehybrid": {
+        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "num_local_experts": 0,
+        "shared_intermediate_size": 48, "layer_types": ["mamba", "attention"],
+    },
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "expand": 2},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "head_dim": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_config_of_transformers_5_with_an_infinite_float_is_read(kind: str, tmp_path: Path) -> None:
+    """It writes `{"__float__": "Infinity"}`, which JSON's readers take for an object."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(kind, **{**BASE, **HYBRIDS[kind]})
+    config.architectures = ["ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    document = json.loads((tmp_path / "config.json").read_text())
+    assert "__float__" in json.dumps(document)
+    found = trainable_config(document, "the folder")
+    assert found.time_step_limit == AutoConfig.from_pretrained(tmp_path).time_step_limit
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian", "mvp"])
+def test_the_self_test_s_copy_is_shallow_whatever_the_field_for_its_depth_is_called(kind: str) -> None:
+    """`decoder_layers: 12` stayed twelve, and so many random layers hid that documents see each other."""
+    from transformers import AutoConfig
+
+    sizes = {"d_model": 64, "decoder_ffn_dim": 96, "decoder_attention_heads": 4, "decoder_layers": 12}
+    config = AutoConfig.for_model(kind, vocab_size=128, is_decoder=True, is_encoder_decoder=False, **sizes)
+    assert len(pretrained.layers(pretrained.build(self_test.shrunken(config)))) == 2
+    assert not self_test.examine(config).packs
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(3, 2), (5, 4), (16, 15), (16, 3)])
+def test_a_rank_that_holds_no_expert_loads_a_mixture(ranks: int, rank: int, tmp_path: Path) -> None:
+    """Four experts are cut by rows: with three ranks, or five and more, some rank has none."""
+    write_model(tmp_path, "mixtral")
+    whole = {name: parameter.detach() for name, parameter in loaded(opened(tmp_path)).named_parameters()}
+    definition = opened(tmp_path)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        # A name of its own, or torch takes the mesh of the rank before, which it remembers, for the same.
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(f"rank{rank}of{ranks}",))
+        model: Any = definition.build(torch.float32, "none")
+        for layer in definition.layers(model):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        folder = definition.folder
+        assert folder is not None
+        loading.load(model, folder, torch.device("cpu"))
+        own = {name: parameter.to_local() for name, parameter in model.named_parameters()}
+    finally:
+        dist.destroy_process_group()
+    for name, parameter in whole.items():
+        rows = parameter.chunk(ranks)
+        expected = rows[rank] if rank < len(rows) else parameter[:0]
+        assert torch.equal(own[name], expected), name
+    assert any(not rows.numel() for name, rows in own.items() if ".experts." in name) == (rank != 3 or ranks < 16)
 
 
 @pytest.mark.parametrize("recompute", ["full", "selective"])

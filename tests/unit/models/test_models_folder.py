@@ -100,6 +100,40 @@ def config_with(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / "config.json", **changes)
 
 
+def stray_single(folder: Path) -> None:
+    """A file of all weights, with other values, beside an index and its files."""
+    tensors = {name: tensor * 2 for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def as_mlx(bits: int) -> Callable[[Path], None]:
+    """As mlx-lm quantises a layer: packed in U32, with scales and biases."""
+
+    def change(folder: Path) -> None:
+        settings = {"group_size": 64, "bits": bits}
+        edit_json(folder / "config.json", quantization=settings, quantization_config=settings)
+        rewritten(folder, pack)
+
+    return change
+
+
+def pack(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name, tensor in tensors.items() if tensor.ndim == 2)
+    tensors[name] = tensors[name][:, :8].contiguous().view(torch.int32).to(torch.uint32)
+
+
+def adapter_alone(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_file():
+            path.unlink()
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def gguf_alone(folder: Path) -> None:
+    adapter_alone(folder)
+    (folder / "adapter_config.json").rename(folder / "model-Q4_K_M.gguf")
+
+
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (
         lambda folder: (folder / "config.json").unlink(),
@@ -151,6 +185,28 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         config_with(quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
         r"quantised \(awq\), which can't be trained; .*adapter.kind qlora to train beside 4-bit ones",
     ),
+    "an MLX folder": (
+        as_mlx(4),
+        r"an MLX 4-bit folder: its weights are quantised, which can't be trained; take the model",
+    ),
+    "packed weights without a word in config.json": (
+        lambda folder: rewritten(folder, pack),
+        r"safetensors: \S+ has dtype U32, as quantised weights have, which can't be trained; take the model's original",
+    ),
+    "a pointer of Git LFS": (
+        lambda folder: first_file(folder).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        r"model-00001.* is a pointer of Git LFS, not the file itself; run `git lfs pull`",
+    ),
+    "a web page": (
+        lambda folder: (folder / "config.json").write_text("<!DOCTYPE html><html>"),
+        "config.json is a web page, not the file itself",
+    ),
+    "two copies of the weights": (
+        stray_single,
+        "has both model.safetensors and model.safetensors.index.json with its files, two copies of the weights",
+    ),
+    "an adapter alone": (adapter_alone, r"holds no config.json: it is an adapter \(PEFT\) without its base model"),
+    "GGUF": (gguf_alone, r"holds no config.json: model-Q4_K_M.gguf is made for llama.cpp, and GGUF can't be trained"),
     "a vision model": (config_with(vision_config={"hidden_size": 8}), r"sees or hears \(vision_config\)"),
     "an encoder": (
         config_with(model_type="bert", architectures=["BertForMaskedLM"]),

@@ -13,6 +13,8 @@ from muster.trainer.models.scoring import ScoreHead
 # linear-attention layers carry a state over, too faintly for a short test to see in every family (LFM2: 7e-5).
 MASKED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
+_FLOAT, _FLOATS = "__float__", ("Infinity", "-Infinity", "NaN")
+
 
 def trainable_config(document: dict[str, Any], where: str, scoring: bool = False) -> Any:
     """The PretrainedConfig of a causal language model, made of its config.json. `where` names the folder in messages.
@@ -37,12 +39,6 @@ def trainable_config(document: dict[str, Any], where: str, scoring: bool = False
         raise UserError(
             f"model.source {where}: transformers {transformers.__version__} knows no architecture {kind!r}{nearest}."
             f"{code} Take a model that transformers knows, or a Muster with a newer transformers"
-        )
-    if document.get("quantization_config"):
-        method = (document["quantization_config"] or {}).get("quant_method", "of an unknown kind")
-        raise UserError(
-            f"model.source {where}: its weights are quantised ({method}), which can't be trained; take the model's "
-            "original weights in bf16 (or dequantise these), and adapter.kind qlora to train beside 4-bit ones"
         )
     if parts := [name for name in ("vision_config", "audio_config") if document.get(name)]:
         raise UserError(
@@ -96,11 +92,21 @@ def scoring_config(config: Any, scores: ScoreHead, where: str) -> Any:
 def _parsed(document: dict[str, Any], kind: str, where: str) -> Any:
     from transformers import AutoConfig
 
-    clean = {key: value for key, value in document.items() if key not in ("model_type", "auto_map")}
+    clean = {key: _with_floats(value) for key, value in document.items() if key not in ("model_type", "auto_map")}
     try:
         return AutoConfig.for_model(kind, **clean)
     except Exception as error:  # the library raises many kinds
         raise UserError(f"model.source {where}: transformers refuses its config.json: {error}") from None
+
+
+def _with_floats(value: Any) -> Any:
+    """A value of a config.json with the floats that JSON does not know, which transformers 5 writes as
+    `{"__float__": "Infinity"}`."""
+    if isinstance(value, dict):
+        if value.keys() == {_FLOAT} and value[_FLOAT] in _FLOATS:
+            return float(value[_FLOAT])
+        return {key: _with_floats(each) for key, each in value.items()}
+    return [_with_floats(each) for each in value] if isinstance(value, list) else value
 
 
 def layer_types_allow_packing(config: Any) -> bool:

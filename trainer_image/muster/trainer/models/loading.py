@@ -129,6 +129,12 @@ def _convert(model: Any, slices: dict[str, Any], device: torch.device) -> Any:
     )
     with torch.no_grad():
         info, _ = convert_and_load_state_dict_in_model(model, slices, config)
+    # Of a weight of which this rank holds no row (fewer experts than ranks) there is nothing to convert, and merging no
+    # experts is an error of transformers. Whoever holds a row converts it, and every rank has compared the shapes.
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and not _local(parameter).numel():
+            info.conversion_errors.pop(name, None)
+            info.missing_keys.discard(name)
     return info
 
 

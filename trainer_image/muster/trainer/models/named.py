@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -12,11 +13,26 @@ from muster.trainer.errors import UserError
 
 
 def names_of(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
-    """All names of each parameter: several where modules share it."""
+    """All names of each parameter: several where modules share it, or where files call it otherwise than modules do
+    (gpt-neox' head is `embed_out` in a folder and `lm_head` in transformers)."""
     found: dict[nn.Parameter, tuple[str, ...]] = {}
+    in_files = _name_in_files(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        found[parameter] = (*found.get(parameter, ()), name)
+        found[parameter] = tuple(dict.fromkeys((*found.get(parameter, ()), name, in_files(name))))
     return found
+
+
+def _name_in_files(model: nn.Module) -> Callable[[str], str]:
+    """The name that a folder's files have for a module's weight, as far as it is only renamed."""
+    if not hasattr(model, "all_tied_weights_keys"):
+        return lambda name: name  # our own decoder
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, apply_renamings
+
+    model_: Any = model
+    mapping = get_model_conversion_mapping(model_, add_legacy=False)[::-1]
+    renamings: Any = [entry.reverse_transform() for entry in mapping if isinstance(entry, WeightRenaming)]
+    return lambda name: apply_renamings(name, renamings)
 
 
 def named_by(model: nn.Module, patterns: Sequence[str], path: str) -> dict[nn.Parameter, str]:

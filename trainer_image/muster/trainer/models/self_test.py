@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from muster.trainer.errors import UserError
 from muster.trainer.models.architectures import layer_types_allow_packing
-from muster.trainer.models.pretrained import MaskStyle, build, materialize, with_our_forward
+from muster.trainer.models.pretrained import MaskStyle, build, layers, materialize, with_our_forward
 
 # Largest difference of logits, relative to their size, that is taken for rounding. Measured leaks: 0.004 to 2.
 TOLERANCE: Final = 1e-4
@@ -55,6 +55,7 @@ SHRUNK: Final[dict[str, Any]] = {
     "word_embed_proj_dim": 64,
     "vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
+    "decoder_vocab_size": VOCABULARY,
 }
 HEADS: Final = 4
 
@@ -116,7 +117,32 @@ def shrunken(config: Any) -> Any:
         small.rope_parameters = _plain_rope(config.rope_parameters)
     if hasattr(small, "mlp_only_layers"):
         small.mlp_only_layers = []
+    return _shallow(small, count)
+
+
+def _shallow(small: Any, count: int) -> Any:
+    """The configuration with no more than `count` layers, whatever its field for them is called (`decoder_layers`).
+
+    Random layers in great number hide what one of them lets through. The field is found by what it does: each one that
+    has the number of layers as its value is tried.
+    """
+    depth = _depth(small)
+    if depth is None or depth <= count:
+        return small
+    for name in [name for name, value in small.to_dict().items() if _is_number(value) and value == depth]:
+        tried = copy.deepcopy(small)
+        setattr(tried, name, count)
+        if _depth(tried) == count:
+            return tried
     return small
+
+
+def _depth(config: Any) -> int | None:
+    """The decoder layers of the model that a configuration makes; None where it makes none."""
+    try:
+        return len(layers(build(config)))
+    except Exception:  # of many kinds; the test itself says what is wrong
+        return None
 
 
 def _kinds_of_layers(config: Any) -> tuple[dict[str, list[Any]], int]:

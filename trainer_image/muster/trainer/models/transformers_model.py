@@ -177,6 +177,10 @@ def from_folder(
     """Make the model of a folder, which has its config.json as it is with the new tokens, with the head `scores` where
     it is to score texts. Raises UserError for whatever can't be trained, before a weight is read."""
     config = trainable_config(folder.config, folder.address, scoring=scores is not None)
+    if getattr(config, "tie_word_embeddings", False) and scores is None and folder.has_another_head():
+        # As from_pretrained does: both are kept, whatever config.json says.
+        folder = folder.untied()
+        config = trainable_config(folder.config, folder.address)
     findings = examine(config)
     if scores is not None:
         config = scoring_config(config, scores, f"model.source {folder.address}")
