@@ -268,7 +268,7 @@ def is_head(weight: str) -> bool:
 
 
 def is_token_head(weight: str) -> bool:
-    """Whether a weight is that of an output head which predicts tokens, by its name."""
+    """Return whether a weight is that of an output head which predicts tokens, by its name."""
     return is_head(weight) and not weight.endswith(f"{SCORE}.weight")
 
 

@@ -105,8 +105,10 @@ class ModelFolder:
         return has_file(self.files, name)
 
     def has_another_head(self) -> bool:
-        """Whether the files hold an output head with other values than their table of tokens. Reads both, up to the
-        first difference: transformers decides in this way what becomes of a head that config.json calls tied.
+        """Return whether the files hold an output head with other values than their table of tokens.
+
+        Reads both, up to the first difference: transformers decides in this way what becomes of a head that config.json
+        calls tied.
         """
         heads = [tensor for name, tensor in self.tensors.items() if is_token_head(name)]
         tables = [tensor for name, tensor in self.tensors.items() if is_embedding(name)]
@@ -126,7 +128,7 @@ class ModelFolder:
         return False
 
     def untied(self) -> ModelFolder:
-        """The same folder with a config.json that says that its head is one of its own."""
+        """Return the same folder with a config.json that says that its head is one of its own."""
         config = {**self.config, "tie_word_embeddings": False}
         companions = {**self.companions, CONFIG: json.dumps(config, indent=2) + "\n"}
         return replace(self, config=config, companions=companions)
@@ -171,7 +173,7 @@ def template_files(files: Files) -> tuple[str, ...]:
 
 
 def _other_kind(files: Files) -> str:
-    """What a folder is that is no model in transformers' layout, as the end of a sentence."""
+    """Return the kind of a folder that is no model in transformers' layout, as the end of a sentence."""
     if has_file(files, "adapter_config.json"):
         return (
             ": it is an adapter (PEFT) without its base model. Merge it first: `AutoPeftModelForCausalLM"
