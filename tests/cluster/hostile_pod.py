@@ -55,6 +55,8 @@ found = {
     "the platform's jobs": ask(f"{API}/jobs", signed=False),
     "the platform's jobs by its own token": ask(f"{API}/jobs"),
     "its root": tried(lambda: Path("/opt/planted").write_text("x")),
+    "its user's folder of the image": tried(lambda: Path("/muster/planted").write_text("x")),
+    "temporary files": tried(lambda: Path("/tmp/own").write_text("x")),  # its one folder outside of /muster
     "its interpreter": tried(lambda: Path(os.__file__).write_text("x")),
     "pods of its node": tried(lambda: os.listdir("/var/lib/kubelet/pods")),
     "containers of its node": tried(lambda: os.listdir("/run/containerd")),

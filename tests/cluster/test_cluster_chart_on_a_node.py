@@ -3,6 +3,9 @@ uninstalled, while a job trains. PostgreSQL and an S3 server are processes of th
 """
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +21,7 @@ from tests.cluster.network import HOST
 from tests.integration.api.postgres import PostgresServer, postgres_server
 from tests.polling import eventually
 from tests.s3_servers import KEYS, S3Server, moto_server
-from tests.unit.packaging.conftest import helm  # noqa: F401 - a fixture
+from tests.unit.packaging.conftest import helm, tool  # noqa: F401 - helm is a fixture
 from tests.unit.packaging.images import IMAGES, missing, save
 
 pytestmark = [
@@ -37,7 +40,7 @@ SECRETS: dict[str, dict[str, str]] = {
 VALUES: dict[str, Any] = {
     "global": {"imageRegistry": "localhost"},
     "operator": {"envFrom": CREDENTIALS, "webhook": {"existingSecret": "muster", "key": "webhook"}},
-    "workers": {"checkpointUri": "s3://checkpoints/muster"},
+    "workers": {"checkpointUri": "s3://checkpoints/muster", "envFrom": CREDENTIALS},
     "api": {
         "replicas": 2,
         "database": {"existingSecret": "muster"},
@@ -65,8 +68,7 @@ def job(name: str, steps: int) -> dict[str, Any]:
                 "length": {"steps": steps},
             },
             "gang": {"nodes": 1, "resources": {"cpu": "200m", "memory": "1Gi"}},
-            "checkpoint": {"every": 50},
-            "runtime": {"envFrom": CREDENTIALS},
+            "checkpoint": {"every": 50},  # with the keys that workers.envFrom of the chart brings
         },
     }
 
@@ -143,10 +145,31 @@ def test_nothing_runs_as_root_or_may_write_to_its_root(world: World) -> None:
     assert 'violates PodSecurity "restricted' in world.house.kubectl_refuses("apply", "-f", "-", given=root)
 
 
+def test_the_images_run_the_python_that_the_dockerfiles_name(world: World) -> None:
+    """Another one has other defaults: images of 3.11 hid that 3.13 refused the certificates of an API server."""
+    python, _ = tool("make_base_image").named_base()
+    for pod in world.house.ready_pods(SYSTEM):
+        told = world.house.kubectl("exec", "-n", SYSTEM, pod, "--", "python", "-V")
+        assert told.startswith(f"Python {python}."), f"{told}: tools/make_base_image.py makes a base with {python}"
+
+
 def test_helm_test_passes(world: World) -> None:
     told = world.house.helm("test", "muster", "--namespace", SYSTEM, "--logs", "--timeout", "3m")
     for check in ("definition_is_served", "operator_leads", "api_is_ready"):
         assert f"ok      {check}" in told, told
+
+
+def test_the_doctor_finds_it_well(world: World) -> None:
+    """The store too, whose keys are in a Secret; it failed on every correct installation with one."""
+    environment = os.environ | {"KUBECONFIG": str(world.house.plane.kubeconfig)}
+    command = [sys.executable, "-m", "muster.cli", "doctor", "--namespace", TEAM, "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    told = json.loads(done.stdout)
+    found = {finding["check"]: (finding["state"], finding["message"]) for finding in told["findings"]}
+    assert told["ready"], found
+    assert found["operator"][1].startswith("2 of 2 ready")
+    assert found["leader"] == ("ok", f"{found['leader'][1].partition(' ')[0]} leads")
+    assert found["checkpoint store"][0] == "ok", found["checkpoint store"]
 
 
 def test_a_dry_run_says_what_the_operator_would_do(world: World) -> None:
@@ -220,9 +243,11 @@ def _reaches_nothing(house: ChartHouse, worker: str) -> None:
     found = json.loads(house.kubectl("exec", "-n", TEAM, worker, "--", "python", "-c", HOSTILE, address))
     assert found.pop("its own job") == 200
     assert found.pop("what the platform is told") == []
+    assert found.pop("temporary files") == "done"
     assert {found.pop(name) for name in ("the platform's jobs", "the platform's jobs by its own token")} == {401}
     files = {name: found.pop(name) for name in list(found) if isinstance(found[name], str)}
     assert set(found.values()) <= {403, 405}, found
+    assert files.pop("its user's folder of the image") == "OSError", "a root file system that is read only"
     assert set(files.values()) <= {"OSError", "PermissionError", "FileNotFoundError"}, files
 
 

@@ -6,6 +6,7 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 from tests.tidy.repository import ROOT
+from tests.unit.packaging.conftest import tool
 
 IMAGES = {"services": ("api", "cli", "agent"), "operator": ("operator",), "trainer_image": ("trainer",)}
 
@@ -68,3 +69,10 @@ def test_an_image_runs_as_a_number_that_is_not_root(image: str) -> None:
     assert re.findall(r"^ARG BASE_IMAGE=(.*)$", text, re.MULTILINE) == ["docker.io/library/python:3.13.9-slim-trixie"]
     assert "ADD " not in text
     assert re.search(r"hatchling==\d", text)
+
+
+def test_the_base_of_debians_packages_is_of_the_release_that_the_dockerfiles_name() -> None:
+    python, release = tool("make_base_image").named_base()
+    for image in IMAGES:
+        (base,) = re.findall(r"^ARG BASE_IMAGE=(.*)$", (ROOT / image / "Dockerfile").read_text(), re.MULTILINE)
+        assert re.fullmatch(rf"docker.io/library/python:{python}\.\d+-slim-{release}", base), image
