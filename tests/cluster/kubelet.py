@@ -290,6 +290,8 @@ class PodProcess:
         return False
 
     async def _held_up(self, container: Object) -> tuple[str, str] | None:
+        if "mistyped" in container["image"]:
+            return "ErrImagePull", f"rpc error: code = NotFound desc = {container['image']}: not found"
         if container["image"] not in IMAGES:
             return "ImagePullBackOff", f'Back-off pulling image "{container["image"]}"'
         for source in container.get("envFrom") or ():

@@ -11,6 +11,7 @@ from tests.unit.packaging.conftest import tool
 
 from muster.contract.status import STATUS_VERSION
 from muster.kube import paths
+from muster.kube.client import STRATEGIC
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,36 @@ def test_an_image_that_can_not_be_pulled(cluster: House) -> None:
     cluster.submit(job("unpulled", runtime={"image": "registry.example/none:1"}))
     told(cluster, "unpulled", 'ImagePullBackOff: Back-off pulling image "registry.example/none:1"')
     cancel(cluster, "unpulled")
+
+
+def test_a_mistyped_image_is_the_users_error_and_frees_the_nodes(cluster: House) -> None:
+    cluster.submit(job("mistyped", runtime={"image": "registry.example/mistyped:1"}))
+    status = cluster.reaches("mistyped", "Failed", 90)
+    assert status["restarts"]["byCause"] == {"user_error": 1}
+    assert status["attempt"] == 1
+    assert "registry.example/mistyped:1: not found; correct runtime.image" in status["because"]
+    assert not status.get("nodeFaults"), "no node is charged"
+    assert not status["gang"]["nodes"]
+    assert "mistyped:1: not found" in cluster.kubectl("events", "-n", "team", "--for", "trainingjob/mistyped")
+
+
+def test_a_sidecar_that_fails_is_a_warning_and_ends_no_gang(cluster: House) -> None:
+    """As a webhook's log shipper would crash beside the trainer."""
+    cluster.submit(job("meshed", steps=200))
+    cluster.steps("meshed", 3)
+    crashed = {"terminated": {"exitCode": 137, "reason": "Error"}}
+    sidecar = {"name": "fluent-bit", "state": crashed, "ready": False, "restartCount": 0, "image": "x", "imageID": "x"}
+    path = paths.core("team", "pods", "meshed-1-0")
+    statuses = [sidecar, *cluster.get(path)["status"]["containerStatuses"]]
+    cluster.do(cluster.kubelets.client.patch(f"{path}/status", {"status": {"containerStatuses": statuses}}, STRATEGIC))
+
+    def warned() -> bool:
+        found = {entry["type"]: entry for entry in cluster.status("meshed").get("conditions", ())}
+        return "SidecarFailed" in found and "fluent-bit exited with 137" in found["SidecarFailed"]["message"]
+
+    eventually(warned, "the condition", 60)
+    status = cluster.reaches("meshed", "Succeeded")
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
 
 
 def test_a_missing_secret_is_waited_for(cluster: House) -> None:
