@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from glob import has_magic, iglob
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Many, Problem, Record, dump
 from muster.contract.layout import State
 from muster.contract.spec import JobSpec
-from muster.local import capabilities, seccomp
+from muster.local import capabilities, mounts, seccomp
 from muster.local.landlock import READ, WRITE, Access, Ruleset, version
 
 # Programs, libraries, certificates, name resolution, and what the kernel tells of processes and devices.
@@ -32,10 +34,11 @@ _DEVICES = (
     "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/shm",  # noqa: S108
     "/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband", "/dev/gdrdrv",
 )  # fmt: skip
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 ADVICE = (
-    "a worker on this machine reads the system, its own folders and what its job names; MUSTER_OPERATOR_WORKER_PATHS "
-    "of `muster up` names more. One that runs as root opens what root owns or everybody may read, for it has none of "
-    "root's privileges"
+    "a worker on this machine reads the system, its own folders and what its job names, and writes its own folders; "
+    "MUSTER_OPERATOR_WORKER_PATHS of `muster up` names more to read. One that runs as root opens what root owns or "
+    "everybody may read, for it has none of root's privileges"
 )
 _SIGNALS_SINCE = 6  # Landlock's version in Linux 6.12
 
@@ -59,8 +62,19 @@ def available() -> bool:
     return version() > 0
 
 
+class Fence(NamedTuple):
+    """How far this process is kept apart from the rest of the machine."""
+
+    keeps_files: bool  # within what the sandbox names
+    gaps: tuple[str, ...]  # what it is not kept from, each the second half of a sentence about a job
+
+
 def gaps() -> tuple[str, ...]:
-    """Return what this kernel can't keep a job from, each as the end of a sentence for the platform's administrator."""
+    """Return what this machine can't keep a job from, each as the end of a sentence for its administrator."""
+    return _gaps(mounts.available())
+
+
+def _gaps(keeps_modes: bool) -> tuple[str, ...]:
     found, landlock = [], version()
     if not landlock:
         found.append("can read what you can, for this kernel has no Landlock")
@@ -71,24 +85,41 @@ def gaps() -> tuple[str, ...]:
             "can limit and slow your other processes and change the owners of your files, for this machine has no "
             "seccomp filter (Linux on x86-64 or ARM64 has)"
         )
+    if not keeps_modes:
+        found.append(
+            "can change modes and times of your files, for this machine lets you have no mounts of your own (it takes "
+            "user namespaces, or root's CAP_SYS_ADMIN)"
+        )
     return tuple(found)
 
 
-def enter(sandbox: Sandbox) -> bool:
-    """Give up all but what the sandbox names, for good: files, root's privileges, and system calls that reach other
-    processes. Whether files were given up: False where the kernel can't (see `gaps`, which says what else it can't).
+def enter(sandbox: Sandbox) -> Fence:
+    """Give up all but what the sandbox names, for good: to write to other folders, to open other files, root's
+    privileges, and system calls that reach other processes. This process has one thread yet.
 
     Raises OSError where the kernel takes no filter though it says that it does: nothing runs unfenced for that.
     """
     for own in map(Path, sandbox.own_write):
         with contextlib.suppress(OSError):  # who writes there says what is wrong
             own.mkdir(parents=True, exist_ok=True)
-    if is_kept := available():
+    keeps_modes = _protect_files(sandbox)
+    if keeps_files := available():
         _give_up_files(sandbox)
     capabilities.give_up()
     if seccomp.known():
         seccomp.enter_worker()
-    return is_kept
+    return Fence(keeps_files, _gaps(keeps_modes))
+
+
+def _protect_files(sandbox: Sandbox) -> bool:
+    state, outer = Path(sandbox.state), list[Path]()
+    for own in sorted({*map(Path, sandbox.own_write), _SHARED_MEMORY}):
+        if not any(own.is_relative_to(each) for each in outer):
+            outer.append(own)
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(_opened(own, state, inside=True)) for own in outer]
+        folders = [each for each in opened if each is not None and stat.S_ISDIR(os.fstat(each).st_mode)]
+        return mounts.protect(folders)
 
 
 def _give_up_files(sandbox: Sandbox) -> None:
@@ -210,18 +241,24 @@ def _around(folder: Path, state: Path) -> Iterator[Path]:
 
 
 def _allow(rules: Ruleset, path: Path, access: Access, state: Path, inside: bool = False, beside: bool = False) -> None:
-    """Allow what is opened, not what was named: a link may have been put there meanwhile. `inside` is for the job's own
-    folders, `beside` for a folder that the state folder lies in."""
+    with _opened(path, state, inside, beside) as descriptor:
+        if descriptor is not None:
+            rules.allow(descriptor, access)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, state: Path, inside: bool = False, beside: bool = False) -> Iterator[int | None]:
+    """What is opened counts, not what was named: a link may have been put there meanwhile. `inside` is for the job's
+    own folders, `beside` for a folder that the state folder lies in. None for what is not there, or not meant."""
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if inside else 0))
     except OSError:
+        yield None
         return
     try:
         real = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         is_own = inside and path.is_relative_to(state)
-        is_meant = real == path if is_own or beside else not _touches(real, state)
-        if is_meant:
-            rules.allow(descriptor, access)
+        yield descriptor if (real == path if is_own or beside else not _touches(real, state)) else None
     finally:
         os.close(descriptor)
 

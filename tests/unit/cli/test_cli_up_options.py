@@ -39,6 +39,7 @@ def test_who_starts_it_hears_what_jobs_may_do(
 ) -> None:
     monkeypatch.setattr("muster.local.sandbox.version", lambda: landlock)
     monkeypatch.setattr("muster.local.seccomp.known", lambda: True)
+    monkeypatch.setattr("muster.local.mounts.available", lambda: True)
     up._welcome(up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7))
     assert words in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _ctypes
 import contextlib
 import ctypes
+import errno
 import gzip
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,18 +29,32 @@ from muster.contract.base import dump_json
 from muster.contract.layout import State
 from muster.contract.names import Env, ExitCode
 from muster.contract.spec import JobSpec, parse_job
+from muster.local import mounts, seccomp
 from muster.local import sandbox as fence
-from muster.local import seccomp
 from muster.local.sandbox import ADVICE, Sandbox, available, enter, state_problems
 from muster.storage.records import read_records
 from muster.storage.sources import LocalFile
 
 needs_seccomp = pytest.mark.skipif(not seccomp.known(), reason="this machine has no seccomp filter")
+needs_mounts = pytest.mark.skipif(not mounts.available(), reason="this machine lets nobody have mounts")
 needs_landlock = pytest.mark.skipif(not available(), reason="this kernel has no Landlock")
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
+    return filled(tmp_path)
+
+
+@pytest.fixture
+def open_home() -> Iterator[Path]:
+    """The same where other users come to, as they do not in pytest's own folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        folder.chmod(0o755)
+        yield filled(folder)
+
+
+def filled(tmp_path: Path) -> Path:
     """The platform's state, another job's folders, and data beside them."""
     for name in ("state/admin-token", "state/muster.db", "state/cluster.db", "state/checkpoints/other/commit",
                  "state/jobs/other/attempt-1/worker-0/log", "state/cache/theirs/tokens", "state/jobs/own/fence.json",
@@ -71,13 +87,15 @@ def tried(box: Sandbox, attempts: dict[str, Callable[[], object]], uid: int = os
                 os.setgroups([])
                 os.setgid(uid)
                 os.setuid(uid)
+                ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, as a process that began as this user
             enter(box)
             for name, attempt in attempts.items():
                 try:
                     attempt()
                     found[name] = "done"
                 except (OSError, subprocess.CalledProcessError) as error:
-                    found[name] = type(error).__name__
+                    is_denied = getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS)
+                    found[name] = DENIED if is_denied else type(error).__name__
             os.write(writer, json.dumps(found).encode())
         finally:
             os._exit(0)
@@ -258,14 +276,11 @@ def test_processes_outside_are_neither_limited_nor_slowed(home: Path, uid: int) 
 
 @needs_seccomp
 @pytest.mark.parametrize("uid", USERS)
-def test_owners_and_attributes_of_files_out_of_reach_stay(home: Path, uid: int) -> None:
-    token = home / "state/admin-token"
+def test_owners_and_attributes_of_files_out_of_reach_stay(open_home: Path, uid: int) -> None:
+    token = open_home / "state/admin-token"
     os.chown(token, uid, -1)
-    for folder in (token, *token.parents):
-        if folder.is_relative_to(home):
-            folder.chmod(0o755)
     before = token.stat()
-    found = tried(sandbox(home), {
+    found = tried(sandbox(open_home), {
         "owner": lambda: os.chown(token, uid, uid),
         "owner of a link": lambda: os.lchown(token, uid, uid),
         "attribute": lambda: os.setxattr(token, "user.x", b"x"),
@@ -273,6 +288,43 @@ def test_owners_and_attributes_of_files_out_of_reach_stay(home: Path, uid: int) 
     }, uid)  # fmt: skip
     assert found == dict.fromkeys(found, DENIED)
     assert (token.stat().st_uid, token.stat().st_gid) == (before.st_uid, before.st_gid)
+
+
+@needs_mounts
+@pytest.mark.parametrize("uid", USERS)
+def test_modes_and_times_of_files_out_of_reach_stay(open_home: Path, uid: int) -> None:
+    """A job that can't read the token let the machine's other users read it."""
+    home = open_home
+    token, own = home / "state/admin-token", home / "state/jobs/own/tmp"
+    own.mkdir()
+    for path in (home, *home.rglob("*")):
+        os.chown(path, uid, -1)
+        path.chmod(0o755)
+    (own / "x").write_text("x")
+    os.chown(own / "x", uid, -1)
+    (home / "state/checkpoints/own").symlink_to(home / "state")
+    token.chmod(0o600)
+    before = token.stat()
+    found = tried(sandbox(home, home / "data"), {
+        "token": lambda: token.chmod(0o644),
+        "state": lambda: (home / "state").chmod(0o755),
+        "by a link in the place of its own folder": lambda: (home / "state/checkpoints/own/admin-token").chmod(0o644),
+        "what it reads": lambda: (home / "data/a.txt").chmod(0),
+        "elsewhere": lambda: (home / "secret.txt").chmod(0o644),
+        "times": lambda: os.utime(token, (0, 0)),
+        "in mounts of its own": lambda: in_new_mounts(lambda: token.chmod(0o644)),
+    }, uid)  # fmt: skip
+    assert found == dict.fromkeys(found, DENIED)
+    assert (token.stat().st_mode, token.stat().st_mtime) == (before.st_mode, before.st_mtime)
+    found = tried(sandbox(home), {"own": lambda: (own / "x").chmod(0o600), "own times": (own / "x").touch}, uid)
+    assert found == dict.fromkeys(found, "done")
+
+
+def in_new_mounts(attempt: Callable[[], object]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.unshare(0x10000000 | 0x20000)  # with all privileges there, where it is allowed
+    libc.mount(None, b"/", None, ctypes.c_ulong(0x20 | 0x1000), None)  # MS_REMOUNT, MS_BIND
+    attempt()
 
 
 @pytest.mark.parametrize("uid", USERS)
@@ -290,10 +342,10 @@ def test_a_worker_has_no_privilege_and_gets_none(home: Path, uid: int) -> None:
     found = tried(sandbox(home), {
         "listen to the network": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0x0300),
         "raw packets": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP),
-        "another user": lambda: os.setuid(uid + 1),
         "another root": lambda: os.chroot("/"),
     }, uid)  # fmt: skip
     assert found == dict.fromkeys(found, DENIED)
+    assert tried(sandbox(home), {"another user": lambda: os.setuid(uid + 1)}, uid)["another user"] != "done"
 
 
 USEFUL = """
@@ -516,17 +568,20 @@ def test_a_kernel_without_landlock_still_gives_calls_up(home: Path, monkeypatch:
 
 
 def test_a_kernel_that_can_not_keep_jobs_apart_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(landlock: int, machine: str) -> list[str]:
+    def said(landlock: int, machine: str, has_mounts: bool = True) -> list[str]:
+        monkeypatch.setattr("muster.local.mounts.available", lambda: has_mounts)
         monkeypatch.setattr("muster.local.sandbox.version", lambda: landlock)
         monkeypatch.setattr("platform.machine", lambda: machine)
         return [" ".join(gap.split()[:3]) for gap in fence.gaps()]
 
     assert said(5, "x86_64") == ["can end your"]
     assert said(7, "riscv64") == ["can limit and"]
+    assert said(7, "x86_64", has_mounts=False) == ["can change modes"]
     assert said(0, "s390x") == ["can read what", "can end your", "can limit and"]
 
 
 @needs_seccomp
 def test_a_kernel_that_has_all_of_it_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.local.sandbox.version", lambda: 7)
+    monkeypatch.setattr("muster.local.mounts.available", lambda: True)
     assert fence.gaps() == ()

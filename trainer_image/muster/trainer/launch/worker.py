@@ -22,7 +22,7 @@ from muster.contract.base import dump_json
 from muster.contract.names import EXIT_RECORD, Env, ExitCode, Rendezvous
 from muster.contract.redaction import redact
 from muster.contract.signals import WorkerExit
-from muster.local.sandbox import ADVICE, Sandbox, enter, gaps
+from muster.local.sandbox import ADVICE, Sandbox, enter
 from muster.storage.small_files import write_whole
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
@@ -51,6 +51,8 @@ FENCE_SECONDS_MAX = 60.0
 SHUTDOWN_SECONDS = 15
 # Beside our own files: torchrun's agent would leave a folder in /tmp for each worker that ever started.
 AGENT_DIR = "torchelastic"
+# What the kernel answers where a worker may not read or write.
+DENIALS = ("permission denied", "read-only file system")
 
 
 def main() -> int:
@@ -58,8 +60,9 @@ def main() -> int:
     directory = Path(os.environ.get(Env.WORKER_DIR) or ".")
     directory.mkdir(parents=True, exist_ok=True)
     sandbox = read_sandbox()
-    kept_apart = sandbox is not None and enter(sandbox)  # first of all: only threads that start later are held to it
-    for gap in gaps() if sandbox is not None else ():
+    fence = enter(sandbox) if sandbox is not None else None  # first of all: only later threads are held to it
+    kept_apart = fence is not None and fence.keeps_files
+    for gap in fence.gaps if fence is not None else ():
         print(f"a job of this machine {gap}", file=sys.stderr, flush=True)
     take_variables()
     stop = Stop(directory, started)
@@ -83,7 +86,7 @@ def main() -> int:
         traceback.print_exc()
         message = f"the ranks could not be started or watched: {type(error).__name__}: {error}"
         end = _before_ranks(ExitCode.PREFLIGHT_FAILED, message)
-    if kept_apart and "permission denied" in end.message.lower():
+    if kept_apart and any(words in end.message.lower() for words in DENIALS):
         end = end.model_copy(update={"message": f"{end.message} ({ADVICE})"})
     if end.exit_code and end.message:
         print(f"worker ends with exit code {end.exit_code}: {redact(end.message)}", file=sys.stderr, flush=True)
