@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from muster.contract.names import STEP_LOG, Env
 from muster.contract.spec import Keep
 from muster.storage.store import open_store
 from muster.trainer.checkpoint import snapshot
@@ -148,7 +149,8 @@ class Copies:
             "metrics": {},
             "best": False,
         }
-        text = json.dumps(order | {"do": "save", "commit": commit}).encode()
+        records = [json.dumps({"step": number, "loss": 3}, separators=(",", ":")) for number in range(2, step + 1)]
+        text = json.dumps(order | {"do": "save", "commit": commit, "records": records}).encode()
         self.staging.copy(self.optimizer, text, None, lambda slot: None)
 
     def train(self) -> None:
@@ -183,8 +185,9 @@ def test_a_file_laid_out_anew_gives_up_one_copy_only() -> None:
     assert copies.left() == {2: 1, 3: 2}
 
 
+@pytest.mark.parametrize("written", ['{"step":1}\n', '{"step":1}\n{"step":2,"lo', '{"step":1}\n{"step":2,"loss":3}\n'])
 def test_what_a_rank_left_is_saved_as_it_was_laid_out_although_nobody_hears_that_the_process_is_ready(
-    tmp_path: Path,
+    tmp_path: Path, written: str
 ) -> None:
     """The rank died while it copied a step that is laid out otherwise, before its upload process began to listen."""
     copies = Copies()
@@ -198,6 +201,7 @@ def test_what_a_rank_left_is_saved_as_it_was_laid_out_although_nobody_hears_that
     assert copies.left() == {2: 1}
 
     rank, process = socket.socketpair()
+    (tmp_path / STEP_LOG).write_text(written)
     listener, channel, folder = socket.create_server(("127.0.0.1", 0)), Channel(rank), tmp_path / "uid"
     fixed = {"job": "job", "job_uid": "uid", "attempt": 1, "config": {}, "architecture": {}}
     init = {"uri": folder.as_uri(), "rank": 0, "world_size": 1, "job_uid": "uid", "attempt": 1, "fence": None}
@@ -211,12 +215,15 @@ def test_what_a_rank_left_is_saved_as_it_was_laid_out_although_nobody_hears_that
     ended = subprocess.run(
         [sys.executable, "-m", "muster.trainer.checkpoint.uploader", str(os.getpid()), str(process.fileno())],
         pass_fds=[process.fileno()],
-        env=os.environ | {LAUNCHER: str(os.getpid())},
+        env=os.environ | {LAUNCHER: str(os.getpid()), Env.WORKER_DIR: str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert "step 2 was committed from what the ranks left in memory" in ended.stderr + ended.stdout
+    lines = (tmp_path / STEP_LOG).read_text().splitlines()
+    assert [line for line in lines if line.endswith("}")] == ['{"step":1}', '{"step":2,"loss":3}']
+    assert ('{"step":2,"loss":3}' in ended.stdout) == ('"loss":3}' not in written)
     commit = read_commit(folder.as_uri(), 2)
     assert sorted(commit.stateless) == ["bias", "weight"]
     assert sorted(commit.tensors) == ["model/bias", "model/weight"]

@@ -172,7 +172,9 @@ def test_step_lines_and_metrics(tmp_path: Path) -> None:
     log = StepLog(tmp_path, out)
     log.write(record(1))
     assert (tmp_path / "steps.jsonl").read_text() == ""  # a step does not wait for the disk
+    assert [StepRecord.model_validate_json(line) for line in log.unwritten()] == [record(1)]
     log.flush()
+    assert log.unwritten() == ()
     log.flush()
     out.seek(0)
     line = (tmp_path / "steps.jsonl").read_text()

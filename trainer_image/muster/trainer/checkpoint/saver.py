@@ -55,6 +55,7 @@ class TrainState:
     rng: dict[str, Any]  # of this rank, as JSON types
     metrics: dict[str, float]
     best: bool  # whether the evaluation just made is the best so far
+    records: tuple[str, ...] = ()  # lines of the step log that may not be written yet
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,7 @@ class Saver:
             "deadline_seconds": UPLOAD_SECONDS_MAX,
         }
         if self._control.rank == 0:
+            order["records"] = state.records
             order["commit"] = {
                 "cursor": dump(state.cursor),
                 "tokens": state.tokens,

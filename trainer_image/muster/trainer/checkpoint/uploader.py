@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from muster.contract.checkpoint import FileEntry, frozen_key, shard_key
+from muster.contract.names import STEP_LOG, Env
 from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
 from muster.storage.store import Store, open_store
@@ -27,6 +30,8 @@ from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT, left_in
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, die_with_adopter, has_adopter, name_process
+
+STEP_LOG_BYTES_READ = 1 << 20  # of its end: what was written since the newest copy is among it
 
 
 class Frozen:
@@ -61,6 +66,7 @@ class Uploader:
         self._coordinator = self._make_coordinator(listener) if self._rank == 0 else None
         self._peer: Channel | None = None
         self._rank_is_dead = False
+        self._committed_records: list[str] = []  # of the newest step that was committed
 
     def warm_up(self) -> str | None:
         """Make ready for the first save. Returns why the store will take none, where it says so for good."""
@@ -87,6 +93,7 @@ class Uploader:
         except Closed:
             if has_adopter():
                 self._save_what_is_left()
+                self._write_missing_records()
 
     def _obey(self, order: Message | None) -> bool:
         """Do what the rank orders. False means that there is nothing more to do."""
@@ -124,6 +131,21 @@ class Uploader:
             how = "committed from" if outcome["committed"] else f"not committed ({outcome['error']}) from"
             print(f"step {step} was {how} what the ranks left in memory", file=sys.stderr, flush=True)
 
+    def _write_missing_records(self) -> None:
+        """Write what the dead rank has not written any more of the log of its steps up to the one that is committed:
+        the next attempt begins after it, and would leave a hole in every curve."""
+        if not (folder := os.environ.get(Env.WORKER_DIR)) or not self._committed_records:
+            return
+        with contextlib.suppress(OSError), Path(folder, STEP_LOG).open("rb+") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - STEP_LOG_BYTES_READ))
+            written = file.read().decode(errors="replace")
+            there = set(written.split("\n"))
+            missing = "".join(f"{line}\n" for line in self._committed_records if line not in there)
+            # A line that was broken off ends here, and is written whole.
+            file.write(f"{'' if written.endswith(chr(10)) or not written else chr(10)}{missing}".encode())
+            sys.stdout.write(missing)
+            sys.stdout.flush()
+
     def _agree_on(self, left: Message) -> int | None:
         """The step that all ranks save now that they are dead; None where no step can be saved."""
         if self._coordinator is not None:
@@ -160,6 +182,7 @@ class Uploader:
             else:
                 outcome = self._ask(report, deadline)
         if outcome["committed"]:
+            self._committed_records = list(order.get("records", ()))
             if self._cache is not None and copied.is_set():
                 self._cache.drop_all_but(order["step"], frozen_too=self._frozen is not None)
             self._use_frozen(None, named=self._frozen is not None or self._frozen_named)

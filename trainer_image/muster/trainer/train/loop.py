@@ -229,6 +229,7 @@ class Trainer:
             rng=randomness.state(),
             metrics={"loss": record.loss} | record.values | evaluated,
             best=best,
+            records=self.reporter.unwritten(),
         )
 
     # --- the loop ---

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 STEP_SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
+# What is handed over with a copy of the state in memory must leave room there for the rest (snapshot.ORDER_BYTES). A
+# record has some 500 bytes, and is written within a tenth of a second.
+UNWRITTEN_BYTES_MAX = 32_000
+
+
 class StepLog:
     """Rank 0's lines: one JSON object per step, on standard output and in steps.jsonl.
 
@@ -35,13 +40,27 @@ class StepLog:
     def write(self, record: StepRecord) -> None:
         self._waiting.append(record)
 
+    def unwritten(self) -> tuple[str, ...]:
+        """The newest lines that may not be written yet, some kilobytes at most. Waits for nobody."""
+        lines = list[str]()
+        left = UNWRITTEN_BYTES_MAX
+        for record in reversed(self._waiting.copy()):
+            lines.append(dump_json(record))
+            left -= len(lines[-1])
+            if left < 0:
+                break
+        return tuple(reversed(lines))
+
     def flush(self) -> None:
         with self._flushing:
-            lines = "".join(dump_json(self._waiting.popleft()) + "\n" for _ in range(len(self._waiting)))
+            count = len(self._waiting)
+            lines = "".join(dump_json(self._waiting[number]) + "\n" for number in range(count))
             if lines:
                 for stream in (self._file, self._out):
                     stream.write(lines)
                     stream.flush()
+            for _ in range(count):  # only what is written waits no more: see unwritten
+                self._waiting.popleft()
 
     def close(self) -> None:
         self.flush()

@@ -113,6 +113,10 @@ class StepReporter:
         if self._log is not None:
             self._log.write(record)
 
+    def unwritten(self) -> tuple[str, ...]:
+        """Lines of the step log that whoever commits this step writes, should this rank die first."""
+        return self._log.unwritten() if self._log is not None else ()
+
     def close(self) -> None:
         """Write what is not written yet."""
         self._rank_state.heartbeats.before_each_beat(None)
