@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from tests.integration.api.platform import Platform, platform
+from tests.integration.api.platform import Platform, platform, sqlite_tables
 from tests.integration.api.postgres import PostgresServer, postgres_server
 
 from muster.api.db import Database
@@ -68,6 +68,8 @@ def migrated(postgres: PostgresServer) -> str:
 def database_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh database with today's tables where that is cheap."""
     if backend == "sqlite":
+        (tmp_path / "state").mkdir(mode=0o700)
+        (tmp_path / "state" / "muster.db").write_bytes(sqlite_tables())
         return f"sqlite:///{tmp_path}/state/muster.db"
     server: PostgresServer = request.getfixturevalue("postgres")
     return server.url(server.new_database(request.getfixturevalue("migrated")))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +23,8 @@ from tests.polling import INTERVAL_SECONDS, WAIT_SECONDS_MAX
 from muster.api.__main__ import Server
 from muster.api.app import create_app
 from muster.api.cluster import Cluster
+from muster.api.db import Database
+from muster.api.migrate import migrate
 from muster.api.services import Services
 from muster.api.settings import Settings
 from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
@@ -143,14 +148,41 @@ class Platform:
         return path
 
 
+@functools.cache
+def sqlite_tables() -> bytes:
+    """An SQLite file with today's tables, to write where one is needed: to make them takes longer than most tests."""
+
+    async def make(folder: str) -> bytes:
+        database = Database(Settings(state=Path(folder)).database, WAIT_SECONDS_MAX)
+        await migrate(database)
+        await database.close()
+        assert database.file is not None
+        return database.file.read_bytes()
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, make(folder)).result()
+
+
+def _settings(state: Path, **options: Any) -> Settings:
+    # An outage is what a test makes, and not a busy machine.
+    ours = {"state": state, "auth": False, "mirror_seconds": 0.02, "database_timeout_seconds": WAIT_SECONDS_MAX}
+    settings = Settings(**{**ours, **options})
+    if not state.exists() and settings.database_url is None:
+        state.mkdir(parents=True, mode=0o700)
+        settings.layout.database.write_bytes(sqlite_tables())
+        settings.layout.database.chmod(0o600)
+    return settings
+
+
 @contextlib.asynccontextmanager
 async def platform(
     state: Path, cluster: Cluster | None = None, make: MakeApp = create_app, **options: Any
 ) -> AsyncIterator[Platform]:
     """The whole API with its background work, reached without a socket; with pages by another `make`."""
-    settings = Settings(**{"state": state, "auth": False, "mirror_seconds": 0.02, "relay_seconds": 0.1, **options})
+    settings = _settings(state, **{"relay_seconds": 0.1, **options})
     app = make(settings, cluster)
     async with app.router.lifespan_context(app):
+        app.state.services.relay.seconds_min = 0.0  # a test waits for its job, and submits no bursts
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=WAIT_SECONDS_MAX) as client:
             yield Platform(settings, app, client)
@@ -162,9 +194,7 @@ async def served(
 ) -> AsyncIterator[tuple[Platform, Server]]:
     """The same over a real socket, for what only a socket shows: streams, large bodies, cut connections; at a port that
     is named for one that is started again."""
-    settings = Settings(
-        **{"state": state, "auth": False, "mirror_seconds": 0.02, "stream_poll_seconds": 0.02, **options}
-    )
+    settings = _settings(state, **{"stream_poll_seconds": 0.02, **options})
     app = make(settings, None)
     with contextlib.closing(socket.create_server(("127.0.0.1", port))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

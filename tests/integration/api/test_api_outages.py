@@ -181,6 +181,7 @@ async def test_a_commit_that_is_not_answered_is_told_as_such(
     await works_again(here)
 
 
+@pytest.mark.both_databases
 async def test_a_crash_before_the_commit_stores_nothing(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     from muster.api import idempotency
 

@@ -21,7 +21,7 @@ import httpx2
 import psutil
 import pytest
 from tests.integration.api.platform import document
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.contract.layout import State
 from muster.local.cluster import LocalCluster
@@ -67,7 +67,12 @@ def api(state: Path, *options: str, port: int = 0, auth: bool = False) -> Iterat
 
 def refused(*options: str, **environment: str) -> tuple[int, str]:
     answer = subprocess.run(
-        [*COMMAND, *options], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False
+        [*COMMAND, *options],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        env={**os.environ, **environment},
+        check=False,
     )
     assert answer.stdout == ""
     return answer.returncode, answer.stderr

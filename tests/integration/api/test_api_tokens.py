@@ -155,7 +155,7 @@ async def test_the_user_of_a_machine_always_has_a_token(tmp_path: Path, database
 
 async def test_the_state_of_a_machine_is_its_users_alone(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    async with platform(state, auth=True):
+    async with platform(state, auth=True, database_url=f"sqlite:///{state}/muster.db"):  # which it makes itself
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
         assert {stat.S_IMODE(file.stat().st_mode) for file in state.glob("*.db*") if file.suffix != ".migrate"} == {
             0o600

@@ -38,7 +38,7 @@ KINDS = ["threads", "asyncio"]
 
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[Platform]:
-    async with platform(tmp_path / "state", database_url=f"sqlite:///{tmp_path}/state/muster.db") as running:
+    async with platform(tmp_path / "state") as running:
         yield running
 
 
