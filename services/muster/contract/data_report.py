@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from muster.contract.base import Record
+from muster.contract.text import counted, plural
 
 DATA_REPORT_KEY = "data-report.json"  # in the job's checkpoint folder
 EXAMPLES_MAX = 3  # of what was left out, for each reason
@@ -84,7 +85,7 @@ class DataReport(Record):
 def report_lines(report: DataReport) -> list[str]:
     """The report for people."""
     lines = [
-        f"{report.samples_per_epoch:,} samples of {report.sequence_length:,} tokens in an epoch, "
+        f"{plural(report.samples_per_epoch, 'sample')} of {report.sequence_length:,} tokens in an epoch, "
         f"{report.samples_per_step:,} in a step"
     ]
     for source in report.sources:
@@ -94,14 +95,16 @@ def report_lines(report: DataReport) -> list[str]:
 
 def _of_source(source: SourceReport) -> Iterator[str]:
     learnt = "" if source.learnt is None else f", {source.learnt:,} of them in the loss"
-    yield f"  {source.documents:,} documents, {source.tokens:,} tokens{learnt}"
-    yield from (f"  {count:,} {looks}" for looks, count in source.looks.items())
+    yield f"  {plural(source.documents, 'document')}, {plural(source.tokens, 'token')}{learnt}"
+    yield from (f"  {counted(count, looks)}" for looks, count in source.looks.items())
     if source.duplicates:
         share = source.duplicates / source.documents
-        yield f"  {source.duplicates:,} documents ({share:.1%}) have the content of another: curation.exactDuplicates"
-    yield f"  {source.samples:,} samples, {source.filled:.1%} of their tokens not padding"
+        words = f"documents ({share:.1%}) have the content of another: curation.exactDuplicates"
+        yield f"  {counted(source.duplicates, words)}"
+    yield f"  {plural(source.samples, 'sample')}, {source.filled:.1%} of their tokens not padding"
     share = source.truncated / max(1, source.documents)
-    yield f"  {source.truncated:,} documents ({share:.1%}) are longer than a sample and are truncated"
+    words = f"documents ({share:.1%}) are longer than a sample and are truncated"
+    yield f"  {counted(source.truncated, words)}"
     most = max((each.documents for each in source.lengths), default=1)
     for each in source.lengths:
         bar = "█" * max(1, round(30 * each.documents / most))

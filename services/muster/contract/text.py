@@ -27,6 +27,17 @@ def plural(count: float, noun: str, many: str = "") -> str:
     return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
+def counted(count: int, words: str) -> str:
+    """`2,000 pairs are left out`, `1 pair is left out`: `words` begin with a noun in the plural and a verb."""
+    if count != 1:
+        return f"{count:,} {words}"
+    singular = re.sub(r"^((?:\w+ )??\w+)s\b", r"\1", words).replace(" and are ", " and is ")
+    return "1 " + re.sub(r"\b(?:are|have|hold|teach)\b", lambda verb: _OF_ONE[verb[0]], singular, count=1)
+
+
+_OF_ONE = {"are": "is", "have": "has", "hold": "holds", "teach": "teaches"}
+
+
 def size(count: float) -> str:
     """Bytes with a binary unit: `312 B`, `5.0 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

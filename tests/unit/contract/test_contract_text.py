@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.contract.text import nearest, plural, readable, size
+from muster.contract.text import counted, nearest, plural, readable, size
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,19 @@ from muster.contract.text import nearest, plural, readable, size
 )
 def test_plurals(count: float, text: str) -> None:
     assert plural(count, "worker") == text
+
+
+@pytest.mark.parametrize(
+    ("words", "one"),
+    [
+        ("pairs are left out: they are equal", "1 pair is left out: they are equal"),
+        ("documents (8.0%) are longer and are cut", "1 document (8.0%) is longer and is cut"),
+        ("single answers with labels", "1 single answer with labels"),
+        ("records hold a column", "1 record holds a column"),
+    ],
+)
+def test_one_of_what_is_counted(words: str, one: str) -> None:
+    assert (counted(1, words), counted(2_000, words)) == (one, f"2,000 {words}")
 
 
 def test_a_small_model_has_a_size() -> None:

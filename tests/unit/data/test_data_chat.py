@@ -200,8 +200,8 @@ def test_a_long_conversation_is_truncated_and_counted(tmp_path: Path) -> None:
     source = {"source": str(write_jsonl(tmp_path / "a.jsonl", records)), "format": "openai-chat"}
     lines: list[str] = []
     train = opened(config([source], length=16), tmp_path / "cache", lines).train
-    assert any("1 documents are longer than 16 tokens and are truncated" in line for line in lines)
-    assert any("1 conversations are left out" in line for line in lines)
+    assert any("1 document is longer than 16 tokens and is truncated" in line for line in lines)
+    assert any("1 conversation is left out" in line for line in lines)
     samples = [train.sample(0, index) for index in range(train.samples_per_epoch)]
     assert sum(int((sample.labels != -100).sum()) for sample in samples) == (16 - 3) + 5 + 13
 

@@ -77,7 +77,7 @@ def test_what_a_pair_looks_like_is_found_and_told(
 ) -> None:
     path, lines = write_jsonl(tmp_path / "a.jsonl", [record | {"margin": 0.5}]), list[str]()
     data = opened(config(path), tmp_path / "cache", lines)
-    assert f"data: {path}: 1 {kind}" in lines
+    assert f"data: {path}: 1 {kind.replace('pairs', 'pair', 1)}" in lines
     sample = data.train.sample(0, 0)
     both = [*chosen, *rejected]
     assert sample.tokens[: len(both)].tolist() == both
@@ -186,7 +186,7 @@ def test_pairs_that_teach_nothing_are_left_out_and_counted(tmp_path: Path) -> No
     for words in ("chosen and rejected are equal", "an answer is empty"):
         assert f"data: {path}: 2 lines are left out: {words}" in lines
     alone = write_jsonl(tmp_path / "b.jsonl", records[:1])
-    with pytest.raises(UserError, match="nothing to train on: 1 lines are left out: chosen and rejected are equal"):
+    with pytest.raises(UserError, match="nothing to train on: 1 line is left out: chosen and rejected are equal"):
         opened(config(alone), tmp_path / "cache")
 
 
@@ -204,13 +204,11 @@ def test_a_pair_that_is_too_long_is_cut_as_asked(tmp_path: Path) -> None:
     lines: list[str] = []
     with pytest.raises(UserError, match="of no pair of answers are both sides left within 24 tokens"):
         opened(config(path, 24, truncation="right"), tmp_path / "cache", lines)
-    assert f"data: {path}: 1 pairs are left out: their sides are equal once they are cut" in lines
+    assert f"data: {path}: 1 pair is left out: their sides are equal once they are cut" in lines
     with pytest.raises(UserError, match="both sides left within 24 tokens"):
         opened(config(path, 24, truncation="drop"), tmp_path / "cache", lines)
-    assert f"data: {path}: 1 pairs are left out: there are 24 tokens for both sides, and they are longer" in lines
-    with pytest.raises(
-        UserError, match=r"1 pairs are longer than 24 tokens, both sides together \(the longest has 30\)"
-    ):
+    assert f"data: {path}: 1 pair is left out: there are 24 tokens for both sides, and they are longer" in lines
+    with pytest.raises(UserError, match=r"1 pair is longer than 24 tokens, both sides together \(the longest has 30\)"):
         opened(config(path, 24, truncation="error"), tmp_path / "cache")
 
 

@@ -69,7 +69,7 @@ def test_every_source_is_counted_and_what_is_left_out_has_a_reason(tmp_path: Pat
     assert (second.use, second.documents, second.samples) == ("evaluation", 2, 2)
     assert any("2 of 2 evaluation documents" in warning for warning in report.warnings), "they are in the training set"
     shown = "\n".join(report_lines(report))
-    assert "1 documents (8.3%) are longer than a sample and are truncated" in shown
+    assert "1 document (8.3%) is longer than a sample and is truncated" in shown
     assert DataReport.model_validate_json(report.model_dump_json(by_alias=True)) == report
 
 

@@ -180,12 +180,12 @@ def test_what_nobody_learns_or_sees_is_counted(tmp_path: Path) -> None:
     unread = "in their messages, which the chat template does not write: they are neither learnt nor shown to the model"
     assert data.warnings[0] == f"{path}: 2 conversations hold `thinking` {unread}"
     assert not any("`id`" in warning for warning in data.warnings)
-    assert f"data: {path}: 1 conversations hold `id` {unread}" in lines
+    assert f"data: {path}: 1 conversation holds `id` {unread}" in lines
     assert f"data: {path}: columns that are not read: source" in lines
     report = data_report(data, made(tmp_path / "t", CHATML))
     shown_lines = report_lines(report)
     assert f"  2 conversations hold `thinking` {unread}" in shown_lines
-    assert "  1 records hold a column that is not read: source" in shown_lines
+    assert "  1 record holds a column that is not read: source" in shown_lines
     bare = write_jsonl(tmp_path / "b.jsonl", [asked("x"), asked("y"), asked("z")])
     assert (
         stored(path, tmp_path / "c", str(folder)).meta.contents
@@ -235,6 +235,16 @@ def test_a_conversation_that_the_assistant_begins_is_read_by_a_template_that_loo
         "<|im_end|>\n<|im_start|>assistant\n⟦yes?<|im_end|>⟧\n"
     )
     assert ids_of(record, tokenizer) == theirs(tmp_path, record)
+
+
+def test_two_turns_of_gpt_oss_are_refused_or_the_last_is_learnt(tmp_path: Path) -> None:
+    """Its earlier turns end with another token than the one that ends an answer."""
+    record = {"messages": asked("one")["messages"] + asked("two", thinking="because")["messages"]}
+    tokenizer = made(tmp_path, OSS, OSS_TOKENS, "<|return|>")
+    with pytest.raises(ValueError, match=r"messages\[1\] can't be found for certain .* or set trainOn: last"):
+        shown(record, tokenizer)
+    last = "<|channel|>analysis<|message|>because<|end|><|start|>assistant<|channel|>final<|message|>two<|return|>"
+    assert shown(record, tokenizer, "last").endswith(f"<|start|>assistant⟦{last}⟧")
 
 
 def test_tools_beside_texts_are_refused(tmp_path: Path) -> None:

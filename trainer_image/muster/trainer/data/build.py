@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from muster.contract.text import counted, plural
 from muster.storage.records import RawRecord
 from muster.storage.sources import File, LocalFile
 from muster.trainer.data.documents import Chunk
@@ -85,7 +86,7 @@ class Builder:
     def _why_none(self, draft: Draft) -> str:
         if draft.progress.left_out.counts:
             lost = draft.progress.left_out.counts.items()
-            return "; ".join(f"{count:,} lines are left out: {words}" for words, count in lost)
+            return "; ".join(counted(count, f"lines are left out: {words}") for words, count in lost)
         return "every document in it is empty" if self._lines.total else "all its files are empty"
 
     def _units(
@@ -203,7 +204,8 @@ class ProgressLines:
         """Say that so much is there already."""
         self._there = read
         share = read / max(self.total, 1)
-        self._say(f"data: going on with {self._source} from {share:.0%}: {documents:,} documents are prepared already")
+        there = counted(documents, "documents are prepared already")
+        self._say(f"data: going on with {self._source} from {share:.0%}: {there}")
 
     def at(self, read: int, tokens: int) -> None:
         """Say where we are, at most every PROGRESS_SECONDS."""
@@ -222,6 +224,7 @@ class ProgressLines:
     def done(self, documents: int, tokens: int) -> None:
         seconds = time.monotonic() - self._began
         self._say(
-            f"data: prepared {self._source}: {documents:,} documents, {tokens:,} tokens in {seconds:,.1f} s "
+            f"data: prepared {self._source}: {plural(documents, 'document')}, {plural(tokens, 'token')} "
+            f"in {seconds:,.1f} s "
             f"({tokens / max(seconds, 1e-9) / 1e6:,.1f} M tokens/s)"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from muster.contract.data_config import Source
+from muster.contract.text import counted
 from muster.contract.training import TrainingConfig
 from muster.trainer.data.packing import Lost, Packed, Packing
 from muster.trainer.data.pairs import PairPacking, alike, stretches_of, truncated, unlike_prompts
@@ -27,16 +28,17 @@ def packed_pairs(
     if meta.compares == "labels" and len(documents) < 2:
         raise UserError(f"data source {name}: task kto measures each answer by another one, and there is only one")
     for words, count in meta.left_out.items():
-        report(f"data: {name}: {count:,} lines are left out: {words}")
+        report(f"data: {name}: {counted(count, f'lines are left out: {words}')}")
     whole, unlike = stretches_of(documents), np.zeros(len(documents), np.bool_)
     if meta.compares == "pairs":
         unlike = unlike_prompts(documents)
     cut, usable, long = truncated(whole, length, how)
     if how == "error" and long.any():
+        most = f"(the longest has {int(whole.sizes.sum(1).max()):,})"
+        words = f"pairs are longer than {length} tokens, both sides together {most}, and data.truncation is error"
         raise UserError(
-            f"data source {name}: {int(long.sum()):,} pairs are longer than {length} tokens, both sides together (the "
-            f"longest has {int(whole.sizes.sum(1).max()):,}), and data.truncation is error; raise data.sequenceLength, "
-            "or choose right, left or drop"
+            f"data source {name}: {counted(int(long.sum()), words)}; raise data.sequenceLength, or choose right, left "
+            "or drop"
         )
     equal = alike(cut, documents, long & usable) if meta.compares == "pairs" else np.zeros(len(cut), np.bool_)
     why = "they are longer" if how == "drop" else f"nothing of an answer is left once they are cut on the {how}"
@@ -47,9 +49,12 @@ def packed_pairs(
     )
     for each in lost:
         if len(each.documents):
-            report(f"data: {name}: {len(each.documents):,} pairs are left out: {each.reason}")
+            report(f"data: {name}: {counted(len(each.documents), f'pairs are left out: {each.reason}')}")
     if cuts := int((long & usable & ~equal).sum()):
-        report(f"data: {name}: {cuts:,} pairs are longer than {length} tokens for both sides and are cut on the {how}")
+        report(
+            f"data: {name}: "
+            + counted(cuts, f"pairs are longer than {length} tokens for both sides and are cut on the {how}")
+        )
     kept = cut.those(usable & ~equal & ~unlike)
     rows = PairPacking(documents, kept, config.data.packing, length, pad, config.seed, stream) if len(kept) else None
     return Packed(documents, rows, cuts, tuple(each for each in lost if len(each.documents)))

@@ -14,6 +14,7 @@ import numpy as np
 from muster.contract.data_config import Source, source_names
 from muster.contract.data_formats import CONVERSATIONS
 from muster.contract.objectives import PREFERENCE_TASKS
+from muster.contract.text import counted, plural
 from muster.contract.training import TrainingConfig
 from muster.trainer.data import store as stores
 from muster.trainer.data.comparisons import must_have_both_labels, packed_pairs
@@ -235,9 +236,9 @@ class _Maker:
         called = [names[number] for number in packed] if names else ()
         dataset = Dataset(list(packed.values()), shares, self.config.seed, called, samples_max)
         self.report(
-            f"data: {name}: {sum(each.used for each in every):,} documents, "
-            f"{sum(each.used_tokens for each in every):,} tokens, "
-            f"{dataset.samples_per_epoch:,} samples of {length} tokens per epoch"
+            f"data: {name}: {plural(sum(each.used for each in every), 'document')}, "
+            f"{plural(sum(each.used_tokens for each in every), 'token')}, "
+            f"{plural(dataset.samples_per_epoch, 'sample')} of {length} tokens per epoch"
         )
         return dataset
 
@@ -263,11 +264,12 @@ class _Maker:
         cut = cut_documents(documents, length, self.config.data.truncation, chat, source.source)
         if cut.truncated:
             self.report(
-                f"data: {source.source}: {cut.truncated:,} documents are longer than {length} tokens and are truncated"
+                f"data: {source.source}: "
+                + counted(cut.truncated, f"documents are longer than {length} tokens and are truncated")
             )
         for lost in cut.lost:
             what = "conversations" if chat else "documents"
-            self.report(f"data: {source.source}: {len(lost.documents):,} {what} are left out: {lost.reason}")
+            self.report(f"data: {source.source}: {counted(len(lost.documents), f'{what} are left out: {lost.reason}')}")
         if not len(cut.usable):
             return Packed(documents, None, lost=cut.lost)
         clipped = np.minimum(np.diff(documents.bounds)[cut.usable], length)
@@ -301,7 +303,7 @@ def _report_dropped(opened: Sequence[TokenStore], report: Report) -> None:
     for store in opened:
         if not store.meta.compares:  # what is left out of preferences is told with the rest that becomes of them
             for reason, count in store.meta.left_out.items():
-                report(f"data: {store.meta.source}: {count:,} documents are left out: {reason}")
+                report(f"data: {store.meta.source}: {counted(count, f'documents are left out: {reason}')}")
 
 
 def _report_kinds(store: TokenStore, report: Report) -> None:
@@ -309,7 +311,7 @@ def _report_kinds(store: TokenStore, report: Report) -> None:
     kinds, name = store.meta.kinds, store.meta.source
     for words, count in kinds.items():
         if NOT_READ not in words:
-            report(f"{WARNING if is_warned_of(words) else 'data: '}{name}: {count:,} {words}")
+            report(f"{WARNING if is_warned_of(words) else 'data: '}{name}: {counted(count, words)}")
     if columns := [words.partition(NOT_READ)[2] for words in kinds if NOT_READ in words]:
         report(f"data: {name}: columns that are not read: {', '.join(columns)}")
 

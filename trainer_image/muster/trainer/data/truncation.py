@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from muster.contract.data_config import Truncation
+from muster.contract.text import counted
 from muster.trainer.data.packing import Lost
 from muster.trainer.data.shuffle import Int64s
 from muster.trainer.data.store import Documents
@@ -32,10 +33,11 @@ def cut_documents(documents: Documents, length: int, how: Truncation, scored: bo
     long = sizes > length + 1  # the last token of a document that is one longer than a sample is still a label
     begins = np.zeros(len(sizes), np.int64)
     if how == "error" and long.any():
+        most = f"(the longest has {int(sizes.max()):,})"
+        words = f"documents are longer than {length} tokens {most}, and data.truncation is error"
         raise UserError(
-            f"data source {name}: {int(long.sum()):,} documents are longer than {length} tokens (the longest has "
-            f"{int(sizes.max()):,}), and data.truncation is error; raise data.sequenceLength, or choose right, left or "
-            "drop"
+            f"data source {name}: {counted(int(long.sum()), words)}; raise data.sequenceLength, or choose right, left "
+            "or drop"
         )
     silent = np.zeros(len(sizes), np.bool_)
     if how == "left":
