@@ -52,7 +52,7 @@ SHUTDOWN_SECONDS = 15
 # Beside our own files: torchrun's agent would leave a folder in /tmp for each worker that ever started.
 AGENT_DIR = "torchelastic"
 # What the kernel answers where a worker may not read or write.
-DENIALS = ("permission denied", "read-only file system")
+DENIALS = ("permission denied", "read-only file system", "file system is read-only")
 
 
 def main() -> int:
