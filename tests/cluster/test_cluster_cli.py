@@ -141,7 +141,7 @@ def test_a_running_job_is_read_stopped_and_let_go_on(desk: Desk) -> None:
     logs = eventually(lambda: desk.ask("logs", "cli-long", "--worker", "all"), "logs of both workers")
     assert [page["worker"] for page in logs["items"]] == [0, 1]
     assert desk.ask("suspend", "cli-long", "--wait")["status"]["phase"] == "Suspended"
-    assert desk.ask("why", "cli-long")["next"][0].startswith("Resume the job")
+    assert desk.ask("why", "cli-long")["next"][0].startswith("Continue the job when you are ready")
     assert desk.ask("resume", "cli-long", "--wait")["status"]["phase"] == "Running"
     assert desk.ask("cancel", "cli-long", "--wait")["status"]["phase"] == "Cancelled"
     refused = desk.ask("suspend", "cli-long", expect=1)["error"]

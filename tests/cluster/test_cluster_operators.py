@@ -128,7 +128,7 @@ def test_the_lead_is_handed_over_at_once_when_an_operator_is_told_to_stop(house:
     first.terminate()
     assert first.wait(15) == 0
     assert house.reaches("handed", "Succeeded")["attempt"] == 1
-    assert '"identity": "second"' in house.log.read_text()
+    eventually(lambda: '"identity": "second"' in house.log.read_text(), "the second to lead")
 
 
 def test_an_operator_that_loses_its_lease_ends(house: House) -> None:
