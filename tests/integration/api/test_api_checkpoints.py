@@ -35,7 +35,12 @@ async def folder(request: pytest.FixtureRequest, here: Platform, tmp_path: Path,
             monkeypatch.setenv(name, value)
         uri = f"s3://{server.bucket}/team nlp" if server else None
         uid = (await here.submit("base", **({"checkpoint": {"uri": uri}} if uri else {})))["id"]
-        for path in (here.commit(uid, 20, best=True, metrics={"loss": 3.0}), here.commit(uid, 40)):
+        made = (
+            here.commit(uid, 10, best=True, metrics={"loss": 4.0}),
+            here.commit(uid, 20, best=True, metrics={"loss": 3.0}),
+            here.commit(uid, 40),
+        )
+        for path in made:
             if server:
                 server.client().upload_file(str(path), server.bucket, f"team nlp/{uid}/commits/{path.name}")
         base = uri or here.state.checkpoints.resolve().as_uri()
@@ -51,6 +56,8 @@ async def test_a_commit_is_inspected_and_pinned(here: Platform, folder: tuple[st
     assert [file["key"] for file in found["files"]] == ["a", "b"]
     assert (await here.get(f"{path}/last"))["step"] == 40
     assert (await here.get(f"{path}/best"))["step"] == 20
+    assert [item["best"] for item in (await here.get(path))["items"]] == [False, True, False]
+    assert [(await here.get(f"{path}/{step}"))["best"] for step in (10, 20, 40)] == [False, True, False]
 
     async def post(what: str) -> Any:
         reply = await here.client.post(f"/api/v1{path}/{what}")
@@ -60,7 +67,7 @@ async def test_a_commit_is_inspected_and_pinned(here: Platform, folder: tuple[st
     assert await post("20:pin") == (200, {"step": 20, "pinned": True, "changed": False})
     store = here.services.commits.store(parse_address(uri))
     assert pinned(store) == {20}, "where retention looks for it"
-    assert [item["pinned"] for item in (await here.get(path))["items"]] == [True, False]
+    assert [item["pinned"] for item in (await here.get(path))["items"]] == [False, True, False]
     assert await post("20:unpin") == (200, {"step": 20, "pinned": False, "changed": True})
     assert await post("20:unpin") == (200, {"step": 20, "pinned": False, "changed": False})
     assert pinned(store) == frozenset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from muster.operator.core.observed import Committed
 from muster.storage.errors import StoreError
 from muster.storage.file_store import FileStore
 from muster.storage.listing import CommitListing, CommitSummary
+from muster.trainer.checkpoint.__main__ import main
+from muster.trainer.checkpoint.commits import read_commit
 
 
 def commit(step: int, attempt: int = 1, best: bool = False) -> Commit:
@@ -46,6 +49,21 @@ def test_commits_are_listed_in_the_order_of_their_steps(tmp_path: Path) -> None:
     assert newest(listing.read(folder)) == Committed(123_456_789, 5.0, 5)
     (tmp_path / "commits" / "step-00000005.json").unlink()
     assert steps(f"file://{tmp_path}", listing) == [1200, 123_456_789]
+
+
+def test_one_commit_is_marked_best_whoever_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of 5, 6 and 8 was the best when it was made; 8 is what `--step best` takes."""
+    for step in (5, 6, 8, 9):
+        put(tmp_path, step, sealed(commit(step, best=step != 9)))
+    listed = CommitListing().read(parse_address(str(tmp_path)))
+    assert [(seen.step, seen.best) for seen in listed] == [(5, False), (6, False), (8, True), (9, False)]
+    assert newest(listed) == Committed(9, 5.0, 8)
+    assert read_commit(str(tmp_path), "best").step == 8
+    assert main(["ls", str(tmp_path), "--json"]) == 0
+    assert [row["best"] for row in json.loads(capsys.readouterr().out)["commits"]] == [False, False, True, False]
+    for step in (6, 8):
+        assert main(["inspect", str(tmp_path), str(step), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["best"] == (step == 8)
 
 
 def test_each_commit_is_read_once_and_a_replaced_one_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
