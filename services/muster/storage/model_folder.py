@@ -104,11 +104,12 @@ class ModelFolder:
         """Return whether it has a file of this name."""
         return has_file(self.files, name)
 
-    def has_another_head(self) -> bool:
+    def has_another_head(self, ends_only: bool = False) -> bool:
         """Return whether the files hold an output head with other values than their table of tokens.
 
         Reads both, up to the first difference: transformers decides in this way what becomes of a head that config.json
-        calls tied.
+        calls tied. `ends_only` reads no more than the beginning and the end of each, for a look: a trained head differs
+        in its first rows, one that was only grown in its last.
         """
         heads = [tensor for name, tensor in self.tensors.items() if is_token_head(name)]
         tables = [tensor for name, tensor in self.tensors.items() if is_embedding(name)]
@@ -119,7 +120,8 @@ class ModelFolder:
             return True
         length = head.end - head.start
         one, other = (memoryview(bytearray(min(COMPARED_BYTES, length))) for _ in range(2))
-        for at in range(0, length, COMPARED_BYTES):
+        every = range(0, length, COMPARED_BYTES)
+        for at in dict.fromkeys((0, max(0, length - COMPARED_BYTES))) if ends_only else every:
             size = min(COMPARED_BYTES, length - at)
             self.files.read_into(head.file, head.start + at, one[:size])
             self.files.read_into(table.file, table.start + at, other[:size])

@@ -85,7 +85,7 @@ def _of_folder(source: str, learning: _Learning) -> ModelFacts:
         hub = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
         address = parse_address(f"{hub}/{where.repository}/resolve/{where.revision or 'main'}{path}")
     folder = open_folder(open_source(address, S3Settings.for_a_look(os.environ)))
-    if folder.config.get("tie_word_embeddings") and folder.has_another_head():
+    if folder.config.get("tie_word_embeddings") and folder.has_another_head(ends_only=True):
         folder = folder.untied()
     shapes = {name: tensor.shape for name, tensor in folder.tensors.items()}
     return _of_config(folder.config, shapes, folder.dtype, learning, f"model.source {source}")
