@@ -38,6 +38,7 @@ from muster.api.fleet import routes as fleet
 from muster.api.folder_threads import FolderThreads
 from muster.api.health import routes as health
 from muster.api.hub import Hub
+from muster.api.idempotency import only_where_kept
 from muster.api.jobs import retention
 from muster.api.jobs import routes as jobs
 from muster.api.jobs.repository import live_in_cluster
@@ -59,7 +60,8 @@ from muster.api.openai.files import upload_routes as openai_uploads
 from muster.api.openai.fine_tuning import routes as fine_tuning
 from muster.api.openai.models import routes as models
 from muster.api.openai.models.base_models import load_models
-from muster.api.openapi import describe
+from muster.api.openai.requests import invalid_request
+from muster.api.openapi import describe, problems
 from muster.api.operator_previews import OperatorPreviews
 from muster.api.parameters import known_parameters_only
 from muster.api.people import routes as people
@@ -106,7 +108,8 @@ RELAY_SECONDS_MIN = 0.1  # a single job is handed over at once, the jobs of a bu
 _DESCRIPTION = (
     "Jobs go in, their history comes out. Errors are `application/problem+json` with a stable `code`. "
     "Times are RFC 3339 in UTC; durations are numbers of seconds. "
-    "POSTs take an `Idempotency-Key` and may then be repeated freely."
+    "POSTs that describe an `Idempotency-Key` may be repeated freely with one. Those that act on what is there "
+    "(cancel, suspend, pin …) may be repeated without; all others refuse the header, for they would act once more."
 )
 
 
@@ -158,7 +161,7 @@ def _routes() -> Sequence[BaseRoute]:
 
 
 def _api() -> APIRouter:
-    api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
+    api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only), Depends(only_where_kept)])
     of_jobs = (jobs, attempts, events, checkpoints, exports, data, metrics, curves, samples, profiles, logs, why)
     of_all = (projects, files, sweeps, secrets, webhooks, usage, fleet, signin, people, tokens, audit)
     for room in (estimates, *of_jobs, *of_all):
@@ -168,9 +171,9 @@ def _api() -> APIRouter:
 
 def _openai() -> APIRouter:
     """What OpenAI's clients speak, over the same services."""
-    api = APIRouter(prefix="/v1", dependencies=[Depends(known_parameters_only)])
+    api = APIRouter(prefix="/v1", dependencies=[Depends(known_parameters_only), Depends(only_where_kept)])
     for room in (openai_files, openai_uploads, fine_tuning, models, chat):
-        api.include_router(room.router)
+        api.include_router(room.router, responses={400: problems("invalid_request")[400]})
     return api
 
 
@@ -339,6 +342,8 @@ async def _clean_up(settings: Settings, database: Database, uses: dict[str, floa
 def _answer_errors(app: FastAPI) -> None:
     async def refused(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
+        if error.code == "invalid_parameter" and request.url.path.startswith("/v1/"):
+            error = invalid_request(error.errors)  # a 400, as OpenAI's clients know it
         if error.status >= 500:
             log.warning("request refused", code=error.code, cause=str(error.__cause__ or "")[:500])
         return problem_response(request, error)
@@ -346,7 +351,7 @@ def _answer_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         faults = tuple(_fault(dict(entry)) for entry in error.errors())
-        return problem_response(request, ApiError("invalid_parameter", f"{faults[0]}", errors=faults))
+        return await refused(request, ApiError("invalid_parameter", f"{faults[0]}", errors=faults))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

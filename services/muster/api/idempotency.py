@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, Header
+from fastapi import Depends, Header, Request
 from sqlalchemy import delete, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -97,6 +97,36 @@ async def idempotency_key(
     if not _KEY.fullmatch(key):
         raise invalid_parameter("header.Idempotency-Key", "must be 1 to 255 visible ASCII characters")
     return caller.token, key
+
+
+# POSTs whose repetition makes another thing, and whose replies are not kept: a token and a webhook's secret are stored
+# nowhere in clear, and a file's bytes are no document. Of all other POSTs without a key a repetition changes nothing.
+MAKES_ANEW = frozenset(
+    {
+        "make_token",
+        "rotate_token",
+        "make_webhook",
+        "rotate_webhook",
+        "test_webhook",
+        "replay_delivery",
+        "upload_file",
+        "create_openai_file",
+        "create_upload",
+        "create_upload_part",
+        "request_profile",
+    }
+)
+
+
+async def only_where_kept(request: Request) -> None:
+    """Refuse an Idempotency-Key that would be ignored. Raises ApiError invalid_parameter."""
+    route = request.scope.get("route")
+    if getattr(route, "name", "") in MAKES_ANEW and "idempotency-key" in request.headers:
+        words = (
+            "is not kept here, so a repeated request would act once more: leave the header out, and after a lost "
+            "answer look first what is there"
+        )
+        raise invalid_parameter("header.Idempotency-Key", words)
 
 
 IdempotencyKey = Annotated[tuple[str, str] | None, Depends(idempotency_key)]

@@ -28,6 +28,7 @@ _DRAIN_BYTES_MAX = 64_000_000
 _DRAIN_SECONDS_MAX = 2.0
 # Whose bodies are taken as they come, however large: their routes bound them, and never hold them.
 _UPLOADS = re.compile(r"(/api/v1/files|/v1/files)(/.*)?|/v1/uploads/[^/]+/parts", re.DOTALL)
+_DATA = ("/api/v1/", "/v1/")
 _QUIET = ("/healthz", "/readyz", "/metrics")
 
 
@@ -52,6 +53,9 @@ class RequestLog:
                 status, started = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
+                if scope["path"].startswith(_DATA):  # what a token opened is kept by no cache, and is no page
+                    headers.setdefault("cache-control", "no-store")
+                    headers.setdefault("x-content-type-options", "nosniff")
                 streams = headers.get("content-type", "").startswith("text/event-stream")
             await send(message)
 

@@ -63,6 +63,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # memory, CPU and open files
         Info("muster_api_build", "The version that runs.", registry=self.registry).info({"version": version})
+        self.of_projects = CollectorRegistry()  # names of projects, and what they spend: not for everybody
         self.requests = Counter(
             "muster_api_requests", "Requests answered.", ("method", "route", "status"), registry=self.registry
         )
@@ -94,7 +95,7 @@ class Metrics:
 
         self._usage = {
             name: Gauge(
-                f"muster_api_project_{name}", f"{words} this month (UTC).", ("project",), registry=self.registry
+                f"muster_api_project_{name}", f"{words} this month (UTC).", ("project",), registry=self.of_projects
             )
             for name, words in _USAGE.items()
         }
@@ -102,7 +103,7 @@ class Metrics:
             "muster_api_project_budget_ratio",
             "Of a month's budget, what is used: the project's, or that of its person who used most of theirs.",
             ("project", "whose", "unit"),
-            registry=self.registry,
+            registry=self.of_projects,
         )
 
     def show_usage(self, usage: Mapping[str, Amounts], budgets: Mapping[tuple[str, str, str], float]) -> None:

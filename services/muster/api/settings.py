@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     # Where browsers reach the API (`https://muster.example.com`), which a proxy before it knows alone; None: where a
     # request says that it was sent.
     public_url: str | None = None
+    # Whether /metrics shows the names of projects and what they spend to whoever reaches it; else to an admin's token.
+    metrics_public: bool = False
     auth: bool = True  # False is refused unless the API listens on this machine only
     # The first admin token (`muster_…`); None: one is made and written to `<state>/admin-token`.
     bootstrap_token: SecretStr | None = None

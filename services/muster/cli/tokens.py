@@ -1,4 +1,4 @@
-"""Commands on tokens: who may ask the API, and for what. All but `rotate` need a token with the scope admin."""
+"""Commands on tokens: who may ask the API, and for what. They need a token with the scope admin."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def rotate(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Replace a token with a new one of the same scope and lifetime, and revoke the old one.
+    """Replace a token with a new one of the same scope and end, and revoke the old one.
 
     The new token is shown once, as by `create`.
     """

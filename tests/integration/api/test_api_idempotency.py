@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 import yaml
 from tests.integration.api.platform import Platform, document
+
+from muster.api.idempotency import MAKES_ANEW
 
 KEY = {"Idempotency-Key": "one-request"}
 
@@ -23,6 +26,31 @@ async def test_a_repeated_request_gets_the_first_reply(here: Platform) -> None:
     assert again.headers["idempotency-replayed"] == "true"
     assert again.headers["location"] == first.headers["location"]
     assert len((await here.get("/jobs"))["items"]) == 1
+
+
+# Acts on what is there, or changes nothing.
+REPEATABLE = {
+    "estimate_job", "cancel_job", "suspend_job", "resume_job", "pin_checkpoint", "unpin_checkpoint", "make_export",
+    "inspect_job_data", "cancel_sweep", "complete_upload", "cancel_upload", "cancel_fine_tuning_job",
+    "pause_fine_tuning_job", "resume_fine_tuning_job", "make_chat_completion", "make_completion",
+}  # fmt: skip
+
+
+async def test_a_key_is_kept_or_needless_or_refused(here: Platform) -> None:
+    """And never ignored where a repetition would make another thing: a new POST has to say which it is."""
+    kept, posts = set(), {}
+    for path, methods in here.app.openapi()["paths"].items():
+        if (post := methods.get("post")) is not None:
+            posts[post["operationId"]] = path
+            if any(each["name"] == "Idempotency-Key" for each in post.get("parameters", ())):
+                kept.add(post["operationId"])
+    assert kept | REPEATABLE | MAKES_ANEW == set(posts)
+    assert len(kept) + len(REPEATABLE) + len(MAKES_ANEW) == len(posts), "each is one of them"
+    for name in MAKES_ANEW:
+        path = re.sub(r"{\w+}", "any", posts[name])
+        refused = await here.client.post(path, json={}, headers=KEY)
+        expected = 400 if path.startswith("/v1/") else 422
+        assert (refused.status_code, refused.json()["errors"][0]["path"]) == (expected, "header.Idempotency-Key"), path
 
 
 async def test_the_same_document_in_another_writing_is_the_same_request(here: Platform) -> None:

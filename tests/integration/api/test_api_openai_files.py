@@ -86,9 +86,21 @@ async def test_files_are_listed_page_by_page_in_either_order(house: House) -> No
     assert [file.id async for file in client.files.list(purpose="evals")] == []
     page = await client.files.list(limit=2, after=ids[3])
     assert [file.id for file in page.data] == [ids[2], ids[1]]
-    with pytest.raises(openai.UnprocessableEntityError) as refused:
-        await client.files.list(after="file-none")
-    assert refused.value.param == "after"
+    for param, wrong in (("after", {"after": "file-none"}), ("limit", {"limit": 0})):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.files.list(**wrong)  # type: ignore[arg-type]
+        assert refused.value.param == param
+
+
+async def test_a_missing_upload_is_called_as_its_caller_called_it(house: House) -> None:
+    _, client = house
+    for act in (
+        lambda: client.uploads.parts.create("upload_x", data=b"{}"),
+        lambda: client.uploads.complete("upload_x", part_ids=["part_0"]),
+        lambda: client.uploads.cancel("upload_x"),
+    ):
+        with pytest.raises(openai.NotFoundError, match="no upload with the id 'upload_x'"):
+            await act()
 
 
 async def test_what_nothing_can_be_learnt_from_says_so(house: House, tmp_path: Path) -> None:

@@ -126,18 +126,27 @@ async def test_nobody_makes_a_token_that_acts_as_somebody_else(people: People) -
 
 
 async def test_a_token_rotates_itself(people: People) -> None:
-    made = await people.token("nlp-owner", "nlp", "read")
+    made = await people.token("nlp-maintainer", "nlp", "admin")
     people.headers["old"] = bearer(made["token"])
     with_overlap = await people.ask("old", "POST", f"/tokens/{made['id']}:rotate", json={"overlapHours": 1})
     assert with_overlap.status_code == 201
     assert (await people.ask("old", "GET", "/jobs")).status_code == 200
     people.headers["new"] = bearer(with_overlap.json()["token"])
     again = await people.ask("new", "POST", f"/tokens/{with_overlap.json()['id']}:rotate")
-    assert (again.status_code, again.json()["scopes"], again.json()["person"]) == (201, ["read"], "nlp-owner")
+    assert (again.status_code, again.json()["scopes"], again.json()["person"]) == (201, ["admin"], "nlp-maintainer")
     assert (await people.ask("new", "GET", "/jobs")).status_code == 401
-    other = (await people.token("nlp-owner", "nlp", "read"))["id"]
-    people.headers["newest"] = bearer(again.json()["token"])
-    assert (await people.ask("newest", "POST", f"/tokens/{other}:rotate")).status_code == 403
+
+
+@pytest.mark.parametrize("scope", ["read", "write"])
+async def test_a_token_of_a_day_does_not_renew_itself(people: People, scope: str) -> None:
+    """Or whoever stole it would have one for good, and its person none."""
+    body = {"name": "day", "person": "nlp-owner", "project": "nlp", "scopes": [scope], "expiresInDays": 1}
+    made = (await people.ask("admin", "POST", "/tokens", json=body)).json()
+    people.headers["day"] = bearer(made["token"])
+    refused = await people.ask("day", "POST", f"/tokens/{made['id']}:rotate")
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    rotated = await people.ask("admin", "POST", f"/tokens/{made['id']}:rotate")
+    assert (rotated.status_code, rotated.json()["expiresAt"]) == (201, made["expiresAt"])
 
 
 async def test_somebody_who_is_disabled_opens_nothing(people: People) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text, update
-from tests.integration.api.platform import Platform, document, platform
+from tests.integration.api.platform import Platform, document, platform, until
 
 from muster.api.tables import TokenRow
 from muster.contract.times import epoch_seconds
@@ -52,6 +52,43 @@ async def test_without_a_token_nothing_opens(guarded: tuple[Platform, dict[str, 
     assert (await here.client.get("/api/v1/jobs", headers=admin)).status_code == 200
     for open_path in ("/healthz", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1/problems/unauthorized"):
         assert (await here.client.get(open_path)).status_code == 200, open_path
+
+
+async def test_what_projects_spend_is_not_for_everybody(guarded: tuple[Platform, dict[str, str]]) -> None:
+    here, admin = guarded
+    confined = await make(here, admin, "read")
+    wide = await here.client.post(
+        "/api/v1/tokens", json={"name": "metrics", "scopes": ["read"], "allProjects": True}, headers=admin
+    )
+
+    async def page(**headers: str) -> str:
+        reply = await here.client.get("/metrics", headers=headers)
+        assert reply.status_code == 200, reply.text
+        return reply.text
+
+    async def counted() -> bool:
+        return 'muster_api_project_cost{project="default"}' in await page(**bearer(wide.json()["token"]))
+
+    await until(counted, "what projects spend to be counted")
+    for headers in ({}, bearer(confined["token"])):
+        shown = await page(**headers)
+        assert "muster_api_requests_total" in shown
+        assert "muster_api_project" not in shown
+    assert (await here.client.get("/metrics", headers=bearer("muster_" + "x" * 43))).status_code == 401
+
+
+async def test_answers_are_kept_by_no_cache(guarded: tuple[Platform, dict[str, str]]) -> None:
+    here, admin = guarded
+    for method, path in (
+        ("GET", "/api/v1/jobs"),
+        ("POST", "/api/v1/tokens"),
+        ("GET", "/v1/files"),
+        ("GET", "/api/v1/x"),
+    ):
+        for headers in (admin, {}):
+            reply = await here.client.request(method, path, headers=headers, json={"name": "ci", "scopes": ["read"]})
+            found = (reply.headers["cache-control"], reply.headers["x-content-type-options"])
+            assert found == ("no-store", "nosniff"), (path, reply.status_code)
 
 
 async def test_scopes_include_those_before_them(guarded: tuple[Platform, dict[str, str]]) -> None:

@@ -5,7 +5,11 @@ from typing import Any
 MONITORED: dict[str, Any] = {
     "metrics": {
         "podMonitor": {"enabled": True, "additionalLabels": {"release": "kps"}},
-        "serviceMonitor": {"enabled": True, "additionalLabels": {"release": "kps"}},
+        "serviceMonitor": {
+            "enabled": True,
+            "additionalLabels": {"release": "kps"},
+            "token": {"existingSecret": "metrics"},
+        },
         "prometheusRule": {
             "enabled": True,
             "additionalLabels": {"release": "kps"},
@@ -274,6 +278,8 @@ CHANGES: dict[str, Any] = {
     "metrics.serviceMonitor.enabled": False,
     "metrics.serviceMonitor.interval": "7s",
     "metrics.serviceMonitor.additionalLabels": {"b": "2"},
+    "metrics.serviceMonitor.token.existingSecret": "",
+    "metrics.serviceMonitor.token.key": "other",
     "metrics.prometheusRule.enabled": False,
     "metrics.prometheusRule.additionalLabels": {"b": "2"},
     "metrics.prometheusRule.runbookUrl": "https://other.example.com/",

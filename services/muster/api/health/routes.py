@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from muster.api.auth import bearer, principal
 from muster.api.errors import KINDS, ApiError
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
@@ -92,9 +93,22 @@ def _work(services: Services, name: str) -> dict[str, Any]:
         200: {"description": "Text exposition format", "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}
     },
 )
-async def scrape_metrics(services: ServicesDependency) -> Response:
-    """muster_api_*: requests, submissions, relay and mirror."""
-    return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+async def scrape_metrics(request: Request, services: ServicesDependency) -> Response:
+    """muster_api_*: requests, submissions, relay and mirror; with the token of an admin, of any scope, also what each
+    project spends."""
+    page = generate_latest(services.metrics.registry)
+    if services.settings.metrics_public or await _is_admin(request, services):
+        page += generate_latest(services.metrics.of_projects)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+
+async def _is_admin(request: Request, services: Services) -> bool:
+    """Raises ApiError unauthorized for a token that opens nothing, so that whoever set it up hears of that."""
+    given = await bearer(request)
+    if given is None and services.settings.auth:
+        return False
+    caller = await principal(request, services, given)
+    return caller.admin and caller.project is None
 
 
 @router.get(

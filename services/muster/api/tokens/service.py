@@ -127,12 +127,11 @@ async def find(session: AsyncSession, caller: Principal, token_id: str) -> Token
 
 
 def rotate(session: AsyncSession, row: TokenRow, overlap_seconds: float, token: str) -> TokenRow:
-    """A successor that may what this one may, for as long; this one ends after the overlap."""
+    """A successor that may what this one may, until then; this one ends after the overlap. It does not live longer, or
+    whoever stole a token of a day would have one for good."""
     now = time.time()
-    lifetime = row.expires_at - row.created_at if row.expires_at is not None else None
-    expires_at = now + lifetime if lifetime is not None else None
     scopes = [Scope(scope) for scope in row.scopes["scopes"]]
-    made = make(session, NewToken(row.name, row.person, row.project, scopes, expires_at), token)
+    made = make(session, NewToken(row.name, row.person, row.project, scopes, row.expires_at), token)
     if overlap_seconds:
         row.expires_at = min(row.expires_at or now + overlap_seconds, now + overlap_seconds)
     else:

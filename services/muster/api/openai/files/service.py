@@ -109,7 +109,7 @@ async def create_upload(
 
 async def add_part(services: Services, caller: Principal, upload_id: str, form: Form) -> str:
     """The part's id. Raises ApiError."""
-    with _as_openai_error(_OF_PART, "data"):
+    with _of_upload(upload_id), _as_openai_error(_OF_PART, "data"):
         part = await parts.add(services, caller, _file_of(upload_id), form.chunks())
     if form.fields:
         raise invalid_request(tuple(Problem(name, "is no field of a part") for name in form.fields))
@@ -121,13 +121,14 @@ async def complete(services: Services, caller: Principal, upload_id: str, wanted
     named_parts = [part.removeprefix(PART_PREFIX) for part in wanted.part_ids]
     if len(set(named_parts)) < len(named_parts):
         raise invalid_request((Problem("part_ids", "names a part twice"),))
-    with _as_openai_error(_OF_UPLOAD, "md5"):
+    with _of_upload(upload_id), _as_openai_error(_OF_UPLOAD, "md5"):
         return await parts.join(services, caller, _file_of(upload_id), named_parts, wanted.md5)
 
 
 async def cancel(services: Services, caller: Principal, upload_id: str) -> FileRow:
     """The upload as it was. Raises ApiError upload_conflict for one that is a file already."""
-    row = await service.find(services, caller, _file_of(upload_id), act=True)
+    with _of_upload(upload_id):
+        row = await service.find(services, caller, _file_of(upload_id), act=True)
     if row.status != FileStatus.UPLOADING:
         raise ApiError("upload_conflict", f"{upload_id} is complete: it is {row.id}, which can be deleted.")
     await service.remove(services, caller, row.id)
@@ -137,8 +138,21 @@ async def cancel(services: Services, caller: Principal, upload_id: str) -> FileR
 def _file_of(upload_id: str) -> str:
     """The id of the file that the upload becomes."""
     if not upload_id.startswith(UPLOAD_PREFIX):
-        raise ApiError("file_not_found", f"There is no upload with the id {upload_id[:80]!r}.")
+        raise _no_upload(upload_id)
     return FILE_PREFIX + upload_id.removeprefix(UPLOAD_PREFIX)
+
+
+def _no_upload(upload_id: str) -> ApiError:
+    return ApiError("file_not_found", f"There is no upload with the id {upload_id[:80]!r}: begin one at /v1/uploads.")
+
+
+@contextlib.contextmanager
+def _of_upload(upload_id: str) -> Iterator[None]:
+    """Name a missing upload as its caller does, who has never seen the id of the file that it becomes."""
+    try:
+        yield
+    except ApiError as error:
+        raise (_no_upload(upload_id) if error.code == "file_not_found" else error) from None
 
 
 @contextlib.contextmanager
