@@ -1,13 +1,9 @@
-"""The rooms stand where the house plan puts them, and no file grows past what a person reads in one go."""
+"""The modules stand where the architecture puts them, and show their types."""
 
 from pathlib import Path
 
 import pytest
-from tests.tidy.repository import CODE_FOLDERS, ROOMS, ROOT, SOURCE_ROOTS, expect_none, plant, python_files
-
-LINES_MAX = 500
-# A ratchet: files that were longer when this check came. A number may only go down; a new file may not be added.
-LONG_FILES: dict[str, int] = {}
+from tests.tidy.repository import ROOMS, ROOT, SOURCE_ROOTS, expect_none, plant
 
 
 def misplaced(root: Path) -> list[str]:
@@ -35,15 +31,6 @@ def misplaced(root: Path) -> list[str]:
     return faults
 
 
-def too_long(root: Path, known: dict[str, int]) -> list[str]:
-    faults = []
-    for path in python_files(root, *CODE_FOLDERS):
-        name, lines = str(path.relative_to(root)), len(path.read_text().splitlines())
-        if lines > known.get(name, LINES_MAX):
-            faults.append(f"{name}: {lines} lines, at most {known.get(name, LINES_MAX)}; split it by what it decides")
-    return faults
-
-
 def untyped_rooms(root: Path) -> list[str]:
     """Rooms whose types nobody outside would see (PEP 561: a namespace package marks each part)."""
     rooms = [path for base in SOURCE_ROOTS for path in (root / base / "muster").glob("*/") if path.name in ROOMS]
@@ -54,15 +41,6 @@ def untyped_rooms(root: Path) -> list[str]:
 
 def test_rooms_stand_where_the_plan_puts_them() -> None:
     expect_none(misplaced(ROOT))
-
-
-def test_no_file_is_too_long() -> None:
-    expect_none(too_long(ROOT, LONG_FILES))
-
-
-def test_the_ratchet_only_turns_one_way() -> None:
-    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in LONG_FILES if (ROOT / name).exists()}
-    assert lengths == LONG_FILES, "lower the numbers in LONG_FILES, or take the files out"
 
 
 def test_every_room_shows_its_types() -> None:
@@ -87,12 +65,6 @@ def test_a_misplaced_file_is_found(tmp_path: Path, planted: str, fault: str) -> 
     assert misplaced(tmp_path) == []
     plant(tmp_path, {planted: ""})
     assert [found[: len(fault)] for found in misplaced(tmp_path)] == [fault]
-
-
-def test_a_long_file_is_found(tmp_path: Path) -> None:
-    plant(tmp_path, {"tools/short.py": "x = 1\n" * LINES_MAX, "tools/long.py": "x = 1\n" * (LINES_MAX + 1)})
-    assert [fault.split(":")[0] for fault in too_long(tmp_path, {})] == ["tools/long.py"]
-    assert too_long(tmp_path, {"tools/long.py": LINES_MAX + 1}) == []
 
 
 def test_a_room_without_types_is_found(tmp_path: Path) -> None:
