@@ -90,6 +90,16 @@ class Platform:
         assert reply.status_code == 200, reply.text
         return reply.json()
 
+    async def ready(self) -> dict[str, Any]:
+        """The answer of /readyz once all is well: at first the mirror reads the cluster."""
+
+        async def ask() -> Any:
+            reply = await self.client.get("/readyz")
+            return reply.json() if reply.status_code == 200 else None
+
+        found: dict[str, Any] = await until(ask, "the API to be ready")
+        return found
+
     async def submit(self, name: str = "demo", **spec: Any) -> dict[str, Any]:
         reply = await self.client.post("/api/v1/jobs", json=document(name, **spec))
         assert reply.status_code == 201, reply.text

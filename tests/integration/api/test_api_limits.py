@@ -202,7 +202,7 @@ async def test_every_problem_code_is_explained(local: Platform) -> None:
 async def test_health_and_metrics(local: Platform) -> None:
     await local.submit()
     assert (await local.client.get("/healthz")).json() == {"status": "ok"}
-    ready = (await local.client.get("/readyz")).json()
+    ready = await local.ready()
     works = {"mirror", "relay", "housekeeping", "quotas", "accounting", "files", "chat", "sweeps", "waits"}
     works |= {"webhooks", "webhooks waiting"}
     assert (ready["status"], set(ready["checks"])) == ("ok", {"database", *works})

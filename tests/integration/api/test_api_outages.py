@@ -198,6 +198,7 @@ async def test_a_crash_before_the_commit_stores_nothing(here: Platform, monkeypa
 
 
 async def test_background_work_that_fails_shows_and_recovers(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    await here.ready()
     real = here.services.relay.step
 
     async def broken() -> bool:

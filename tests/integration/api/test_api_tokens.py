@@ -50,6 +50,7 @@ async def test_without_a_token_nothing_opens(guarded: tuple[Platform, dict[str, 
             assert (reply.status_code, reply.json()["code"]) == (401, "unauthorized")
             assert reply.headers["www-authenticate"].startswith("Bearer")
     assert (await here.client.get("/api/v1/jobs", headers=admin)).status_code == 200
+    await here.ready()
     for open_path in ("/healthz", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1/problems/unauthorized"):
         assert (await here.client.get(open_path)).status_code == 200, open_path
 
