@@ -48,6 +48,8 @@ class Web(http.server.BaseHTTPRequestHandler):
         if int(first) >= len(body):
             return self.answer(416, b"", {"Content-Range": f"bytes */{len(body)}"})
         part = body[int(first) : int(last) + 1 if last else None]
+        if kind == "vague":
+            return self.answer(206, body[int(first) :])
         self.answer(206, part, {"Content-Range": f"bytes {first}-{int(first) + len(part) - 1}/{len(body)}"})
 
     do_HEAD = do_GET
@@ -103,7 +105,15 @@ def format_of(address: str, format: str = "auto") -> tuple[str, list[object]]:
     "path",
     [
         *(f"plain-{status}/a.jsonl" for status in (400, 403, 405, 501)),
-        *("plain/a.jsonl", "plain/a.jsonlines", "gz/a.jsonl.gz", "plain/download", "whole-403/a", "whole/a.jsonl"),
+        *(
+            "plain/a.jsonl",
+            "plain/a.jsonlines",
+            "gz/a.jsonl.gz",
+            "plain/download",
+            "whole-403/a",
+            "vague-403/a.jsonl",
+            "whole/a.jsonl",
+        ),
     ],
 )
 @pytest.mark.parametrize("query", ["", "?download=true", f"?{SECRET}"])
