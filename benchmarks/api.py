@@ -139,7 +139,8 @@ async def measure(
 
 @contextmanager
 def api_processes(folder: Path, database: str, count: int) -> Iterator[list[tuple[subprocess.Popen[str], str]]]:
-    environment = {**os.environ, "MUSTER_API_DATABASE_URL": database, "MUSTER_API_REQUESTS_PER_SECOND": "100000"}
+    rates = {"MUSTER_API_REQUESTS_PER_SECOND": "100000", "MUSTER_API_STREAMS_PER_PERSON_MAX": "100000"}
+    environment = {**os.environ, "MUSTER_API_DATABASE_URL": database, **rates}
     started = []
     try:
         for number in range(count):

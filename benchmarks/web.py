@@ -142,6 +142,7 @@ def server(folder: Path) -> Iterator[tuple[str, int]]:
     """The API with its pages. Yields its address and process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "muster.api", "--state", str(folder), "--port", "0", "--no-auth"],
+        env={**os.environ, "MUSTER_API_STREAMS_PER_PERSON_MAX": "100000"},
         stdout=subprocess.PIPE,
         stderr=(folder / "api.log").open("w"),
         text=True,
