@@ -17,10 +17,8 @@ from muster.contract.evaluation_config import Evaluation, must_be_able_to_write,
 from muster.contract.fields import Fraction, Positive, Seed
 from muster.contract.model_config import ModelConfig
 from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Grpo, Kto, Orpo, Reward, Simpo, Task
-from muster.contract.oddities import oddities_of
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.parameter_names import NamePatterns
-from muster.contract.rewards import must_fit_rewards
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 FP8_MULTIPLE = 16  # of the rows of a product, which float8 kernels take
@@ -170,12 +168,54 @@ class TrainingConfig(Spec):
         if self.data.overfit is not None and self.optimizer.range_test is not None:
             raise ValueError("data.overfit and optimizer.rangeTest are two trials; make one after the other")
         self._fits_the_task()
-        must_fit_rewards(self)
+        self._fits_rewards()
         if self.evaluation is not None:
             must_be_reported(self.evaluation, self.task, self.data.train)
             must_be_able_to_write(self.evaluation, self.task, self.scores is None, self.parallel.compile)
         self._curation_has_what_it_compares_with()
         return self
+
+    def _fits_rewards(self) -> None:
+        """Raise ValueError where the settings of task grpo don't fit the rest, or are there or missing by mistake.
+
+        The task learns from rewards of the model's own answers.
+        """
+        if (self.grpo is not None) != (self.task == "grpo"):
+            raise ValueError(
+                "task grpo needs what rewards its answers: give grpo.verifiers, grpo.rewardModel or both"
+                if self.grpo is None
+                else f"grpo holds the settings of task grpo, and this is task {self.task}; leave it out"
+            )
+        if self.grpo is None:
+            return
+        rows, length = self.batch.tokens_per_step // self.data.sequence_length, self.data.sequence_length
+        if self.grpo.max_tokens >= length:
+            raise ValueError(
+                f"grpo.maxTokens {self.grpo.max_tokens} leaves no room for a prompt in data.sequenceLength {length}"
+            )
+        if rows % self.grpo.completions:
+            raise ValueError(
+                f"a step of tokensPerStep / sequenceLength = {rows} answers does not divide into prompts of "
+                f"grpo.completions {self.grpo.completions} answers each; make it a multiple"
+            )
+        if self.model.from_ is None and self.model.source is None:
+            raise ValueError(
+                "task grpo rewards what the model says already, and a new model says nothing; start from another "
+                "job's commit (model.from) or a model's folder (model.source)"
+            )
+        if self.grpo.beta and self.adapter is None and self.data.add_tokens:
+            raise ValueError(
+                "grpo.beta compares a whole model with the one that it started from, which doesn't know the tokens of "
+                "data.addTokens: teach them first, by a job of task sft, and start from its commit; or give an adapter"
+            )
+        for what, given in (
+            ("labelSmoothing", self.label_smoothing),
+            ("distillation", self.distillation),
+            ("parallel.compile", self.parallel.compile),
+            ("precision fp8", self.precision == "fp8"),
+        ):
+            if given:
+                raise ValueError(f"task grpo writes its own answers, token by token, and can't do so with {what}")
 
     def _curation_has_what_it_compares_with(self) -> None:
         curation, evaluation = self.data.curation, self.evaluation
@@ -287,10 +327,6 @@ class TrainingConfig(Spec):
             if ranks % replicas:
                 raise ValueError(f"parallel.replicas {replicas} does not divide the {ranks} ranks; choose a divisor")
         return replicas
-
-    def oddities(self) -> tuple[tuple[str, str], ...]:
-        """(path, what is odd there) of what is allowed and seldom meant."""
-        return oddities_of(self)
 
     def known_steps(self) -> int | None:
         """Optimizer steps of the run; None where only the data says how many an epoch has."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from muster.contract.base import Record
 from muster.contract.model_size import ModelSize
 from muster.contract.objectives import PREFERENCE_TASKS
+from muster.contract.oddities import oddities_of
 from muster.contract.training import TrainingConfig
 
 # Full fine-tuning and LoRA differ by about ten in their best learning rate (Schulman & Thinking Machines 2025, "LoRA
@@ -51,7 +52,7 @@ def warnings_of(
     `position_limit` is the number of positions that the model was made for; None where no limit is known. `data` is
     None where it was not looked at. `tokens` counts those of the whole run; None where that is not known.
     """
-    found = [Warned(path=f"training.{path}", message=words) for path, words in training.oddities()]
+    found = [Warned(path=f"training.{path}", message=words) for path, words in oddities_of(training)]
     found += _learning_rate(training)
     found += _length(training, size, position_limit, tokens)
     found += _data(training, data, tokens)

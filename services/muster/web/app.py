@@ -23,8 +23,8 @@ from muster.web import (
     live,
     logs,
     provider_sign_in,
-    session,
     settings,
+    sign_in,
     submit,
     webhooks,
 )
@@ -39,7 +39,7 @@ READING_AT_ONCE = 2
 # A page's router is listed here, and its link in rendering.NAVIGATION.
 ROUTERS = (
     assets.router,
-    session.router,
+    sign_in.router,
     provider_sign_in.router,
     live.router,
     jobs.router,

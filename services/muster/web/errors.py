@@ -12,7 +12,8 @@ from starlette.types import ExceptionHandler
 
 from muster.web.api import ApiError
 from muster.web.rendering import page
-from muster.web.session import local_path, sign_in_page
+from muster.web.session import local_path
+from muster.web.sign_in import sign_in_page
 
 _TITLES = {
     401: "Sign in first",

@@ -18,7 +18,8 @@ from fastapi.responses import RedirectResponse, Response
 
 from muster.web import api
 from muster.web.api import ApiError, Flow, Principal, Services, ServicesDependency
-from muster.web.session import begin_session, is_encrypted, local_path, origin, sign_in_page
+from muster.web.session import is_encrypted, local_path, origin
+from muster.web.sign_in import begin_session, sign_in_page
 
 router = APIRouter(prefix="/sign-in", include_in_schema=False)
 

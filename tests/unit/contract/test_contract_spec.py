@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.contract.base import InvalidDocument, dump, dump_json
+from muster.contract.oddities import oddities_of
 from muster.contract.signals import Cause
 from muster.contract.spec import DEFAULT_BUDGETS, JobSpec, duration_seconds, parse_job
 
@@ -218,7 +219,7 @@ def test_copies_that_do_not_divide_the_ranks_are_refused_at_submission(
 )
 def test_what_is_odd_is_told(length: dict[str, int], schedule: dict[str, int], path: str | None, words: str) -> None:
     document = edited(put("spec.training.length", length), put("spec.training.optimizer", {"schedule": schedule}))
-    found = parse_job(document).spec.training.oddities()
+    found = oddities_of(parse_job(document).spec.training)
     assert [each[0] for each in found] == ([path] if path else [])
     assert all(words in each[1] for each in found)
 

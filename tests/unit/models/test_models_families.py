@@ -294,7 +294,7 @@ def test_a_loss_that_is_not_the_class_s_own_is_refused(monkeypatch: pytest.Monke
     """A family that transforms its logits in a way that the table does not know."""
     from muster.trainer.errors import UserError
     from muster.trainer.models import pretrained
-    from muster.trainer.models.head import PLAIN
+    from muster.trainer.models.logits import PLAIN
 
     monkeypatch.setattr(pretrained, "logit_transform", lambda config: PLAIN)
     with pytest.raises(UserError, match=r"granite computes its logits in a way that Muster does not know"):

@@ -32,7 +32,8 @@ from muster.trainer.errors import UserError
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.distillation import TeacherPredictions
-from muster.trainer.models.head import LogitTransform, cross_entropy
+from muster.trainer.models.head import cross_entropy
+from muster.trainer.models.logits import LogitTransform
 from muster.trainer.train.origin import Origin, fresh_origin
 from muster.trainer.train.second_model import LoadedSecond, find_second_models
 from muster.trainer.train.tasks.choice import objective_of

@@ -323,7 +323,7 @@ def test_rewards_that_never_vary_are_said() -> None:
         ({"maxTokens": 32}, "leaves no room for a prompt in data.sequenceLength 32"),
         (
             {"beta": 0.1, "model": {"source": "file:///base"}, "data": DATA | {"addTokens": ["<a>"]}},
-            "grpo.beta holds a whole model against the one that it started from, which knows nothing of the tokens of",
+            "grpo.beta compares a whole model with the one that it started from, which doesn't know the tokens of",
         ),
         ({"verifiers": []}, "nothing rewards the answers: give verifiers, rewardModel or both"),
         ({"parallel": {"compile": True}}, "can't do so with parallel.compile"),

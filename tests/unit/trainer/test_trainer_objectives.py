@@ -26,7 +26,7 @@ from muster.contract.memory import LOGIT_CHUNK_BYTES
 from muster.contract.training import TrainingConfig
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import Sample
-from muster.trainer.models.head import LogitTransform
+from muster.trainer.models.logits import LogitTransform
 from muster.trainer.models.pretrained import with_our_forward
 from muster.trainer.models.token_losses import token_cross_entropies
 from muster.trainer.train.tasks.answers import answers

@@ -25,6 +25,7 @@ from muster.contract.environment import steers_processes
 from muster.contract.layout import State
 from muster.contract.model_config import FromCommit
 from muster.contract.names import DEFAULT_PROJECT, FILE_ID, Label
+from muster.contract.oddities import oddities_of
 from muster.contract.projects import ProjectLimits, Role, limit_problems, with_defaults
 from muster.contract.redaction import redact, redact_values, secrets_in
 from muster.contract.spec import JobSpec, Submission, parse_job
@@ -267,7 +268,7 @@ def _without_secrets(faults: tuple[Problem, ...], secrets: frozenset[str]) -> tu
 
 def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
     """What is allowed but seldom meant, or looks wrong from this machine."""
-    odd = tuple(Problem(f"spec.training.{path}", words) for path, words in spec.training.oddities())
+    odd = tuple(Problem(f"spec.training.{path}", words) for path, words in oddities_of(spec.training))
     sources = ((f"spec.training.{path}.source", source.source) for path, source in spec.training.sources())
     return (*odd, *(warning for path, source in sources if (warning := _source_warning(path, source))))
 

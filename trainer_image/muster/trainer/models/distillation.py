@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from muster.trainer.models.head import IGNORED, LogitTransform
+from muster.trainer.models.logits import IGNORED, LogitTransform
 
 
 @dataclass(frozen=True)

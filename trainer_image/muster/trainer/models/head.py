@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from muster.contract.memory import LOGIT_CHUNK_BYTES
+from muster.trainer.models.distillation import TeacherPredictions, distilled_chunk
+from muster.trainer.models.logits import IGNORED, PLAIN, LogitTransform, rows_of_a_chunk
+from muster.trainer.models.token_losses import token_cross_entropies
 
-if TYPE_CHECKING:
-    from muster.trainer.models.distillation import TeacherPredictions
-
-IGNORED = -100  # labels that are not scored
 # Of the loss: over all scored tokens, of each token by itself, or over all with what a teacher predicts for them.
 Reduction: TypeAlias = "Literal['sum'] | ByToken | TeacherPredictions"
 
@@ -26,34 +24,6 @@ class ByToken:
     """The loss of each token by itself, where the model predicts at a temperature."""
 
     temperature: float = 1.0  # what the logits are divided by
-
-
-@dataclass(frozen=True)
-class LogitTransform:
-    """What some families do to their logits: times `scale` (Cohere, Granite), then cap × tanh(x / cap) (Gemma 2). Then
-    they are divided by the temperature."""
-
-    scale: float = 1.0
-    cap: float | None = None
-    temperature: float = 1.0
-
-    def apply_(self, logits: Tensor) -> Tensor:
-        """In place; the same tensor."""
-        if self.scale != 1.0:
-            logits = logits.mul_(self.scale)
-        if self.cap is not None:
-            logits = logits.div_(self.cap).tanh_().mul_(self.cap)
-        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
-
-    def derivative_(self, grad_logits: Tensor, logits: Tensor) -> Tensor:
-        """The derivative by what was transformed, from that by the transformed `logits`; in place."""
-        if self.cap is not None:
-            grad_logits = grad_logits.mul_(1.0 - (logits * (self.temperature / self.cap)).square_())
-        steepness = self.scale / self.temperature
-        return grad_logits if steepness == 1.0 else grad_logits.mul_(steepness)
-
-
-PLAIN = LogitTransform()
 
 
 class Head(nn.Module):
@@ -96,8 +66,6 @@ def cross_entropy(
     if not isinstance(reduction, ByToken):
         teacher = None if reduction == "sum" else reduction
         return summed_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten(), smoothing, bias, transform, teacher)
-    from muster.trainer.models.token_losses import token_cross_entropies
-
     assert smoothing == 0.0, "what is compared by tokens is not smoothed"
     tempered = replace(transform, temperature=reduction.temperature)
     return token_cross_entropies(hidden, weight, labels, bias, tempered)
@@ -156,8 +124,6 @@ class _SummedCrossEntropy(torch.autograd.Function):
             if teacher is None:
                 loss, grad_logits = _chunk(logits, y, smoothing, wants_grad, transform)
             else:
-                from muster.trainer.models.distillation import distilled_chunk
-
                 here = slice(number * rows, number * rows + len(y))
                 loss, grad_logits = distilled_chunk(logits, y, teacher, here, wants_grad, transform)
             total = total + loss
@@ -187,11 +153,6 @@ class _SummedCrossEntropy(torch.autograd.Function):
         if bias_grad is not None:
             bias_grad = bias_grad.mul_(scale).to(ctx.weight_dtype)
         return hidden_grad, weight_grad, bias_grad, None, None, None, None
-
-
-def rows_of_a_chunk(weight: Tensor, tables: int = 1) -> int:
-    """How many rows of so many tables of logits are made at a time, for a head's weight [vocab, dim]."""
-    return max(1, LOGIT_CHUNK_BYTES["cuda" if weight.is_cuda else "cpu"] // (tables * 4 * weight.shape[0]))
 
 
 def _chunk(

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from muster.trainer.errors import UserError
-from muster.trainer.models.head import IGNORED
+from muster.trainer.models.logits import IGNORED
 
 
 def set_weight(model: Any, weight: float) -> None:

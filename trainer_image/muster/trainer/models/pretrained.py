@@ -20,8 +20,9 @@ from muster.contract.adapter_config import SCORE
 from muster.trainer.models import load_balancing
 from muster.trainer.models.attention import by_blocks
 from muster.trainer.models.decoder import Recompute
-from muster.trainer.models.head import ByToken, LogitTransform, Reduction, cross_entropy
+from muster.trainer.models.head import ByToken, Reduction, cross_entropy
 from muster.trainer.models.key_value_cache import KeyValueCache
+from muster.trainer.models.logits import LogitTransform
 from muster.trainer.models.pooling import document_scores
 from muster.trainer.models.recompute import keep_expensive
 

@@ -13,7 +13,7 @@ from muster.contract.distillation import Distillation
 from muster.trainer.models.decoder import Decoder
 from muster.trainer.models.distillation import TeacherPredictions
 from muster.trainer.models.forward_model import ForwardModel
-from muster.trainer.models.head import PLAIN, LogitTransform
+from muster.trainer.models.logits import PLAIN, LogitTransform
 
 
 class TeacherModel:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muster.trainer.models.head import IGNORED, PLAIN, LogitTransform, rows_of_a_chunk
+from muster.trainer.models.logits import IGNORED, PLAIN, LogitTransform, rows_of_a_chunk
 
 
 def token_cross_entropies(
