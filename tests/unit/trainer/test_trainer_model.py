@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from muster.contract.architecture import PRESETS, Architecture
+from muster.contract.memory import LOGIT_CHUNK_BYTES
 from muster.trainer.convert import hugging_face
 from muster.trainer.models import head
 from muster.trainer.models.attention import rotary
@@ -120,7 +121,7 @@ def test_loss_and_gradients_are_those_of_the_whole_logits(
     monkeypatch: pytest.MonkeyPatch, smoothing: float, tied: bool
 ) -> None:
     architecture = shape(tied_head=tied)
-    monkeypatch.setitem(head.LOGIT_CHUNK_BYTES, "cpu", 4 * architecture.vocab_size * 10)  # ten rows a chunk
+    monkeypatch.setitem(LOGIT_CHUNK_BYTES, "cpu", 4 * architecture.vocab_size * 10)  # ten rows a chunk
     model, tokens = made(architecture), tokens_like(architecture, 2, 33)
     labels = tokens_like(architecture, 2, 33).roll(1)
     labels[0, :9] = -100
@@ -149,7 +150,7 @@ def test_logits_of_a_whole_batch_never_exist(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(logits.numel())
         return real(logits, *rest)
 
-    monkeypatch.setitem(head.LOGIT_CHUNK_BYTES, "cpu", 4 * 50 * 8)
+    monkeypatch.setitem(LOGIT_CHUNK_BYTES, "cpu", 4 * 50 * 8)
     monkeypatch.setattr(head, "_chunk", watched)
     hidden, weight = torch.randn(100, 16, requires_grad=True), torch.randn(50, 16, requires_grad=True)
     summed_cross_entropy(hidden, weight, torch.zeros(100, dtype=torch.int64)).backward()
