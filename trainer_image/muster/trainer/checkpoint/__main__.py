@@ -53,7 +53,7 @@ def inspect(store: Store, chosen: argparse.Namespace) -> Report:
 
 
 def check(store: Store, chosen: argparse.Namespace) -> Report:
-    """What was set aside is read too: what verifies now is put back."""
+    """Verify the checkpoints, those in quarantine too: one that verifies now is put back."""
     committed, aside = steps_in(store), quarantined(store)
     steps = sorted({*committed, *aside}) if chosen.step is None else [chosen.step]
     if not steps:

@@ -28,7 +28,7 @@ _ATTEMPT_FILE = re.compile(r"step-(\d{8,})/attempt-(\d+)/[^/]+")
 
 @dataclass
 class Seen:
-    """What the collections of one process have found so far."""
+    """Findings of the earlier collections of one process."""
 
     commits: frozenset[int] = frozenset()  # the steps that were committed after the last one
     doomed: frozenset[str] = frozenset()  # keys that could have gone by its listings

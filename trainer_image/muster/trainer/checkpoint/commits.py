@@ -1,4 +1,4 @@
-"""Which commits a folder holds, and the one way to add one."""
+"""Commits of a folder: listing, reading and publishing them."""
 
 from __future__ import annotations
 

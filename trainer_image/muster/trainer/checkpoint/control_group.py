@@ -1,6 +1,7 @@
-"""How the ranks' upload processes find rank 0's, and the little that ranks must agree on at a save.
+"""Control group of the ranks: it connects their upload processes to rank 0's, and makes the few decisions of a save
+that all ranks must agree on.
 
-A process group of its own: nothing here may come between the collectives of training.
+It is a process group of its own, so that its messages never come between the collectives of training.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from muster.trainer.checkpoint.tensors import rank_and_world
 
 @dataclass(frozen=True)
 class MeetingPoint:
-    """Where rank 0's upload process listens; `listener` is its socket, on rank 0 only, and outlives that process."""
+    """Address of rank 0's upload process; `listener` is its socket, on rank 0 only, and outlives that process."""
 
     host: str
     port: int
@@ -55,7 +56,7 @@ class ControlGroup:
             dist.destroy_process_group(self._group)
 
     def meeting_point(self) -> MeetingPoint:
-        """Rank 0 opens a port; all learn where."""
+        """Open a port on rank 0, and return its address on every rank."""
         listener, mine = None, None
         if self.rank == 0:
             host = os.environ.get("MASTER_ADDR", "127.0.0.1")

@@ -32,7 +32,7 @@ OTHERS_SECONDS_MAX = 20.0
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same from save to save."""
+    """Facts about a job that stay the same from save to save."""
 
     identity: dict[str, Any]  # the fields of the COMMIT that stay the same
     job_uid: str
@@ -59,8 +59,8 @@ class Coordinator:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
 
     def report(self, rank: int, report: Message) -> None:
-        """What a rank has written: {seq, step, file: {key, bytes, checksum, …}, slices, stateless, rng, frozen: {file,
-        slices} where it has frozen weights that no COMMIT names}, or why not: {seq, step, error}."""
+        """Take a rank's report of a save: {seq, step, file: {key, bytes, checksum, …}, slices, stateless, rng, frozen:
+        {file, slices} where it has frozen weights that no COMMIT names}, or of its failure: {seq, step, error}."""
         with self._changed:
             self._reports.setdefault(report["seq"], {})[rank] = report
             self._changed.notify_all()
@@ -155,7 +155,7 @@ class Coordinator:
                 self._changed.wait(left)
 
     def _never_reports(self, rank: int, seq: int) -> bool:
-        """Whether this rank is dead, and what it left is not of save `seq`."""
+        """Return whether this rank is dead and left nothing of save `seq`."""
         return rank in self._left and all(seq != left for left, _ in self._left[rank].values())
 
     def _never_led(self, seq: int) -> Message:
@@ -185,8 +185,8 @@ class Coordinator:
         return commit
 
     def _frozen_files(self, reports: Sequence[Message]) -> FrozenFiles:
-        """What an earlier COMMIT names, or what all ranks have just written. Raises FrozenWeightsMissing where neither
-        is whole."""
+        """Return the frozen files that an earlier COMMIT names, or that all ranks have just written. Raises
+        FrozenWeightsMissing where neither set is complete."""
         found = self._frozen or FrozenFiles((), {})
         if self._frozen is None and any("frozen" in report for report in reports):
             if lacking := [rank for rank, report in enumerate(reports) if "frozen" not in report]:
@@ -279,7 +279,7 @@ class Coordinator:
         return None
 
     def committed(self, step: int, key: str) -> bool:
-        """Whether the commit of this step, by this attempt, names `key`."""
+        """Return whether the commit of this step, by this attempt, names `key`."""
         try:
             commit = commit_in(self._store, step, own=True)
         except (CheckpointError, StoreError):

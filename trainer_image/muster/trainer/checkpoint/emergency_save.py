@@ -1,5 +1,5 @@
-"""What an emergency save does about the upload in flight when a node is about to go, and what a commit after a crash is
-worth. Pure."""
+"""Plan of an emergency save: how it treats the upload in flight when a node is about to go, and whether a commit after
+a crash is worth its time. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAITING_SHARE_MAX = 1 / 3  # of the time that is left: so long do the others let
 
 @dataclass(frozen=True)
 class Standing:
-    """What one rank knows when an emergency save is due."""
+    """State of one rank when an emergency save is due."""
 
     in_flight_seconds: float | None  # until its upload in flight is over; None where it has none
     new_seconds: float  # that a new save would take
@@ -27,8 +27,8 @@ class Standing:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all ranks do: save at once; wait for the upload in flight, then save; keep to the one in flight; or give it
-    up and save."""
+    """Plan that all ranks follow: save at once; wait for the upload in flight, then save; keep the one in flight and
+    save nothing new; or cancel it and save."""
 
     do: Literal["save", "wait", "keep", "supersede"]
     seconds_left: float | None  # until the first node goes; None where no rank knows of one
@@ -36,7 +36,7 @@ class Plan:
 
 
 def plan(standings: Sequence[Standing]) -> Plan:
-    """From every rank's standing, in order of rank: the same answer everywhere."""
+    """Return the plan for every rank's standing, in order of rank. It is the same on all ranks."""
     left = min((s.seconds_left for s in standings if s.seconds_left is not None), default=None)
     first = _first(standings) if left is not None else ()
     in_flight = [s.in_flight_seconds for s in standings if s.in_flight_seconds is not None]
@@ -57,12 +57,12 @@ def _first(standings: Sequence[Standing]) -> tuple[int, ...]:
 
 
 def new_seconds(size: int, rates: Sequence[float]) -> float:
-    """How long a save of `size` bytes takes, by the slowest of the last ones (bytes per second)."""
+    """Estimate the seconds that a save of `size` bytes takes, by the slowest of the recent rates (bytes per second)."""
     return size / min(rates) if rates else PRIOR_SAVE_SECONDS
 
 
 def in_flight_seconds(size: int, sent: int, elapsed: float, rates: Sequence[float]) -> float:
-    """How long an upload still takes that has sent `sent` of its `size` bytes in `elapsed` seconds.
+    """Estimate the remaining seconds of an upload that has sent `sent` of its `size` bytes in `elapsed` seconds.
 
     It is no faster than the saves before, nor than it was so far; parts on their way count as sent for that.
     """
@@ -71,7 +71,7 @@ def in_flight_seconds(size: int, sent: int, elapsed: float, rates: Sequence[floa
 
 
 def worth_a_commit(lost_seconds: float, upload_seconds: float) -> bool:
-    """Whether to upload what the ranks of a crash left in memory, rather than to train it again.
+    """Return whether to upload the state that the ranks of a crash left in memory, rather than to train it again.
 
     `lost_seconds` is the training time since the last commit. `upload_seconds` is what the last upload took; 0 means
     that there was none.

@@ -102,7 +102,8 @@ class Reader:
         return _again(ask)
 
     def read_starts(self, span: Span) -> dict[str, int]:
-        """Where each slice of a file begins, from the file's own header, which is not verified yet."""
+        """Read the byte at which each slice of a file begins, by name, from the file's own header, which is not
+        verified yet."""
         header = memoryview(bytearray(span.end))
 
         def read() -> dict[str, int]:
@@ -112,10 +113,10 @@ class Reader:
         return _again(read)
 
     def starts(self, file: int, header: memoryview) -> dict[str, int]:
-        """Where each of the commit's slices begins in a file, by name. `header` holds the bytes of the file's
-        `header_span`.
+        """Return the byte at which each of the commit's slices begins in a file, by name. `header` holds the bytes of
+        the file's `header_span`.
 
-        Raises DamagedCommit where the header is none, or says anything else than the COMMIT.
+        Raises DamagedCommit where the header is not valid, or contradicts the COMMIT.
         """
         where = self._files[file].where
         slots, found = read_header(header, self._commit.files[file].bytes, where), {}
@@ -166,8 +167,8 @@ class Reader:
 
 
 def _again(read: Callable[[], T]) -> T:
-    """What a store answers is believed when it says the same again and again: one wrong answer (another bit, no such
-    file, half the length) is no damage."""
+    """Read again where the store's answer is wrong, and believe only an error that it repeats: one wrong answer (a
+    flipped bit, a missing file, half the length) does not mean damage."""
     for _ in range(READS_OF_THE_STORE - 1):
         with contextlib.suppress(DamagedCommit):
             return read()
@@ -175,7 +176,7 @@ def _again(read: Callable[[], T]) -> T:
 
 
 class _Parts:
-    """How a file is cut into parts that have a checksum each."""
+    """Parts of a file that have a checksum each."""
 
     def __init__(self, entry: FileEntry, uri: str) -> None:
         self.entry, self.where = entry, f"{uri}/{entry.key}"

@@ -31,7 +31,7 @@ class FrozenFiles:
 
 
 def frozen_in(commit: Commit) -> FrozenFiles | None:
-    """What a commit has in files of frozen weights; None where it has none."""
+    """Return the part of a commit that lies in files of frozen weights; None where it has none."""
     numbers = [number for number, file in enumerate(commit.files) if is_frozen_key(file.key)]
     places = {number: place for place, number in enumerate(numbers)}
     if not places:

@@ -39,7 +39,7 @@ Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a slice b
 
 @dataclass(frozen=True)
 class Needed:
-    """What this rank needs of one slice."""
+    """Part of one slice that this rank needs."""
 
     target: Local
     slice: Slice
@@ -209,7 +209,8 @@ def _overlaps(commit: Commit, target: Local) -> Iterator[tuple[Slice, Chunk, Chu
 
 
 def _starts(reader: Reader, needed: Iterable[Needed], headers: Iterable[Span]) -> Starts:
-    """Where each needed slice begins. Where the COMMIT does not say, its file's header is asked."""
+    """Return the byte at which each needed slice begins. Where the COMMIT does not say, it is read from the file's
+    header."""
     spans = {header.file: header for header in headers}
     asked: dict[int, dict[str, int]] = {}
     starts: Starts = {}

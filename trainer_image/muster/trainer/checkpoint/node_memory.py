@@ -80,7 +80,8 @@ def share(group: ControlGroup, commit: Commit, wanted: Sequence[Part], buffer: S
 
 
 def _side_by_side(commit: Commit, parts: Iterable[Part]) -> tuple[dict[int, int], int]:
-    """Where each file begins, on a page of its own, and the size of all."""
+    """Return the offset of each file in the shared memory, where each begins on a page of its own, and the size of all
+    in bytes."""
     bases, size = {}, 0
     for file in sorted({part.file for part in parts}):
         bases[file] = size

@@ -33,7 +33,7 @@ class DescribesState(Protocol):
 
 
 def wanted_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Wanted]:
-    """What the state in a commit has to be, by full name."""
+    """Return the dtype and the shape that each tensor of the optimizer's state in a commit must have, by full name."""
     wanted = {}
     for name, parameter in trained_parameters(model, optimizer):
         names = state_names(commit, name)

@@ -1,4 +1,4 @@
-"""When to save and what to keep. Pure: no clock, no store."""
+"""Policy of saving and retention: when a checkpoint is due, and which ones are kept. Pure: no clock, no store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from muster.contract.spec import Keep, duration_seconds
 
 @dataclass(frozen=True)
 class History:
-    """What the policy is told. All times are seconds on one clock."""
+    """History of an attempt's saves, which the policy decides by. All times are seconds on one clock."""
 
     started_at: float  # when this attempt began
     started_step: int = 0  # the step that this attempt began after
@@ -31,14 +31,14 @@ class History:
 
 @dataclass(frozen=True)
 class Policy:
-    """When a save is due."""
+    """Schedule of the saves."""
 
     every: int | str = "auto"  # `auto`, a number of steps, or a time (`10m`), as in CheckpointSpec
     interval_seconds_min: float = field(default=INTERVAL_SECONDS_MIN)
     interval_seconds_max: float = field(default=INTERVAL_SECONDS_MAX)
 
     def due(self, step: int, now: float, history: History) -> bool:
-        """Whether to save after `step`, at `now`.
+        """Return whether to save after `step`, at `now`.
 
         Steps are counted in multiples, so a resumed run saves at the same steps as an uninterrupted one.
         """

@@ -44,7 +44,7 @@ RATES_KEPT = 10
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a commit carries, after `step`."""
+    """State of training after `step`, as a commit holds it."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -60,7 +60,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose commits these are."""
+    """Identity of the job and the attempt that the commits belong to."""
 
     job: str
     job_uid: str
@@ -74,7 +74,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """How a save ended."""
+    """Outcome of a save."""
 
     step: int
     committed: bool  # True only when the COMMIT is published
@@ -184,7 +184,7 @@ class Saver:
         return time.monotonic() - began
 
     def refused(self) -> str | None:
-        """Why the store will take no save at all before a person changes something; None as far as is known."""
+        """Return why the store will take no save at all before a person changes something; None as far as is known."""
         if not self._process.ready:
             self._poll()
         return self._process.refused

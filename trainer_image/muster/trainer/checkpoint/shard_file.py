@@ -35,7 +35,7 @@ _HEADER = TypeAdapter(dict[str, _Entry | dict[str, str]])  # `__metadata__` is o
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor's bytes lie in the file: [start, end), from the file's first byte."""
+    """Place of one tensor in the file: its bytes are [start, end), counted from the file's first byte."""
 
     dtype: str
     shape: tuple[int, ...]

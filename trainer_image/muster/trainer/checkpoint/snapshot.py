@@ -1,7 +1,7 @@
-"""What a rank leaves in shared memory: its file as a save would write it, and behind it the order to save it.
+"""Snapshot of a rank in shared memory: its file as a save would write it, followed by the order to save it.
 
-The order is there only while the bytes before it are whole. So whoever finds one can save it, also when the rank that
-wrote it is dead.
+The order is there only while the bytes before it are whole. So any process that finds an order can save the bytes, also
+when the rank that wrote them is dead.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _HEADER_BYTES = 512  # for each tensor of a file: its name, shape and place
 
 @dataclass(frozen=True)
 class Share:
-    """What this rank writes, and where in the file."""
+    """Tensors that this rank writes, and their places in the file."""
 
     locals: tuple[Local, ...]
     layout: ShardLayout
@@ -46,7 +46,8 @@ class Share:
 
     @property
     def file(self) -> tuple[ShardLayout, dict[str, list[Any]], list[str]]:
-        """What the file says of itself and the COMMIT of it; the same for tensors that only lie elsewhere in memory."""
+        """The description of the file, in the file and in its COMMIT. It stays the same when tensors only move in
+        memory."""
         return self.layout, self.slices, self.stateless
 
 
@@ -76,7 +77,7 @@ class Slot:
             self._layout = layout
 
     def _lay_out(self, share: Share) -> None:
-        """Where each tensor goes from now on; the header is there already, the tensors are not."""
+        """Write the header and assign each tensor its place; the tensors are copied later."""
         header = share.layout.header
         self.bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         self._places = {}

@@ -68,7 +68,7 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def is_frozen(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of a model never changes."""
+    """Return whether a tensor of a model never changes."""
     return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
@@ -133,7 +133,8 @@ def _localize_shard(name: str, tensor: Any) -> Local:
 
 
 def share_of(locals_: Sequence[Local], rank: int) -> list[Local]:
-    """What this rank writes: chunks that several ranks hold are divided among them, evenly in bytes, cut along rows.
+    """Return the chunks that this rank writes. Chunks that several ranks hold are divided among them, evenly in bytes,
+    cut along rows.
 
     Every holder of a chunk computes the same division from the same list, so nothing is written twice or left out.
     """

@@ -131,7 +131,7 @@ class UploadProcess:
         self._send({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
 
     def use_layout(self, number: int, size: int, slices: dict[str, list[Any]], stateless: list[str]) -> None:
-        """How the files of the saves and snapshots are laid out whose order names this number."""
+        """Send the layout `number` of the files; the orders of saves and snapshots name it."""
         layout = {"do": "layout", "number": number, "bytes": size, "slices": slices, "stateless": stateless}
         self._layouts = [*self._layouts, layout][-LAYOUTS_KEPT:]
         self._send(layout)

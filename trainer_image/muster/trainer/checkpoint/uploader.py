@@ -239,7 +239,7 @@ class Uploader:
         return report | rest | {"frozen_named": self._frozen_named}
 
     def _frozen_key(self, order: Message) -> str:
-        """Where this rank's frozen weights lie, or will."""
+        """Return the key of this rank's frozen weights, which may not be written yet."""
         if self._frozen is not None and self._frozen.entry is not None:
             return self._frozen.entry.key
         return frozen_key(order["step"], self._init["attempt"], self._rank, self._world)
