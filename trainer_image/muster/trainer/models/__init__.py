@@ -1,1 +1,1 @@
-"""What is trained: the decoder, its adapters, how it is sharded, and the memory that it takes."""
+"""Models that are trained: the decoder, its adapters, their sharding, and the memory that they take."""

@@ -1,9 +1,8 @@
-"""Which of a commit's tensors are an adapter's, in names alone: exporting needs no torch.
+"""Names of an adapter's tensors in a commit. It works on names alone, because exporting needs no torch.
 
-Beside `<module>.weight` stand `<module>.lora_A.weight` [rank, inputs], `<module>.lora_B.weight` [outputs, rank] and,
-for DoRA, `<module>.lora_magnitude_vector` [outputs]. Beside `<module>.<name>` of experts that are held together stand
-`<module>.lora_A.<name>` [experts × rank, inputs] and `<module>.lora_B.<name>` [outputs, rank × experts], as in
-`peft`.
+A weight `<module>.weight` has `<module>.lora_A.weight` [rank, inputs], `<module>.lora_B.weight` [outputs, rank] and,
+for DoRA, `<module>.lora_magnitude_vector` [outputs]. Experts that are held together as `<module>.<name>` have
+`<module>.lora_A.<name>` [experts × rank, inputs] and `<module>.lora_B.<name>` [outputs, rank × experts], as in `peft`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PART = re.compile(r"(.+)\.lora_(?:[AB]\.(\w+)|magnitude_vector)")
 
 
 def is_part(name: str) -> bool:
-    """Whether a tensor belongs to an adapter, and not to the decoder beneath."""
+    """Return whether a tensor belongs to an adapter, and not to the decoder under it."""
     return _PART.fullmatch(name) is not None
 
 

@@ -1,4 +1,5 @@
-"""Which models `transformers` can train from a config.json, and why others are refused. Imports transformers lazily."""
+"""Models that `transformers` can train from a config.json, and the reasons for which others are refused. Imports
+transformers lazily."""
 
 from __future__ import annotations
 

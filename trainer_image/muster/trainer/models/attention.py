@@ -26,7 +26,7 @@ BLOCK: Final = 128  # tokens of a block of a block mask
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What each token may see, and where it stands; made once per forward pass and shared by all layers."""
+    """Positions and visibility of the tokens in one forward pass; made once and shared by all layers."""
 
     cos: Tensor  # fp32 [B, 1, T, head_dim]
     sin: Tensor  # fp32 [B, 1, T, head_dim]
@@ -56,8 +56,9 @@ def attention_context(
 
 
 def by_blocks(tokens: Tensor, half: bool) -> bool:
-    """Whether rows [B, T] are attended to by flex_attention: on CUDA, in half precision. Rows shorter than a block
-    would go to its kernel for decoding, which refuses many shapes; without a compiler there is no kernel at all."""
+    """Return whether flex_attention computes the attention of rows [B, T]: on CUDA, in half precision. Rows shorter
+    than a block would go to its kernel for decoding, which refuses many shapes; without a compiler there is no kernel
+    at all."""
     return half and tokens.is_cuda and tokens.shape[1] >= BLOCK and has_compiler()
 
 

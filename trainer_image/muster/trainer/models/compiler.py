@@ -1,4 +1,4 @@
-"""Whether this machine can compile kernels as it trains, for which torch calls a C compiler."""
+"""Check for a C compiler, which torch calls to compile kernels during training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop asks of a model, whoever wrote it: its arithmetic, its modules without values, and its values."""
+"""Protocol of a model, as the training loop needs it: its arithmetic, its modules without values, and its values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ModelDefinition(Protocol):
         """The module that looks tokens up."""
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        """What is sharded, compiled and timed one by one, in order."""
+        """The modules that are sharded, compiled and timed one by one, in order."""
 
     def lone_groups(self, model: nn.Module) -> Sequence[nn.Module]:
         """Further modules that are sharded as groups of their own."""

@@ -1,4 +1,5 @@
-"""What a teacher predicts, chunk by chunk beside the student's own logits, so that neither table is ever whole."""
+"""Distillation from a teacher's predictions, computed chunk by chunk together with the student's own logits, so that
+neither table of logits is ever whole."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from muster.trainer.models.logits import IGNORED, LogitTransform
 
 @dataclass(frozen=True)
 class TeacherPredictions:
-    """What a teacher makes of a batch, up to its logits: transform(hidden @ weightᵀ + bias)."""
+    """Predictions of a teacher for a batch, up to its logits: transform(hidden @ weightᵀ + bias)."""
 
     hidden: Tensor  # [B, T, dim]
     weight: Tensor  # [vocab, dim]

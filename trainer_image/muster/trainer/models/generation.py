@@ -18,7 +18,7 @@ PADDING = -1  # the document of what only fills a row
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen."""
+    """Settings by which tokens are chosen."""
 
     max_tokens: int = 128
     temperature: float = 0.0  # 0 takes the likeliest token

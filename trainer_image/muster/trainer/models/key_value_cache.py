@@ -1,4 +1,4 @@
-"""What a model remembers of the tokens that it has read, so that each new one costs a pass over that one alone."""
+"""Keys and values of the tokens that a model has read, so that each new token costs a pass over that token alone."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def set_weight(model: Any, weight: float) -> None:
 
 
 def weight_of(model: Any) -> float:
-    """What the loss is multiplied by; 0 where the model has none, or neither job nor config.json asks for it."""
+    """Return the factor of the load-balancing loss; 0 where the model has none, or neither job nor config.json asks for
+    it."""
     given: float | None = getattr(model, "load_balancing_weight", None)
     if given is not None:
         return given

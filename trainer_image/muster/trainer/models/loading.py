@@ -30,8 +30,8 @@ LISTED: Final = 40  # names in a message; a model of another shape differs in al
 
 
 def check_shapes(model: nn.Module, folder: ModelFolder, new: NewTokens | None = None) -> None:
-    """Whether the folder has exactly the weights that the model (on the meta device, and not to be used afterwards) has
-    places for. Raises UserError listing all that differ."""
+    """Check that the folder has exactly the weights that the model expects. The model is on the meta device, and must
+    not be used afterwards. Raises UserError listing all that differ."""
     names = _wanted_names(model, folder)
     tables = {name: new.rows_of(folder.tensors[name]) for name in new.tables(model, names)} if new else {}
     slices = {name: ShapeOnly(folder.tensors[name], tables.get(name)) for name in names}
@@ -40,8 +40,9 @@ def check_shapes(model: nn.Module, folder: ModelFolder, new: NewTokens | None = 
 
 
 def means(model: nn.Module, folder: ModelFolder, new: NewTokens) -> dict[str, Tensor]:
-    """What new tokens begin with: of each table of tokens, by its name in the folder, the mean in fp32 of the rows of
-    the tokens there were. Added up from the first row to the last in fp64, so that it is the same wherever it is made.
+    """Return the first values of new tokens: for each table of tokens, by its name in the folder, the mean in fp32 of
+    the rows of the tokens that it already had. They are added up from the first row to the last in fp64, so that the
+    mean is the same on every machine.
     """
     found = {}
     for name in new.tables(model, _wanted_names(model, folder)):
@@ -95,7 +96,7 @@ def load(
 
 
 def begins_anew(model: Any, folder: ModelFolder) -> bool:
-    """Whether the model has a head that scores texts, and the folder's does not."""
+    """Return whether the model has a head that scores texts, and the folder does not."""
     return scores_texts(model) and SCORE_WEIGHT not in folder.tensors
 
 
@@ -140,7 +141,7 @@ def _convert(model: Any, slices: dict[str, Any], device: torch.device) -> Any:
 
 @dataclass
 class _Found:
-    """What several conversions found, in the form in which transformers tells of a single one."""
+    """Combined result of several conversions, in the form in which transformers reports a single one."""
 
     missing_keys: set[str]
     unexpected_keys: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Which parameters of a model the patterns of a setting mean, and those of them that are to stay as they are."""
+"""Parameters of a model that the patterns of a setting match, and those of them that stay frozen."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def near(asked: str, there: Sequence[str]) -> str:
-    """What there is, in words, and what of it somebody may have meant."""
+    """List the names that exist, and suggest those that the user may have meant."""
     found = difflib.get_close_matches(asked.rpartition(".")[2], there, 3, 0.4)
     hint = f"did you mean {' or '.join(found)}? " if found else ""
     return f"{hint}There are {', '.join(there)}"

@@ -40,7 +40,7 @@ def attach_to_parameters(model: nn.Module, adapter: Adapter, left_out: set[nn.Mo
 
 
 def is_transposed(module: Any) -> bool:
-    """Whether a module holds its experts as [experts, inputs, outputs]."""
+    """Return whether a module holds its experts as [experts, inputs, outputs]."""
     return bool(getattr(module, "is_transposed", False))
 
 

@@ -1,4 +1,4 @@
-"""Where a text is scored: at its last token that is not the padding token, as scoring.py says."""
+"""Pooling of a text's scores: it is scored at its last token that is not the padding token, as scoring.py says."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def lone_groups(model: Any) -> Sequence[nn.Module]:
 
 
 def scores_texts(model: Any) -> bool:
-    """Whether the model has a head that scores texts, in place of one that predicts tokens."""
+    """Return whether the model has a head that scores texts, in place of one that predicts tokens."""
     return hasattr(model, SCORE)
 
 
@@ -105,8 +105,9 @@ def attention(config: Any) -> str | None:
 
 
 def logit_transform(config: Any) -> LogitTransform:
-    """What the family does to its logits, by its configuration. A self-test holds it against the class's own forward
-    pass (self_test.py), so a family that does something else is refused, never trained on a wrong loss."""
+    """Return the transformation that the family applies to its logits, by its configuration. A self-test compares it
+    with the class's own forward pass (self_test.py), so a family that does something else is refused, and is never
+    trained on a wrong loss."""
     divide = float(getattr(config, "logits_scaling", None) or 1.0)
     multiply = float(getattr(config, "logit_scale", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
@@ -253,13 +254,14 @@ def _recomputed(forward: Callable[..., Any], recompute: Recompute, draws: bool, 
 
 
 def _drops(model: Any) -> bool:
-    """Whether the model draws random numbers in functional dropout: of attention, for the most part."""
+    """Return whether the model draws random numbers in functional dropout: of attention, for the most part."""
     document = model.config.to_dict()
     return any(bool(value) for name, value in document.items() if "dropout" in name or "jitter" in name)
 
 
 def _takes_block_masks(model: Any) -> bool:
-    """Whether its class knows flex_attention, which has no dropout, and its heads are wide enough for the kernel."""
+    """Return whether the model's class supports flex_attention, which has no dropout, and its heads are wide enough for
+    the kernel."""
     config = model.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return width >= 16 and bool(getattr(type(model), "_supports_flex_attn", False)) and not _drops(model)

@@ -19,7 +19,7 @@ WEIGHT: Final = f"{SCORE}.weight"
 
 @dataclass(frozen=True)
 class ScoreHead:
-    """How many scores a text gets, and where."""
+    """Head that gives each text `count` scores, at its last token that is not the padding token."""
 
     count: int
     pad: int  # the id of the padding token
@@ -30,7 +30,7 @@ class ScoreHead:
 
 
 def score_head_of(architecture: Mapping[str, Any]) -> ScoreHead | None:
-    """What `describe` wrote into a Commit.architecture; None for a model that predicts tokens."""
+    """Return the head that `describe` wrote into a Commit.architecture; None for a model that predicts tokens."""
     found = architecture.get("scores")
     return None if found is None else ScoreHead(int(found["count"]), int(found["pad"]))
 

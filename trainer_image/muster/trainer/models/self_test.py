@@ -1,4 +1,4 @@
-"""What decides whether a class of transformers may be trained as we train it: a second of tests on a shrunken copy.
+"""Self-tests that decide whether a class of transformers may be trained as we train it, in a second on a shrunken copy.
 
 Not a list of names: families leak between packed documents in ways that their names don't tell, and new ones come with
 every release. The copy has the class, its kinds of layers and its quirks, but few and small layers; it lives for the
@@ -62,7 +62,7 @@ HEADS: Final = 4
 
 @dataclass(frozen=True)
 class Findings:
-    """What the self-tests found out about packing."""
+    """Results of the self-tests about packing."""
 
     packs: bool  # whether several documents may share a row
     masks: MaskStyle = "positions"  # by which masks they are kept apart where they do
@@ -221,7 +221,8 @@ def _must_have_our_loss(model: nn.Module, logits: Tensor, tokens: Tensor, config
 
 
 def _leak(model: nn.Module, tokens: Tensor) -> float:
-    """How much the logits of two documents in one row, with padding behind, differ from those of each alone."""
+    """Return the largest difference between the logits of two documents in one row, with padding behind, and those of
+    each document alone."""
     pieces = torch.split(tokens, list(LENGTHS), dim=1)
     padding = torch.zeros((1, 3), dtype=tokens.dtype)
     row = torch.cat((*pieces, padding), dim=1)

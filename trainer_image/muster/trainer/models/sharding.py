@@ -1,4 +1,4 @@
-"""How a model is spread over the ranks: device, process group, sharding. The only file that knows of meshes."""
+"""Sharding of a model over the ranks: the device, the process group and FSDP. The only file that knows of meshes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def connect(device: torch.device, environ: dict[str, str] | os._Environ[str] = o
 
 
 def all_local(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the whole gang runs on this machine."""
+    """Return whether the whole gang runs on this machine."""
     return environ.get("MASTER_ADDR", "127.0.0.1") in ("127.0.0.1", "localhost", "::1")
 
 
@@ -227,8 +227,8 @@ class ParallelModel:
 
 
 def _needs_casting(definition: ModelDefinition, model: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether weights that every rank holds whole must still be cast for each pass, which is FSDP's art too: modules
-    of transformers compute in the dtype of their weights."""
+    """Return whether weights that every rank holds whole must still be cast for each pass, as FSDP does: modules of
+    transformers compute in the dtype of their weights."""
     return not definition.casts_weights and any(p.dtype not in (dtype, torch.uint8) for p in model.parameters())
 
 

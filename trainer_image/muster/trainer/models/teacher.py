@@ -28,7 +28,7 @@ class TeacherModel:
     @contextmanager
     @torch.no_grad()
     def predictions(self, tokens: Tensor, positions: Tensor, documents: Tensor) -> Iterator[TeacherPredictions]:
-        """What it makes of a batch [B, T], within the block. Collective."""
+        """Yield the teacher's predictions for a batch [B, T], valid within the block. Collective."""
         hidden: Tensor = self.module(tokens, positions, documents)
         with _gathered(self._head, self.module):
             weight, bias, transform = _output(self.module, self._head)

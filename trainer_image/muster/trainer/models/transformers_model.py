@@ -146,7 +146,7 @@ class TransformersModel:
         self.provenance["crc32"] = checksums(ranges)
 
     def _means(self, model: nn.Module, folder: ModelFolder, rank: int) -> dict[str, Tensor]:
-        """What new tokens begin with, which rank 0 finds out. Collective where there are any."""
+        """Return the first values of new tokens, which rank 0 computes. Collective where there are any."""
         if self.new_tokens is None:
             return {}
         found = [loading.means(model, folder, self.new_tokens) if rank == 0 else {}]
