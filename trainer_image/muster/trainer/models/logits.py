@@ -16,8 +16,8 @@ IGNORED = -100  # labels that are not scored
 
 @dataclass(frozen=True)
 class LogitTransform:
-    """What some families do to their logits: times `scale` (Cohere, Granite), then cap × tanh(x / cap) (Gemma 2). Then
-    they are divided by the temperature."""
+    """Transformation that some families apply to their logits: times `scale` (Cohere, Granite), then cap × tanh(x /
+    cap) (Gemma 2). The result is divided by the temperature."""
 
     scale: float = 1.0
     cap: float | None = None
@@ -43,5 +43,6 @@ PLAIN = LogitTransform()
 
 
 def rows_of_a_chunk(weight: Tensor, tables: int = 1) -> int:
-    """How many rows of so many tables of logits are made at a time, for a head's weight [vocab, dim]."""
+    """Return the number of rows of logits that are computed at a time, for so many tables of logits and a head's weight
+    [vocab, dim]."""
     return max(1, LOGIT_CHUNK_BYTES["cuda" if weight.is_cuda else "cpu"] // (tables * 4 * weight.shape[0]))
