@@ -110,7 +110,7 @@ def test_an_operator_of_one_namespace_has_rights_in_that_one_only(chart: Chart) 
     assert roles == {
         ("muster-operator-jobs", "team"), ("muster-worker", "team"), ("muster-api", "team"),
         ("muster-operator", "muster-system"), ("muster-api-quotas", "muster-system"), ("muster-test", "muster-system"),
-        ("muster-test-jobs", "team"),
+        ("muster-test", "team"),
     }  # fmt: skip
     wide = next(
         o for o in chart.objects({}) if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", "muster-operator")
