@@ -39,7 +39,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What stands on torch, which takes seconds and 200 MB to import, and no process that only tokenises needs."""
+    """Import the names that depend on torch when they are first used: torch takes seconds and 200 MB to import, and a
+    process that only tokenises does not need it."""
     from importlib import import_module
 
     modules = {"Batch": "batch", "Loader": "loader", "StepBatch": "loader"}

@@ -92,8 +92,8 @@ class Builder:
     def _units(
         self, draft: Draft, files: Sequence[File], digests: Sequence[str]
     ) -> Iterator[tuple[Position, RawRecord | Chunk]]:
-        """What is not done yet. The file that was being read is read again from its beginning, which takes a small part
-        of the time that tokenising it does, and shows whether it is still the same."""
+        """Yield the units that are not done yet. The file that was being read is read again from its beginning: this
+        takes a small part of the time that tokenising it takes, and shows whether the file is unchanged."""
         done = draft.progress.position
         for number, (file, digest) in enumerate(zip(files, digests, strict=True)):
             if number < done.file:
@@ -132,7 +132,7 @@ class Builder:
         draft.progress.position = batch.position
 
     def _texts(self, draft: Draft, batch: Batch, encoded: Encoded) -> Encoded:
-        """What is to be noted of the texts that end in this batch. Their tokens are written here."""
+        """Write the tokens of a batch, and return the notes on the texts that end in it."""
         progress, notes, rows, at = draft.progress, Notes(self._work.rules), [], 0
         for unit, count in zip(batch.units, encoded.pieces, strict=True):
             assert isinstance(unit, Chunk)

@@ -36,7 +36,7 @@ def fitted(given: Conversation, tokenizer: Tokenizer) -> Fitted:
 
 
 def teaches_no_end(found: Sequence[Part], tokenizer: Tokenizer) -> bool:
-    """Whether no special token ends what the assistant says, so that a model does not learn to end it."""
+    """Return whether no special token ends the assistant's words, so that a model does not learn to end them."""
     if tokenizer.special is None:
         return False
     lasts = [part.ids[-1] for part in found if part.loss_mask and part.ids]
@@ -61,9 +61,9 @@ def parts(given: Conversation, tokenizer: Tokenizer, prompted: bool = False) -> 
 
 
 def _rendered(given: Rendered, tokenizer: Tokenizer) -> tuple[Part, ...]:
-    """What a template wrote, tokenised as a whole, as at inference. A token that begins with spaces before a stretch in
-    the loss and goes on within it is learnt. It is tokenised in stretches where the whole would be wrong, for a token
-    would reach with more over an edge of the loss, and where the whole is too long."""
+    """Tokenise a template's text as a whole, as at inference. A token that begins with spaces before a stretch in the
+    loss, and continues within it, is learnt. The text is tokenised stretch by stretch where a token would otherwise
+    cross an edge of the loss with more than such spaces, and where the text is too long."""
     text = given.text
     if len(text) <= WHOLE_CHARACTERS:
         ids, places = tokenizer.encode_rendered(text)

@@ -43,8 +43,8 @@ Signature = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a template wrote: the text, where GUARD keeps apart what only spells a special token, and the stretches of
-    it that the loss counts."""
+    """Text that a template wrote, where GUARD separates words that only spell a special token, and the stretches of it
+    that the loss counts."""
 
     text: str
     spans: tuple[Span, ...]
@@ -98,12 +98,13 @@ class ChatTemplate:
 
     @cached_property
     def _tried(self) -> dict[Signature, Any]:
-        """What was found of conversations by their signature, which holds all that templates decide by."""
+        """Findings about conversations by their signature, which holds everything that templates decide by."""
         return {}
 
     def fitted(self, given: Conversation) -> Fitted:
-        """What becomes of the keys of the messages beside role, content and calls. It is found by leaving each out, and
-        thoughts that the template doesn't see are given to it under the other names that thoughts have."""
+        """Return how the template uses the keys of the messages other than role, content and calls. This is found by
+        leaving each key out. Thoughts that the template doesn't see are given to it under the other names that thoughts
+        have."""
         keys = sorted({key for turn in given.turns for key in turn.more} - {"tool_calls"})
         read = {key: self._remembered(("key", key), given, partial(self._name_read, given, key)) for key in keys}
         for key, name in read.items():  # two keys of one message can't both be given under one name
@@ -156,7 +157,8 @@ class ChatTemplate:
         )
 
     def prompt(self, given: Conversation) -> str:
-        """What stands before the assistant's next turn. Raises ValueError for what the template refuses."""
+        """Return the text before the assistant's next turn. Raises ValueError for a conversation that the template
+        refuses."""
         turns = self._with_arguments(given.turns, given.tools)
         return self._render([turn.message() for turn in turns], given.tools, prompt=True)
 
@@ -248,7 +250,7 @@ def _differ(given: Conversation, key: str, other: str) -> bool:
 
 
 def _is_said_by(given: Conversation, key: str, others: Sequence[str]) -> bool:
-    """Whether wherever a message has the key, one of the others says the same."""
+    """Return whether, in each message that has the key, one of the other keys has the same value."""
     return all(turn.more[key] in [turn.more.get(other) for other in others] for turn in given.turns if key in turn.more)
 
 
@@ -348,7 +350,7 @@ def _marked_spans(marked: str, turns: Sequence[Turn]) -> dict[int, Span]:
 
 
 def _common(one: str, other: str) -> str:
-    """What both begin with."""
+    """Return the common beginning of both texts."""
     places = (at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
     return one[: next(places, min(len(one), len(other)))]
 
@@ -364,7 +366,7 @@ class _Finding:
     special: re.Pattern[str] | None
 
     def spans(self) -> dict[int, Span]:
-        """By the number of the turn."""
+        """Return the stretch of each turn in the loss, by the number of the turn."""
         found, before = dict[int, Span](), 0
         for number, turn in enumerate(self.turns):
             if turn.loss_mask:
@@ -383,8 +385,9 @@ class _Finding:
             raise ValueError(f"{self._ambiguous(number)}: {error}") from None
 
     def _start(self, number: int) -> int:
-        """Where the prompt for this turn ends. A prompt may begin the turn itself (`<think>`), which what was said need
-        not go on with: of that, only what stands before any answer counts."""
+        """Return the position in the text at which the prompt for this turn ends. A prompt may begin the turn itself
+        (`<think>`), and the turn need not continue that beginning: then the prompt counts only as far as it precedes
+        any answer."""
         prompt, before = self.text, ""
         if number or not self._needs_a_turn:
             prompt, before = self._upto(number, prompt=True), self._upto(number)
@@ -399,7 +402,7 @@ class _Finding:
 
     @cached_property
     def _needs_a_turn(self) -> bool:
-        """Whether the template writes no prompt before the first turn, as one does that looks at `messages[0]`."""
+        """Return whether the template writes no prompt before the first turn, like one that reads `messages[0]`."""
         try:
             self.template._render([], self.tools, prompt=True)
         except ValueError:
@@ -422,7 +425,7 @@ class _Finding:
         return at + len(closings[0][0])
 
     def _has_text(self, text: str) -> bool:
-        """Whether there is anything but special tokens and space."""
+        """Return whether the text has anything but special tokens and space."""
         return bool((self.special.sub("", text) if self.special else text).strip())
 
     def _ambiguous(self, number: int) -> ValueError:

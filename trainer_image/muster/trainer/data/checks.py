@@ -1,4 +1,5 @@
-"""What the data must be for this job, these ranks and the commit that they go on from; each raises UserError."""
+"""Checks of the data against the job, its ranks and the commit that they resume from. A failed check raises
+UserError."""
 
 from __future__ import annotations
 

@@ -377,7 +377,8 @@ def _fingerprint(config: TrainingConfig, tokenizer: Tokenizer, opened: Sequence[
 
 
 def _chosen(source: Source) -> list[object]:
-    """What a fingerprint says of a source beside its contents and weight, where there is anything."""
+    """Return the settings of a source that its fingerprint holds in addition to contents and weight; empty where there
+    are none."""
     chosen = {"epochs": source.epochs, "documents": source.max_documents, "tokens": source.max_tokens}
     found = {name: value for name, value in chosen.items() if value is not None}
     return [found] if found else []

@@ -46,7 +46,7 @@ COLUMNS_MAX: Final = 50  # that are told of; records may have keys without numbe
 
 
 def is_warned_of(words: str) -> bool:
-    """Whether what is told of records in these words is to be a warning."""
+    """Return whether a report about records in these words is a warning."""
     return words.endswith(NO_END) or (words.endswith(UNREAD) and any(f"`{key}`" in words for key in THOUGHTS))
 
 
@@ -63,7 +63,7 @@ class Chunk(NamedTuple):
 
 
 class LeftOut:
-    """Why records were left out: how many, and where the first of them are."""
+    """Records that were left out, by reason: how many there are, and the places of the first of them."""
 
     def __init__(
         self, counts: Mapping[str, int] | None = None, examples: Mapping[str, list[str]] | None = None
@@ -72,7 +72,7 @@ class LeftOut:
         self.examples = {reason: list(places) for reason, places in (examples or {}).items()}
 
     def add(self, reason: str, places: Sequence[str], count: int = 1) -> None:
-        """`count` more of a reason, which come after those before."""
+        """Add `count` records that were left out for a reason, after the earlier ones."""
         self.counts[reason] += count
         known = self.examples.setdefault(reason, [])
         known.extend(places[: EXAMPLES_MAX - len(known)])
@@ -190,7 +190,7 @@ class RecordReader:
             yield from _in_pieces(Chunk(parts, content_hash, place=record.place, look=look, columns=columns))
 
     def _looked_at(self, text: str, place: str) -> tuple[bool, Look | None]:
-        """Whether a document is kept, and what was seen of it."""
+        """Return whether a document is kept, and the findings about it."""
         if self._rules is None or not text:
             return True, None
         look = self._rules.look()

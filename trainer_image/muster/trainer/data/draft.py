@@ -43,7 +43,7 @@ START: Final = Position()
 
 @dataclass
 class Progress:
-    """What has been written. It is the same however often the preparation was interrupted."""
+    """Progress of writing a store. It is the same however often the preparation was interrupted."""
 
     position: Position = START
     tokens: int = 0

@@ -202,7 +202,7 @@ class _Sketches:
 
 
 class _Speller:
-    """How a document begins, by its number among all."""
+    """Function that spells the beginning of a document, by the document's number among all."""
 
     def __init__(self, opened: Sequence[TokenStore], tokenizer: Tokenizer) -> None:
         self._opened, self._tokenizer = opened, tokenizer

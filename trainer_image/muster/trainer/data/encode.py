@@ -37,7 +37,7 @@ ROW: Final = np.dtype(
 
 @dataclass(frozen=True)
 class Work:
-    """What becomes of each record of a source. It can be handed to another process."""
+    """Settings by which each record of a source is encoded. They can be passed to another process."""
 
     source: Source
     tokenizer: Tokenizer
@@ -47,7 +47,7 @@ class Work:
 
     @property
     def scored(self) -> bool:
-        """Whether only some tokens are in the loss."""
+        """Return whether only some tokens are in the loss."""
         return self.source.format not in ("text", "jsonl")
 
     @property
@@ -186,7 +186,7 @@ class _Made:
 
 
 class Notes:
-    """What is kept of the texts of documents, to compare these with others later."""
+    """Notes on the texts of documents, for comparing them with others later."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -194,7 +194,7 @@ class Notes:
         self._grams: list[Uint64s] = []
 
     def add(self, look: Look | None, content_hash: int) -> None:
-        """Of the next document that is kept. `look` is None where it has no text."""
+        """Note the next document that is kept. `look` is None where it has no text."""
         if self._rules.shingle_words:
             shingles = (
                 look.shingles() if look else np.zeros(0, np.uint64)
@@ -208,7 +208,7 @@ class Notes:
         return sketches_of(self._shingles)
 
     def grams(self) -> Uint64s:
-        """Those of one document after the other, each of its own once."""
+        """Return the n-grams, document by document; each occurs once per document."""
         return np.concatenate(self._grams) if self._grams else np.zeros(0, np.uint64)
 
 

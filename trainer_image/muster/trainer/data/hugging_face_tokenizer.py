@@ -201,7 +201,8 @@ def _end_of_document(vocabulary: dict[str, int], special: frozenset[str], config
 
 
 def _bos(ids_of_nothing: list[int], eos: int) -> tuple[int, ...]:
-    """What the tokenizer's own post-processor puts before a text: `<|begin_of_text|>` for Llama, nothing for Qwen."""
+    """Return the tokens that the tokenizer's own post-processor puts before a text: `<|begin_of_text|>` for Llama,
+    nothing for Qwen."""
     first = ids_of_nothing[:1]
     return () if first == [eos] else tuple(first)
 

@@ -17,7 +17,7 @@ ROWS_AT_ONCE = 1 << 14  # sketches: 8 MB
 
 
 class Index(NamedTuple):
-    """What meta.json says of it."""
+    """Facts about an index that meta.json holds."""
 
     contents: str
     compares: Literal["", "pairs", "labels"]
@@ -71,7 +71,7 @@ def _write_sketches(draft: Draft, order: Int64s) -> None:
 
 
 def _write_grams(draft: Draft, work: Work) -> int | None:
-    """How many n-grams are kept; None where nobody asks for them."""
+    """Write the n-grams, and return their number; None where the rules collect none."""
     if not work.rules.collect:
         return None
     grams = without_boilerplate(draft.read("grams.raw", np.uint64))

@@ -23,7 +23,7 @@ from muster.trainer.errors import UserError
 
 
 class Samples(Protocol):
-    """What the loader needs of a data set."""
+    """Protocol of a data set, as the loader needs it."""
 
     @property
     def seed(self) -> int: ...

@@ -21,14 +21,14 @@ from muster.contract.data_config import Source
 
 @dataclass(frozen=True)
 class Shares:
-    """How the sources are mixed."""
+    """Shares of the sources in a mixture."""
 
     weights: tuple[Fraction, ...]
     per_epoch: tuple[int, ...]  # the samples of each source that an epoch must have given; 0: it waits for none
 
 
 def shares_of(sources: Sequence[Source], sizes: Sequence[int], temperature: float | None) -> Shares:
-    """What the configuration asks for, of sources with so many samples each."""
+    """Return the shares that the configuration requests, for sources with these numbers of samples."""
     # A number is written in decimals: 0.1 means a tenth, not the nearest double.
     own = [Fraction(repr(source.weight)) for source in sources]
     if all(source.epochs is None for source in sources):
@@ -43,12 +43,13 @@ def shares_of(sources: Sequence[Source], sizes: Sequence[int], temperature: floa
 
 
 def _by_size(samples: int, temperature: float | None) -> Fraction:
-    """What a source's weight is multiplied by. Rounded, for the last digits of a power differ between machines."""
+    """Return the factor of a source's weight for its size. It is rounded, because the last digits of a power differ
+    between machines."""
     return Fraction(1) if temperature is None else Fraction(f"{samples ** (1 / temperature):.6g}")
 
 
 class Mixture:
-    """Which sample of which source stands where.
+    """Mixture of sources, which finds the source and its sample for each position.
 
     `sizes` holds the samples of one epoch of each source, `weights` the relative weight of each, above 0. `per_epoch`
     is as in Shares; left out, the sizes.
@@ -73,7 +74,7 @@ class Mixture:
         return source, *divmod(before[source], self._sizes[source])
 
     def counts(self, number: int) -> list[int]:
-        """How many of the first `number` samples each source gives."""
+        """Return how many of the first `number` samples each source gives."""
         counts = []
         for numerator, denominator in self._shares:
             counts.append((2 * number * numerator + denominator) // (2 * denominator))

@@ -1,4 +1,5 @@
-"""How documents become samples of a fixed length. `documents` tells them apart, so that none attends to another.
+"""Packing of documents into samples of a fixed length. `documents` separates them, so that no document attends to
+another.
 
 ConcatPacking (pretrain, `packing: true`): each epoch lays its documents end to end in its own order and cuts every
 sequence_length tokens. A cut document goes on in the next sample as a document of its own. Every token is in exactly
@@ -6,7 +7,7 @@ one sample of an epoch; the last sample is padded.
 
 DocumentPacking (sft, and `packing: false`): a document is never cut in two. With packing, best fit puts as many as
 possible into each sample, once for all epochs; the epoch decides the order of the samples. Without, each document has
-its own. What is longer than a sample is truncated (truncation.py). Padding has label -100 and document -1.
+its own. A document that is longer than a sample is truncated (truncation.py). Padding has label -100 and document -1.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Lost(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """What became of the documents of a source. `packing` is None where nothing is left of them; `truncated` of those
-    that are left are longer than a sample."""
+    """Result of packing a source's documents. `packing` is None where none of them are left; `truncated` counts those
+    that are left and are longer than a sample."""
 
     documents: Documents
     packing: Packing | None
@@ -68,12 +69,12 @@ class Packed(NamedTuple):
 
     @property
     def used(self) -> int:
-        """How many documents give a sample."""
+        """Number of documents that give a sample."""
         return len(self.documents) - len(self._left_out())
 
     @property
     def used_tokens(self) -> int:
-        """The tokens of those documents, whole ones."""
+        """Number of tokens of those documents, before truncation."""
         return self.documents.tokens - int(np.diff(self.documents.bounds)[self._left_out()].sum())
 
     def _left_out(self) -> Int64s:

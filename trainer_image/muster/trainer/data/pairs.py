@@ -106,7 +106,7 @@ def truncated(stretches: Stretches, length: int, how: Truncation) -> tuple[Stret
 
 
 def alike(stretches: Stretches, documents: Documents, asked: Bools) -> Bools:
-    """Which of the pairs that are `asked` about have two equal answers, now that they are cut."""
+    """Return a mask of the pairs, among those `asked` about, whose two answers are equal now that they are cut."""
     found = np.zeros(len(stretches), np.bool_)
     tokens = documents.store.tokens
     for number in np.flatnonzero(asked & (stretches.sizes[:, ANSWER] == stretches.sizes[:, OTHER_ANSWER])):
@@ -136,7 +136,7 @@ class PairPacking:
 
     @property
     def has_labels(self) -> bool:
-        """Whether each pair is a single answer with a label, and another answer beside it."""
+        """Return whether each pair is a single answer with a label, and the answer of another document."""
         return self._documents.store.splits is None
 
     @property

@@ -38,7 +38,7 @@ class Comparison(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """Why nothing can be learnt from it though it is well formed; empty if something can."""
+        """Return why nothing can be learnt from it though it is well formed; empty if something can."""
         if any(not _says_something(side) for side in self.sides):
             return NO_ANSWER
         return EQUAL if len(self.sides) == 2 and self.sides[0] == self.sides[1] else ""
@@ -110,8 +110,8 @@ def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]
 
 
 def _text_parts(prompt: str, answers: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:
-    """Where an answer's first token reaches into the prompt, all answers begin with that token's place: they are held
-    against each other after one and the same prompt."""
+    """Return the parts of each answer after one common prompt. Where an answer's first token reaches into the prompt,
+    all answers begin at that token's place, because they must be compared after the same prompt."""
     found = [chat.divided(prompt, answer, tokenizer) for answer in answers]
     whole = [each for each in found if each is not None]
     shared = min((_shared(whole[0].prompt, each.prompt) for each in whole), default=0)
@@ -124,7 +124,7 @@ def _text_parts(prompt: str, answers: Sequence[str], tokenizer: Tokenizer) -> tu
 
 
 def good_answer(one: Comparison) -> str | None:
-    """What the assistant first says in the better answer; None where the only one is bad."""
+    """Return the assistant's first turn of the better answer; None where the only answer is bad."""
     if len(one.sides) == 1 and not one.value:
         return None
     side = one.sides[0]
@@ -219,7 +219,7 @@ def _split(
 
 
 def _are_whole(prompt: tuple[Turn, ...] | str, *sides: tuple[Turn, ...] | str) -> bool:
-    """Whether a prompt that is a text stands beside whole conversations, which begin with it."""
+    """Return whether the prompt is a text and the sides are whole conversations, which begin with it."""
     return isinstance(prompt, str) and all(not isinstance(side, str) and side[0].role != "assistant" for side in sides)
 
 

@@ -146,7 +146,8 @@ def _digest_of(document: object) -> str:
 
 
 def _remembered_digest(file: File, folder: Path) -> str:
-    """What `sources.digest` says of a file; a large one is read once, as its size, inode and times vouch for it."""
+    """Return `sources.digest` of a file. A large file is read only once, because its size, inode and times show whether
+    it is unchanged."""
     if file.size < TRUST_STAMP_BYTES or isinstance(file, sources.StoredFile):
         return sources.digest(file)
     memory = folder / hashlib.sha256(file.address.encode()).hexdigest()[:40]

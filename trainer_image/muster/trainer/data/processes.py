@@ -34,15 +34,15 @@ B = TypeVar("B", bound=Batch)
 
 
 class Failed(str):
-    """Why another process could not do a batch, where it is not the batch's fault."""
+    """Reason for which another process could not encode a batch, where the batch is not at fault."""
 
 
 class Refused(str):
-    """What is wrong with a batch, for the user."""
+    """Fault in a batch, as a message for the user."""
 
 
 def processes_for(size: int) -> int:
-    """How many processes take part in preparing so many bytes; 1: this one alone."""
+    """Return the number of processes that prepare so many bytes; 1 means this process alone."""
     return 1 if size < ALONE_BYTES_MAX else min(usable_cores(), PROCESSES_MAX)
 
 

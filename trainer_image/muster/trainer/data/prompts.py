@@ -23,7 +23,7 @@ Report = Callable[[str], None]
 
 
 class Prompt(NamedTuple):
-    """What a model is asked, and the columns of its record that verifiers read."""
+    """Prompt for a model, and the columns of its record that verifiers read."""
 
     ids: list[int]
     columns: Mapping[str, Any]

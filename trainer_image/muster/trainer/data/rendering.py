@@ -57,7 +57,7 @@ def render(sample: Sample, tokenizer: Tokenizer, compares: tuple[str, ...] = ())
 
 
 def excerpt(store: TokenStore, number: int, tokenizer: Tokenizer) -> str:
-    """How a document of a store begins, by its number in the index."""
+    """Return the beginning of a document of a store, by its number in the index."""
     start, size = int(store.starts[number]), int(store.bounds[number + 1] - store.bounds[number])
     text = tokenizer.spell(store.tokens[start : start + min(size, EXCERPT_TOKENS)].tolist())
     words = " ".join(text.split())

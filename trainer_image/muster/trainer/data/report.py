@@ -1,4 +1,4 @@
-"""What became of the data, in numbers: for `muster data`, and kept in the job's folder."""
+"""Report on the prepared data in numbers, for `muster data` and for the job's folder."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _of_source(
 
 
 def _duplicates(documents: Documents) -> int:
-    """How many have the content of one before; the hashes of contents are in order."""
+    """Count the documents that have the content of an earlier one. The hashes of contents are in order."""
     hashes = documents.store.hashes[documents.first : documents.first + len(documents)]
     found = 0
     for at in range(1, len(hashes), AT_ONCE):
@@ -123,7 +123,7 @@ def _duplicates(documents: Documents) -> int:
 
 
 def _lengths(documents: Documents) -> tuple[LengthCount, ...]:
-    """How many documents have 1 token, 2 to 3, 4 to 7, and so on: between powers of two."""
+    """Count the documents of 1 token, of 2 to 3, of 4 to 7, and so on: between powers of two."""
     counts = np.zeros(64, np.int64)
     for at in range(0, len(documents), AT_ONCE):
         sizes = np.diff(documents.bounds[at : at + AT_ONCE + 1])

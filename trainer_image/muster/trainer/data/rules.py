@@ -1,4 +1,5 @@
-"""What is asked of each document's text while it is read: rules that drop it, and hashes for what compares documents.
+"""Rules for each document's text, applied while it is read: rules that drop it, and hashes by which documents are
+compared.
 
 A document is looked at piece by piece, so that memory stays bounded however long it is. Nothing here depends on the
 tokenizer, or on other documents but those of the evaluation.
@@ -29,9 +30,9 @@ _ELLIPSES: Final = ("…", "...")
 
 @dataclass(frozen=True)
 class Rules:
-    """What to do with the text of a source's documents. `curation` drops some of them, those that share n-grams with
-    the `evaluated` stores among them. `collect` is the number of words of the n-grams that are kept of an evaluation
-    source; 0: none."""
+    """Rules for the text of a source's documents. `curation` drops some of them, including those that share n-grams
+    with the `evaluated` stores. `collect` is the number of words of the n-grams that are kept of an evaluation source;
+    0 keeps none."""
 
     curation: Curation | None = None
     evaluated: tuple[TokenStore, ...] = ()
@@ -42,7 +43,7 @@ class Rules:
 
     @property
     def shingle_words(self) -> int:
-        """Words of the n-grams by which documents are compared with one another; 0: they are not."""
+        """Words of the n-grams by which documents are compared with one another; 0 means that they are not compared."""
         near = self.curation.near_duplicates if self.curation else None
         return near.ngram if near else 0
 
@@ -111,7 +112,7 @@ class Reader:
 
 
 class Look:
-    """What was seen of one document so far."""
+    """Findings about one document so far."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -123,7 +124,7 @@ class Look:
         self.beginning = ""
 
     def add(self, text: str) -> None:
-        """The next piece. Pieces end at line ends."""
+        """Take the next piece of the text. Pieces end at line ends."""
         reader, rules = self._reader, self._reader.rules
         self.beginning = self.beginning or " ".join(text[:400].split())[:80]
         if self._quality is not None:
@@ -146,7 +147,7 @@ class Look:
                 self._shares = True
 
     def verdict(self) -> str | None:
-        """Why the document is dropped; None where it is kept."""
+        """Return why the document is dropped; None where it is kept."""
         if self._matched:
             return f"matches dropMatching {self._matched!r}"
         if self._shares:
@@ -166,13 +167,14 @@ class Look:
 
 
 def _some_of(grams: Uint64s, ascending: Uint64s) -> bool:
-    """Whether any of `grams` is among the others; a search for each costs no pass over all of those."""
+    """Return whether any of `grams` is among the others. It searches for each of them, which needs no pass over all the
+    others."""
     places = np.minimum(np.searchsorted(ascending, grams), len(ascending) - 1)
     return bool((ascending[places] == grams).any())
 
 
 class _Counts:
-    """What Gopher's rules count."""
+    """Counts that Gopher's rules need."""
 
     def __init__(self) -> None:
         self.words = self.alphabetic = self.hashes = self.ellipses = 0

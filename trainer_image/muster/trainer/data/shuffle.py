@@ -62,7 +62,8 @@ class Shuffle:
         self._lock = Lock()
 
     def window(self, epoch: int, begin: int, end: int) -> tuple[Int64s, Int64s, Int64s]:
-        """What lies in [begin, end) of the epoch: (item, first, last) of each stretch, [first, last) within its item.
+        """Return the stretches that lie in [begin, end) of the epoch: (item, first, last) of each, [first, last) within
+        its item.
 
         O(log blocks + stretches), once the epoch's order is made.
         """

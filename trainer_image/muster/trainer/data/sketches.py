@@ -1,4 +1,4 @@
-"""What is noted of documents to compare them with others later: MinHash sketches, and n-grams of the evaluation."""
+"""Sketches of documents for comparing them with others later: MinHash sketches, and n-grams of the evaluation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Why a folder without tokenizer.json has no tokenizer that can be read: what it has instead, and how to convert that.
+"""Explanation for a folder without tokenizer.json, whose tokenizer can't be read: what it has instead, and how to
+convert that.
 
-Only fast tokenizers are read, those of the `tokenizers` library: one file says all that they do, and no code is run.
+Only fast tokenizers are read, those of the `tokenizers` library: one file describes all their behaviour, and no code is
+run.
 """
 
 from __future__ import annotations

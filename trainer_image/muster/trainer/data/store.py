@@ -44,7 +44,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Meta:
-    """What a store holds, and of what it was made."""
+    """Metadata of a store: its contents and its origin."""
 
     version: int
     key: str
@@ -213,7 +213,7 @@ def capped(documents: Documents, count: int | None, tokens: int | None) -> Docum
 
 
 def shared_contents(one: Documents, other: Documents) -> int:
-    """How many documents of `one` have content that `other` has too."""
+    """Count the documents of `one` whose content `other` has too."""
     mine, theirs = one.store.hashes[one.first : one.last], other.store.hashes[other.first : other.last]
     places = np.searchsorted(theirs, mine)
     places[places == len(theirs)] = 0

@@ -1,7 +1,7 @@
-"""What a tokenizer is, and the built-in byte-level one.
+"""Protocol of a tokenizer, and the built-in byte-level tokenizer.
 
 A document's text is always text: where it spells a mark (`<|endoftext|>`), it is tokenised letter by letter, so that no
-document can end itself or speak for a role. Marks come only from Muster.
+document can end itself or pose as a role. Marks come only from Muster.
 """
 
 from __future__ import annotations

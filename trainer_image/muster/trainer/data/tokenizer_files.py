@@ -1,4 +1,4 @@
-"""Where a job's tokenizer comes from: `data.tokenizer`, a model's folder, or a commit."""
+"""Loading of a job's tokenizer: from `data.tokenizer`, a model's folder, or a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of documents that are longer than a sample, where samples hold whole documents."""
+"""Truncation of documents that are longer than a sample, where samples hold whole documents."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def cut_documents(documents: Documents, length: int, how: Truncation, scored: bo
 
 
 def _speaks(documents: Documents, number: int, begin: int) -> bool:
-    """Whether a token behind the first of those from `begin` on is learnt."""
+    """Return whether any token after token `begin` is learnt."""
     store = documents.store
     assert store.loss_mask is not None, "a store of conversations says what is learnt"
     start = int(store.starts[documents.first + number])

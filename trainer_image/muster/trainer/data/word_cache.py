@@ -49,14 +49,14 @@ class WordCache:
         self.known = _Words(encode)
 
     def encode(self, text: str) -> Ids | None:
-        """None for a text that is the library's to encode."""
+        """Return the ids of a text; None for a text that the library must encode."""
         words = self.words(text)
         if words is None:
             return None
         return np.fromiter(chain.from_iterable(map(self.known.__getitem__, words)), np.uint32)
 
     def words(self, text: str) -> list[str] | None:
-        """What the tokenizer splits the text into; None where it may be something else than is found here."""
+        """Return the pieces that the tokenizer splits the text into; None where it may split the text differently."""
         if not text.isascii() and (_BEYOND.search(text) or (self._nfc and not unicodedata.is_normalized("NFC", text))):
             return None
         if any(each in text for each in self._added):
@@ -103,7 +103,7 @@ def word_cache(tokenizer: tokenizers.Tokenizer) -> WordCache | None:
 
 
 def _described(part: Any) -> Any:
-    """What a tokenizer.json says of a part of a tokenizer."""
+    """Return the description of a tokenizer's part, as a tokenizer.json holds it."""
     return None if part is None else json.loads(part.__getstate__())
 
 
