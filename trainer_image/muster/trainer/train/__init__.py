@@ -1,1 +1,1 @@
-"""What a rank does: the loop, its step, and what is measured on the way."""
+"""Training on a rank: the loop, its step, and the measurements that it makes on the way."""

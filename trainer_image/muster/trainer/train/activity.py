@@ -1,4 +1,4 @@
-"""What a rank is doing at this moment, since when it has not moved, and where its seconds went."""
+"""Activity of a rank: what it is doing now, since when it has made no progress, and where its seconds went."""
 
 from __future__ import annotations
 
@@ -82,19 +82,20 @@ class Activity:
             yield
 
     def stepped(self, record: StepRecord) -> None:
-        """A step has ended; its own time is what the limit for steps is learnt from."""
+        """Note the end of a step. The limit for steps is learnt from its own time."""
         self.doing, self.moves = "", 0
         self.progressed_at, self._moved_at = record.at, time.monotonic()
         if record.step_seconds > 0:  # step 0 is only an evaluation
             self.deadlines.took(TrainerPhase.STEP, record.step_seconds)
 
     def seconds(self) -> TrainerSeconds:
-        """By account; they sum to the time since the process started."""
+        """Return the seconds by account. Their sum is the time since the process started."""
         return TrainerSeconds(**self._stopwatch.seconds())
 
     @property
     def limit_seconds(self) -> float | None:
-        """How long the phase may go without progress; None until this run has shown how long it takes."""
+        """Longest time in seconds that the phase may go without progress; None until this run has shown how long it
+        takes."""
         return self.deadlines.limit(self.phase)
 
     def idle_share(self) -> float:

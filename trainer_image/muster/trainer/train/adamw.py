@@ -54,7 +54,7 @@ class ShardAdamW(torch.optim.AdamW):
                 parameter.grad = None
 
     def state_layout(self, parameter: nn.Parameter) -> StateLayout:
-        """What is kept of a parameter."""
+        """Return the dtype and the shape of each tensor that is kept for a parameter, by name."""
         shape, block = tuple(parameter.shape), self._block(parameter)
         found: StateLayout = {"step": (torch.float32, ())}
         for moment in MOMENTS:

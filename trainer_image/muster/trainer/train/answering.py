@@ -1,4 +1,4 @@
-"""How good the answers are that the model gives to the prompts of evaluation sets: verifiers score each."""
+"""Evaluation of the answers that the model gives to the prompts of evaluation sets: verifiers score each answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROGRAMS_MAX = 8
 
 
 class Scores(NamedTuple):
-    """What several verifiers say of answers."""
+    """Scores that several verifiers give to answers."""
 
     values: Tensor  # fp64 [answers, verifiers], each between 0 and 1
     limits: Tensor  # fp64 [answers, limit_metrics of the verifiers]: 1 where it stopped the answer's program

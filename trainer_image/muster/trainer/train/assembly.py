@@ -1,4 +1,4 @@
-"""How the parts that watch, save and evaluate a run are made from its orders, its model and its place in the gang."""
+"""Assembly of the parts that watch, save and evaluate a run, from its orders, its model and its place in the gang."""
 
 from __future__ import annotations
 

@@ -31,14 +31,15 @@ REMEMBERED = 10  # saves, for the policy
 
 @dataclass
 class Snapshots:
-    """What the scheduler knows of the copies of the state that are kept in memory."""
+    """State of the copies that are kept in memory, as the scheduler knows it."""
 
     possible: bool  # whether the saver can take copies in memory
     step: int = 0  # after which the last copy was taken; 0 where there is none
     seconds: tuple[float, ...] = (0.0,)  # what the last three copies took; the least of them stands for the cost of one
 
     def due(self, step: int, step_seconds: float) -> bool:
-        """Whether one after `step` would cost no more than its share of the training since the last one."""
+        """Return whether a copy after `step` would cost no more than its share of the training time since the last
+        one."""
         share = min(self.seconds) / max((step - self.step) * step_seconds, 1e-9)
         return self.possible and share <= SNAPSHOT_SHARE_MAX
 
@@ -102,7 +103,7 @@ class CheckpointScheduler:
         self._metrics.blocked.observe(blocked)
 
     def snapshot_due(self, step: int, step_seconds: float) -> bool:
-        """Whether to keep the state after `step` in memory; rank 0 decides, as for `due`."""
+        """Return whether to keep the state after `step` in memory; rank 0 decides, as for `due`."""
         return self._decides and self._snapshots.due(step, step_seconds)
 
     def snapshot(self, state: TrainState) -> None:
@@ -133,7 +134,7 @@ class CheckpointScheduler:
         return self._committed_step == state.step
 
     def stands_at(self, step: int) -> bool:
-        """Whether the commit of `step` is the newest, with none on its way."""
+        """Return whether the commit of `step` is the newest, with none on its way."""
         return self._committed_step == step and not self._pending
 
     def finish(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""How long each phase may go without progress, learnt from this run itself; the operator judges by it."""
+"""Longest times that each phase may go without progress, learnt from this run itself; the operator judges by them."""
 
 from __future__ import annotations
 

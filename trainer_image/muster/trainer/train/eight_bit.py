@@ -34,7 +34,7 @@ def encode_into(codes: Tensor, scales: Tensor, values: Tensor, moment: str) -> N
 
 
 def has_kernel(state: dict[str, Tensor]) -> bool:
-    """Whether the kernel that updates in one pass knows the blocks of this state."""
+    """Return whether the kernel that updates in one pass supports the blocks of this state."""
     codes, scales = state[MOMENTS[0]], state.get(f"{MOMENTS[0]}_absmax")
     return scales is not None and codes.numel() == scales.numel() * KERNEL_BLOCK
 
@@ -54,7 +54,7 @@ def update_in_one_pass(
 
 @cache
 def _code_values(moment: str, device: torch.device) -> Tensor:
-    """What the 256 codes of a moment stand for, between -1 (for squares: 0) and 1."""
+    """Return the values that the 256 codes of a moment stand for, between -1 (for squares: 0) and 1."""
     from bitsandbytes.functional import create_dynamic_map
 
     values: Tensor = create_dynamic_map(signed=moment == "exp_avg")  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What the held-out data says of the model: the metrics of each set, added up over all ranks."""
+"""Evaluation of the model on held-out data: the metrics of each set, summed over all ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPONENT_MAX = 700.0
 
 
 class HeldOut(Protocol):
-    """What the evaluation needs of a data set."""
+    """Protocol of a data set, as the evaluation needs it."""
 
     @property
     def samples_per_epoch(self) -> int: ...
@@ -53,7 +53,7 @@ class HeldOutSet:
 
 @dataclass(frozen=True)
 class HeldOutResult:
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     loss: float  # the mean over all that is scored
     values: dict[str, float]  # all other metrics by name
@@ -155,7 +155,7 @@ class Evaluator:
         return HeldOutResult(overall.mean, self._metrics(overall) | values, stop)
 
     def _metrics(self, scored: _Scored) -> dict[str, float]:
-        """What is reported of a set beside its loss."""
+        """Return the metrics that are reported of a set in addition to its loss."""
         found = means(self._objective.names, list(scored.values))
         if self._by_token and scored.mean < EXPONENT_MAX:
             found["perplexity"] = math.exp(scored.mean)

@@ -75,7 +75,7 @@ def inspect(config: TrainingConfig, tokenizer: Tokenizer, cache: Path, samples: 
 
 
 def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:
-    """What is wrong with records of any source, each with its place; none where something else is wrong."""
+    """Yield the faults of records of any source, each with its place; none where something else is wrong."""
     found = list[str]()
     try:
         known = with_formats(config, _discard)

@@ -190,7 +190,8 @@ class Trainer:
         self.checkpoints.begin(commit, module)
 
     def _compute_reference(self) -> str:
-        """What the weights that the job begins with say of its data; the address of the result."""
+        """Compute the reference model's log-probabilities of the data, with the weights that the job begins with, and
+        return the address of the result."""
         report = say if self.ranks.rank == 0 else _discard
         micro_batch, activity = self.run.training.batch.micro_batch, self.rank_state.activity
         model, folder = self.step.model, self.run.folder
@@ -208,7 +209,7 @@ class Trainer:
             say(f"the commit of step {resumed.step} is set aside: what comes after it could not be learnt from twice")
 
     def state(self, record: StepRecord, best: bool) -> TrainState:
-        """What a commit of this step keeps."""
+        """Return the state that a commit of this step holds."""
         evaluated = {f"evaluation_{name}": value for name, value in record.evaluation_values.items()}
         if record.evaluation_loss is not None:
             evaluated["evaluation_loss"] = record.evaluation_loss
@@ -285,7 +286,7 @@ class Trainer:
         return None
 
     def _requests(self) -> Requests:
-        """What this rank asks for after the step that is under way."""
+        """Return this rank's requests for the end of the step that is under way."""
         step = self.progress.step + 1
         return Requests(
             stop=self.rank_state.stop_wanted,
@@ -345,7 +346,7 @@ class Trainer:
 
 
 def _say_what_is_trained(run: Run, origin: Origin, layout: sharding.Layout, ranks: Ranks, device: torch.device) -> None:
-    """What is going to be trained, and what is not as it should be."""
+    """Report what is going to be trained, and warn of slow attention."""
     precision = run.training.precision
     say(
         f"model of {origin.model.size().parameters:,} parameters{_beside(run, origin)}, "

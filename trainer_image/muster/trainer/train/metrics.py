@@ -1,4 +1,4 @@
-"""What a rank tells the world about its training: StepRecord lines and Prometheus metrics."""
+"""Metrics that a rank publishes about its training: StepRecord lines and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class StepLog:
 
 
 class SpeedMetrics:
-    """How much was trained, and how fast.
+    """Metrics of the amount of training and of its speed.
 
     `hardware_share` is HFU divided by MFU. `place` holds the registry and the namespace as keyword arguments for
     prometheus_client.
@@ -117,7 +117,7 @@ class SpeedMetrics:
 
 
 class LearningMetrics:
-    """What the numbers of a step say about what is learnt."""
+    """Metrics of learning: losses, gradient norms, learning rates and skipped steps."""
 
     def __init__(self, place: dict[str, Any]) -> None:
         from prometheus_client import Counter, Gauge
@@ -164,7 +164,7 @@ class LearningMetrics:
 
 
 class CommitMetrics:
-    """How long saves take, and what came of them."""
+    """Metrics of saves: their durations and their failures."""
 
     def __init__(self, place: dict[str, Any]) -> None:
         from prometheus_client import Counter, Gauge, Histogram
@@ -197,7 +197,7 @@ class CommitMetrics:
 
 
 class StragglerMetrics:
-    """Which ranks are slow now; a rank that is well again has no series."""
+    """Metrics of the ranks that are slow now; a rank that is no longer slow has no series."""
 
     def __init__(self, place: dict[str, Any]) -> None:
         from prometheus_client import Gauge

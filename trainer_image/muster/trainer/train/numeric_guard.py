@@ -53,7 +53,7 @@ class NumericGuard:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the weights may be at fault, so that they should not be committed yet."""
+        """Return whether the weights may be at fault, so that they should not be committed yet."""
         return self.in_a_row > 0 or bool(self._raised)
 
     def judge(self, loss: float, norm: float, step: int) -> str:

@@ -22,9 +22,9 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, seed: int = 0) -> 
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """What torch calls the groups of an optimizer: all that is trained, first what `optimizer.groups` does not name.
-    `rate_scale` is what the schedule's rate is multiplied by. Raises UserError for patterns that no trained parameter
-    matches, and for a parameter in two groups."""
+    """Return the groups of an optimizer, as torch calls them: all trained parameters, first those that
+    `optimizer.groups` does not name. `rate_scale` multiplies the schedule's rate. Raises UserError for patterns that no
+    trained parameter matches, and for a parameter in two groups."""
     owners: dict[nn.Parameter, int] = {}
     for number, each in enumerate(config.groups):
         path = f"optimizer.groups[{number}]"
@@ -64,7 +64,8 @@ def squared_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def clip_factor(norm: float, clip_norm: float) -> float:
-    """What to multiply gradients by; 1 where clipping is off (0) or not needed. As torch.nn.utils.clip_grad_norm_."""
+    """Return the factor for gradients; 1 where clipping is off (0) or not needed. It is that of
+    torch.nn.utils.clip_grad_norm_."""
     return min(1.0, clip_norm / (norm + 1e-6)) if clip_norm > 0 else 1.0
 
 
@@ -88,7 +89,8 @@ class LossScale:
             self.value = 1.0
 
     def accepts(self, norm: float) -> bool:
-        """Whether to take the step; moves the scale. A norm that is not finite is forgiven where a scale can shrink."""
+        """Return whether to take the step, and adjust the scale. While scaling, a norm that is not finite skips the
+        step and halves the scale."""
         if not self.enabled:
             return True
         if math.isfinite(norm):

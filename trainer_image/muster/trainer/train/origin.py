@@ -1,5 +1,5 @@
-"""Where weights, tokenizer and the data's position come from: nothing, a model's folder, another job's commit, or our
-own last one."""
+"""Origin of a run. Its weights, its tokenizer and its position in the data come from nothing, a model's folder, another
+job's commit, or our own last commit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FIXED = tuple(NO_EVALUATION)
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run begins with. Where both `resume` and `weights` are None, the model's own initial weights."""
+    """Starting point of a run. Where both `resume` and `weights` are None, it has the model's own initial weights."""
 
     model: ModelDefinition
     tokenizer: Tokenizer
@@ -70,7 +70,8 @@ def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
 
 
 def fresh_origin(training: TrainingConfig) -> Origin:
-    """What a job of this configuration begins with, before it has commits. Raises UserError, StorageError."""
+    """Return the starting point of a job with this configuration that has no commits yet. Raises UserError,
+    StorageError."""
     origin = _as_trained(_begun(training), training)
     return replace(origin, tokenizer=templated(origin.tokenizer, training.data))
 

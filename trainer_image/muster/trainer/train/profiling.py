@@ -74,7 +74,7 @@ class StepProfiler:
 
     @property
     def asked(self) -> bool:
-        """Whether rank 0 knows of a request that is to begin."""
+        """Return whether rank 0 knows of a request for a trace that is to begin."""
         return self._profile is None and self._watch is not None and self._watch.waiting is not None
 
     @property

@@ -1,4 +1,5 @@
-"""Where training stands, and how it gets there again: what a commit keeps beside weights, optimizer and generators."""
+"""Progress of training and its restoration, from the state that a commit keeps in addition to weights, optimizer and
+generators."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from muster.trainer.train.trials import Trial
 
 @dataclass
 class Progress:
-    """How far the job has come."""
+    """Progress of the job."""
 
     steps: int  # of the whole job
     cursor: DataCursor  # where the next sample stands
@@ -32,30 +33,30 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """Whether there is no further step."""
+        """Return whether there is no further step."""
         return self.step >= self.steps or (self.trial is not None and self.trial.over)
 
     @property
     def passed_over(self) -> int:
-        """The samples that were left out after attempts that ended for their numbers."""
+        """Number of samples that were left out after attempts that ended with a numeric failure."""
         return sum(each["samples"] for each in self.skipped_data)
 
     def advance(self, outcome: StepOutcome) -> None:
-        """One step is done."""
+        """Count a step that is done."""
         self.step, self.cursor = outcome.number, outcome.cursor
         self.tokens += outcome.tokens
         if self.trial is not None:
             self.trial.saw(outcome)
 
     def restore(self, commit: Commit) -> None:
-        """Stand where the commit stood."""
+        """Restore the progress that the commit holds."""
         self.step, self.tokens, self.cursor = commit.step, commit.tokens, commit.cursor
         self.skipped_data = list(commit.state.get("passedOver", ()))
         if self.trial is not None:
             self.trial.restore(commit.state.get("trial", {}))
 
     def state(self) -> dict[str, Any]:
-        """What `restore` reads beside the commit's own fields, as JSON."""
+        """Return the state that `restore` reads in addition to the commit's own fields, as JSON."""
         tried = {} if self.trial is None else {"trial": self.trial.state()}
         return {"passedOver": self.skipped_data, "steps": self.steps, **tried}
 

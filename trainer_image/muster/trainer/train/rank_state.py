@@ -32,7 +32,7 @@ _AGREES = frozenset(
 
 @dataclass
 class StepHistory:
-    """What is remembered of the steps of this attempt."""
+    """History of this attempt's steps."""
 
     last: StepRecord | None = None  # the last step that is over
     first_at: float | None = None  # when the first step was over, in seconds since the epoch
@@ -53,7 +53,7 @@ class StepHistory:
 
 @dataclass
 class CommitHistory:
-    """What this rank knows of the job's commits."""
+    """History of the job's commits, as this rank knows it."""
 
     step: int | None = None  # the step of the last commit; None before the first
     at: float | None = None  # when it was made, in seconds since the epoch
@@ -86,7 +86,7 @@ class DataWaitWindow:
 
 
 class TrackerFaults:
-    """What the launcher says of experiment trackers that are left out; of it the first rank tells."""
+    """Reports of the launcher about experiment trackers that it left out; only rank 0 passes them on."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._path = directory / FAULTS if rank == 0 else None
@@ -99,14 +99,15 @@ class TrackerFaults:
 
 
 class FailureRecord:
-    """Why a rank ends. Two threads may find a reason at the same moment: the first one counts."""
+    """Record of the reason for which a rank ends. Two threads may find a reason at the same moment: the first one
+    counts."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
         self._left: RankFailure | None = None
 
     def leave(self, failure: RankFailure) -> int:
-        """Write it, if it is the first. Returns the exit code of the first."""
+        """Write the failure if it is the first, and return the exit code of the first."""
         with self._lock:
             if self._left is None:
                 self._left = failure

@@ -1,4 +1,4 @@
-"""What becomes of a finished step for people to see: its record, its metrics, its line in the log, and who is slow."""
+"""Publication of a finished step: its record, its metrics, its line in the log, and the ranks that are slow."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from muster.trainer.train.tasks.objective import Totals, means
 
 @dataclass(frozen=True)
 class Requests:
-    """What is to follow a step: all ranks stop after it, save its state, keep its state in memory, or begin a trace."""
+    """Requests for the end of a step: all ranks stop after it, save its state, keep its state in memory, or begin a
+    trace."""
 
     stop: bool
     save: bool
@@ -28,7 +29,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank reports of a step, beside the loss and the count, which are still on the device."""
+    """Report of one rank on a step, without the loss and the count, which are still on the device."""
 
     tokens: int  # inputs that are not padding
     requests: Requests  # what this rank asks for
@@ -37,7 +38,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What all ranks reported of a step; the same on every rank."""
+    """Combined report of all ranks on a step; the same on every rank."""
 
     loss: float  # summed over the data-parallel shares
     count: float  # of the terms of the loss, summed over the shares

@@ -1,4 +1,5 @@
-"""What the reference model says of the answers, where it is not simply the model without its adapter.
+"""Log-probabilities that the reference model gives to the answers, where it is not simply the model without its
+adapter.
 
 It is computed once, by the weights that the job begins with, and stored in the job's folder under the SHA-256 of its
 bytes, which every commit names: a resumed job compares with the very same numbers, whatever its number of ranks. So no

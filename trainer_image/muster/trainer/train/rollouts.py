@@ -1,7 +1,7 @@
-"""What task grpo learns from: the model's own answers to the step's prompts, with their advantages.
+"""Rollouts that task grpo learns from: the model's own answers to the step's prompts, with their advantages.
 
-Each answer is drawn by the numbers of its prompt and of itself alone, so that a resumed job draws the same, and whoever
-computes a prompt on however many ranks draws with the same luck.
+The random numbers of an answer depend only on the seed, the number of its prompt and its own number. So a resumed job
+draws the same answers, whichever rank computes a prompt and however many ranks there are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What the model writes at each evaluation, for people to see: kept in the job's checkpoint folder."""
+"""Samples that the model writes at each evaluation, for people to read. They are kept in the job's checkpoint
+folder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where a teacher, a reward model or a reference comes from, what speaks against it, and that a resumed job has the
-same one."""
+"""Second models: the origin of a teacher, a reward model or a reference, the reasons to refuse one, and the check that
+a resumed job has the same one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LoadedSecond:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a commit's state tells of it."""
+        """Return the description of the model that a commit's state holds."""
         return {_key(self.field): self.described}
 
     def must_be(self, state: dict[str, Any]) -> None:

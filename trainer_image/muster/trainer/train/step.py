@@ -129,7 +129,7 @@ class TrainStep:
         return report, loss, norm, rate, why
 
     def state(self) -> dict[str, Any]:
-        """What a commit keeps beside weights and optimizer, as JSON."""
+        """Return the state that a commit keeps in addition to weights and optimizer, as JSON."""
         return {"scaler": self._loss_scale.state(), "numerics": self.guard.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -185,7 +185,8 @@ class TrainStep:
         self.optimizer.step()
 
     def _is_sound(self, loss: float, norm: float, number: int) -> tuple[bool, str]:
-        """Whether to learn from this batch, and if not, why; no word where only fp16's scale was too large."""
+        """Return whether to learn from this batch, and if not, why; the reason is empty where only fp16's scale was too
+        large."""
         if math.isfinite(loss) and not self._loss_scale.accepts(norm):
             if self._loss_scale.exhausted:
                 raise NumericError(

@@ -1,4 +1,4 @@
-"""Where a rank's wall clock goes: every moment since its process started is in exactly one account."""
+"""Accounts of a rank's wall clock: every moment since its process started is in exactly one account."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ class StragglerTimer:
 
 
 class Stragglers:
-    """Which ranks are slow, and since which step. Fed with every rank's work of every step."""
+    """Detection of slow ranks, and of the step since which each is slow. It is given every rank's work of every
+    step."""
 
     def __init__(self, ranks: int) -> None:
         self.slow: tuple[SlowRank, ...] = ()

@@ -1,4 +1,4 @@
-"""What torch records of one rank's steps: a trace of operators and kernels, and what they did with the memory."""
+"""Traces that torch records of one rank's steps: the operators and kernels, and their use of memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Trace:
             torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS_MAX)
 
     def at_boundary(self, step: int) -> None:
-        """What comes now is of `step`, under the name that torch's own tools look for."""
+        """Begin the record of `step`, under the name that torch's own tools look for."""
         self._end_step()
         self._step = record_function(f"ProfilerStep#{step}")
         self._step.__enter__()  # type: ignore[no-untyped-call]
@@ -65,7 +65,8 @@ class Trace:
                 torch.cuda.memory._record_memory_history(enabled=None)
 
     def table(self) -> Path | None:
-        """Which operators allocated how much, as text; None on a GPU, whose snapshot says more."""
+        """Write the memory that each operator allocated as a text table, and return its path; None on a GPU, whose
+        snapshot says more."""
         if self._on_gpu:
             return None
         path = self._folder / f"rank-{self._rank}.memory.txt"

@@ -24,7 +24,7 @@ ROWS, BAR = 20, 40
 
 
 class Trial(Protocol):
-    """What a run is to find out."""
+    """Protocol of a trial, by which a run finds something out instead of training a model."""
 
     @property
     def over(self) -> bool: ...  # whether enough is known before the length is reached
@@ -70,7 +70,8 @@ class RangeTest:
         self.over = bool(outcome.skipped) or self._means[-1] > DIVERGED * lowest > 0
 
     def suggested(self) -> float | None:
-        """Where the loss falls most steeply by the logarithm of the rate; None where it never falls."""
+        """Return the rate at which the loss falls most steeply over the logarithm of the rate; None where it never
+        falls."""
         lowest = min(range(len(self._means)), key=self._means.__getitem__, default=0)
         slopes = [
             (self._means[at + 1] - self._means[at - 1]) / math.log(self.rates[at + 1] / self.rates[at - 1])
@@ -114,7 +115,7 @@ class RangeTest:
 
 
 class Overfit:
-    """Whether the loss of a few samples, seen again and again, falls to nearly nothing."""
+    """Trial that checks whether the loss of a few samples, seen again and again, falls to nearly nothing."""
 
     over = False
 

@@ -24,14 +24,14 @@ Choose = Callable[[Tensor, int, int], list[int]]
 
 
 class Written(NamedTuple):
-    """What followed a prompt, and the token by which the model ended it; None where it was cut off."""
+    """Tokens that followed a prompt, and the token by which the model ended them; None where they were cut off."""
 
     tokens: list[int]
     end: int | None
 
     @property
     def finished(self) -> bool:
-        """Whether the model ended it itself."""
+        """Return whether the model ended the text itself."""
         return self.end is not None
 
 
@@ -59,8 +59,8 @@ class Writer:
     def write(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, choose: Choose, at_once: int | None = None
     ) -> list[Written]:
-        """What follows each prompt, `at_once` of them in a pass, or all. Collective: every rank gives equally many
-        prompts, of whatever length."""
+        """Return the continuation of each prompt, computing `at_once` of them in a pass, or all. Collective: every rank
+        gives equally many prompts, of any length."""
         # Rows of different lengths are padded, which only models that keep documents apart are sure to bear.
         size = (at_once or len(prompts)) if self._definition.packs else 1
         groups = ((first, prompts[first : first + size]) for first in range(0, len(prompts), size))

@@ -1,1 +1,1 @@
-"""What is learnt: an objective per file."""
+"""Objectives of training, one per file."""

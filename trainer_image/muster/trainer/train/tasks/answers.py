@@ -1,4 +1,4 @@
-"""What the objectives of preferences share: the log-probabilities of whole answers, and the named values.
+"""Parts that the objectives of preferences share: the log-probabilities of whole answers, and the named values.
 
 A batch holds the two sides of each pair as the documents 2n and 2n + 1 of a row (data/pairs.py).
 """
@@ -44,7 +44,7 @@ class Answers:
 
 
 def answers(model: nn.Module, batch: Batch) -> Answers:
-    """What the model makes of the batch's answers, differentiable."""
+    """Return the batch's answers with the model's log-probabilities, differentiable."""
     return gathered(batch, cross_entropies(model, batch, batch.labels))
 
 
@@ -87,7 +87,7 @@ def reference_of(model: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def without_adapter(model: nn.Module, batch: Batch) -> Answers:
-    """What the model makes of the answers with its adapter off, and without dropout."""
+    """Return the batch's answers with the log-probabilities of the model whose adapter is off, without dropout."""
     training = model.training
     model.eval()
     try:

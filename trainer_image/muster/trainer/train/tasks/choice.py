@@ -1,4 +1,4 @@
-"""Which objective a configuration's task has."""
+"""Choice of the objective for a configuration's task."""
 
 from __future__ import annotations
 

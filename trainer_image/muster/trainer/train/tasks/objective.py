@@ -1,4 +1,4 @@
-"""What an objective is: what the step and the evaluation ask of it, whatever is learnt."""
+"""Protocol of an objective, as the step and the evaluation call it, whatever the task is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from muster.trainer.data.batch import Batch
 
 @dataclass(frozen=True)
 class Losses:
-    """What an objective says of one batch."""
+    """Losses that an objective computes for one batch."""
 
     sum: Tensor  # the loss, summed over what `count` counts; an fp32 scalar
     count: Tensor  # how many terms that are, an integer scalar on the batch's device
@@ -22,10 +22,10 @@ class Losses:
 
 
 class Objective(Protocol):
-    """What is minimised. One is made per run, from the configuration.
+    """Objective that training minimises. One is made per run, from the configuration.
 
-    The step divides the sum of all losses by the sum of all counts, over every micro-batch and share, and so it does
-    with the named values.
+    The step divides the sum of all losses by the sum of all counts, over every micro-batch and share. It does the
+    same with the named values.
     """
 
     @property
@@ -37,7 +37,7 @@ class Objective(Protocol):
         """The training loss, differentiable."""
 
     def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
-        """The same without what only helps to learn (label smoothing), to compare models by."""
+        """The loss without parts that only help learning (label smoothing), for comparing models."""
 
 
 class Totals:
