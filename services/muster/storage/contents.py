@@ -15,9 +15,10 @@ from pathlib import Path
 from muster.contract.address import Address
 from muster.storage.errors import NotFound
 from muster.storage.file_store import FileStore
+from muster.storage.opening import open_store
 from muster.storage.settings import S3Settings
 from muster.storage.sources import COMPRESSED
-from muster.storage.store import Store, open_store
+from muster.storage.store import Store
 
 _ENDING = re.compile(r"\.[a-z0-9]{1,12}")
 

@@ -15,8 +15,9 @@ from muster.contract.address import Address, parse_address
 from muster.contract.checkpoint import COMMITS, Commit, commit_key, step_of_commit_key
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
 from muster.storage.errors import NotFound, UnfitObject
+from muster.storage.opening import open_store
 from muster.storage.settings import S3Settings, share_client
-from muster.storage.store import Object, Store, open_store
+from muster.storage.store import Object, Store
 
 
 @dataclass(frozen=True)

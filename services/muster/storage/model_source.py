@@ -20,8 +20,9 @@ from muster.contract.training import TrainingConfig
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, parse_commit
 from muster.storage.listing import steps_in
 from muster.storage.model_folder import open_folder
+from muster.storage.opening import open_source, open_store
 from muster.storage.settings import S3Settings
-from muster.storage.store import Store, open_source, open_store
+from muster.storage.store import Store
 
 HUB: Final = "https://huggingface.co"  # where HF_ENDPOINT names no mirror
 _MODEL: Final = "model/"

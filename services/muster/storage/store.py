@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from muster.contract.address import Address, AddressError, parse_address
 from muster.contract.checkpoint import FileEntry
 from muster.storage.errors import StoreError
-from muster.storage.settings import S3Settings
 
 SMALL_BYTES_MAX = 1 << 30  # of an object that is read whole: the COMMIT of a large model takes tens of MB
 
@@ -132,30 +130,3 @@ def expect_all(entries: Iterable[FileEntry], there: Mapping[str, int], uri: str)
             raise StoreError(
                 f"{uri}/{entry.key}: {seen}, although its rank has written it; all ranks must see the same folder"
             )
-
-
-def open_source(address: Address, settings: S3Settings | None = None) -> ReadOnlyStore:
-    """Open an address for reading, S3 by `settings` or those of the environment; the web is waited for as long as
-    they say. Raises AddressError where nothing can."""
-    if address.scheme == "https":
-        from muster.storage.web_store import WebStore, patient_as
-
-        return WebStore(address) if settings is None else patient_as(settings, address)
-    return open_store(address, settings)
-
-
-def open_store(place: str | Address, settings: S3Settings | None = None, links: bool = True) -> Store:
-    """The store of a folder: a `file://` or `s3://` address, or a plain path. Raises AddressError for any other.
-
-    S3 is reached by `settings`, or by those of the environment. `links` as for FileStore.
-    """
-    address = parse_address(place) if isinstance(place, str) else place
-    if address.scheme == "file":
-        from muster.storage.file_store import FileStore
-
-        return FileStore(address.local.absolute(), links)
-    if address.scheme == "s3":
-        from muster.storage.s3_store import S3Store
-
-        return S3Store(address, settings)
-    raise AddressError(f"{address}: is no folder; Muster keeps folders under file:///folder and s3://bucket/folder")

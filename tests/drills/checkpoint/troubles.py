@@ -18,10 +18,11 @@ from tests.drills.checkpoint.scorecard import Scorecard
 from muster.contract.address import parse_address
 from muster.contract.checkpoint import QUARANTINE, commit_key, step_name
 from muster.storage.listing import steps_in
+from muster.storage.opening import open_store
 from muster.storage.s3_store import S3Store
 from muster.storage.settings import S3Settings
 from muster.storage.small_files import write_whole
-from muster.storage.store import Store, open_store
+from muster.storage.store import Store
 
 REFUSALS = (
     (403, "AccessDenied"),

@@ -23,7 +23,7 @@ from tests.polling import eventually
 
 from muster.contract.signals import Cause
 from muster.contract.status import JobStatus, Phase
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.verify import verify
 

@@ -138,7 +138,7 @@ async def test_a_request_goes_over_s3(here: Platform, monkeypatch: pytest.Monkey
     from tests.s3_servers import moto_server
 
     from muster.contract.address import parse_address
-    from muster.storage.store import open_store
+    from muster.storage.opening import open_store
     from muster.trainer.train.profiling import RequestWatch
     from muster.trainer.train.tracing import keep_begun, keep_trace
 

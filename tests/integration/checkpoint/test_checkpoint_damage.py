@@ -20,7 +20,7 @@ from muster.contract.spec import Keep
 from muster.storage.checksum import PART_BYTES
 from muster.storage.errors import StoreError
 from muster.storage.file_store import FileStore
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.checkpoint import (
     CheckpointError,
     DamagedCommit,

@@ -27,7 +27,7 @@ from muster.contract.address import parse_address
 from muster.contract.checkpoint import commit_key
 from muster.contract.spec import Keep
 from muster.storage.listing import CommitListing
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.checkpoint import load_weights, resume
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch

@@ -18,8 +18,9 @@ from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
 from muster.storage.errors import NotFound, StorageError, StoreError, Truncated
 from muster.storage.file_store import FileStore
+from muster.storage.opening import open_store
 from muster.storage.pins import pin
-from muster.storage.store import Object, open_store
+from muster.storage.store import Object
 from muster.trainer.checkpoint import list_commits, load, resume
 from muster.trainer.checkpoint.__main__ import main
 from muster.trainer.checkpoint.collect import Seen, collect

@@ -18,7 +18,7 @@ from tests.unit.data.making import CHATML, contents, stored, write_tokenizer
 from muster.contract.address import parse_address
 from muster.storage import sources
 from muster.storage.errors import Refused, Replaced, StoreError
-from muster.storage.store import open_source
+from muster.storage.opening import open_source
 from muster.trainer.data import load_tokenizer
 from muster.trainer.errors import StorageError, UserError
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from muster.contract.names import STEP_LOG, Env
 from muster.contract.spec import Keep
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.checkpoint import snapshot
 from muster.trainer.checkpoint.channel import Channel
 from muster.trainer.checkpoint.commits import read_commit

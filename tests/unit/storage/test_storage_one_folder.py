@@ -21,8 +21,8 @@ from muster.contract.spec import JobSpec
 from muster.operator.kubernetes.render import Site, checkpoint_folder
 from muster.operator.local.environment import checkpoint_folder as local_checkpoint_folder
 from muster.storage.listing import steps_in
+from muster.storage.opening import open_store
 from muster.storage.settings import S3Settings, platform_variables
-from muster.storage.store import open_store
 from muster.trainer.config import folder_in
 
 LETTERS = st.sampled_from(" %#?+&=;:@~*[]\\'\"äß日🙂\u0301abc")

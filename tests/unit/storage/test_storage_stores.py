@@ -19,13 +19,14 @@ from muster.contract.base import UserError
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import NotFound, Refused, StoreError, Truncated
 from muster.storage.file_store import FileStore
+from muster.storage.opening import open_store
 from muster.storage.retry import Retry
 from muster.storage.s3_bucket import S3Bucket
 from muster.storage.s3_probe import Server, md5, probe
 from muster.storage.s3_store import S3Store
 from muster.storage.s3_upload import upload_part_bytes
 from muster.storage.settings import S3Settings
-from muster.storage.store import Store, open_store
+from muster.storage.store import Store
 
 SERVERS = {
     "rclone": Server(conditional=False, integrity="etag"),

@@ -14,7 +14,7 @@ from tests.polling import eventually
 
 from muster.contract.base import dump_json
 from muster.contract.profiles import PROFILES, REQUEST_KEY, STEPS_MAX, Profile, ProfileRequest, RankProfile
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.config import Ranks
 from muster.trainer.train import profiling, tracing
 from muster.trainer.train.activity import Activity

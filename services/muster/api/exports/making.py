@@ -20,7 +20,7 @@ import structlog
 from muster.contract.address import Address
 from muster.contract.base import UserError
 from muster.storage.errors import StorageError
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 
 log = structlog.get_logger("muster.api.exports")
 

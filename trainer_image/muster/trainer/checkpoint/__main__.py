@@ -19,8 +19,9 @@ from muster.contract.text import size
 from muster.contract.times import epoch_seconds
 from muster.contract.views import commit_summary_view, commit_view
 from muster.storage.listing import best_of, steps_in
+from muster.storage.opening import open_store
 from muster.storage.pins import is_pinned, pin, pinned, unpin
-from muster.storage.store import Store, open_store
+from muster.storage.store import Store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit

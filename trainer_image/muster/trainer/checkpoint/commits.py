@@ -9,7 +9,8 @@ from muster.contract.checkpoint import Commit, commit_key, sealed
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
 from muster.storage.errors import NotFound, UnfitObject
 from muster.storage.listing import steps_in
-from muster.storage.store import Store, open_store
+from muster.storage.opening import open_store
+from muster.storage.store import Store
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit, UnknownFormat
 from muster.trainer.errors import StaleAttempt
 

@@ -13,7 +13,8 @@ from torch import nn
 from muster.contract.checkpoint import Commit, Slice
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
-from muster.storage.store import Store, open_store
+from muster.storage.opening import open_store
+from muster.storage.store import Store
 from muster.trainer.checkpoint.chunks import Chunk
 from muster.trainer.checkpoint.commits import parse, read_and_parse
 from muster.trainer.checkpoint.control_group import ControlGroup

@@ -13,7 +13,8 @@ from muster.contract.checkpoint import QUARANTINE, Commit, commit_key, step_name
 from muster.storage.commits import COMMIT_BYTES_MAX
 from muster.storage.errors import NotAFile, NotFound, StoreError
 from muster.storage.listing import steps_in
-from muster.storage.store import Store, open_store
+from muster.storage.opening import open_store
+from muster.storage.store import Store
 from muster.trainer.checkpoint.commits import commit_in, parse, read_and_parse
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit, UnknownFormat
 from muster.trainer.checkpoint.verify import verify

@@ -23,7 +23,8 @@ from muster.contract.checkpoint import FileEntry, frozen_key, shard_key
 from muster.contract.names import STEP_LOG, Env
 from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
-from muster.storage.store import Store, open_store
+from muster.storage.opening import open_store
+from muster.storage.store import Store
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, Coordinator, Job
 from muster.trainer.checkpoint.memory import SharedMemory

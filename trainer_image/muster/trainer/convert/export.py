@@ -24,7 +24,8 @@ from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import ITEM_BYTES, Commit, TensorEntry
 from muster.contract.model_size import is_embedding
 from muster.contract.text import size
-from muster.storage.store import Store, open_store
+from muster.storage.opening import open_store
+from muster.storage.store import Store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.readers import reading

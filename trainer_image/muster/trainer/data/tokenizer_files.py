@@ -15,7 +15,7 @@ from muster.contract.address import Address, data_address
 from muster.contract.data_config import DataConfig
 from muster.storage.errors import NotFound, Refused
 from muster.storage.model_folder import TEMPLATES, has_file, template_files
-from muster.storage.store import open_source
+from muster.storage.opening import open_source
 from muster.trainer.data.chat_template import ChatTemplate
 from muster.trainer.data.hugging_face_tokenizer import HUGGING_FACE, HuggingFaceTokenizer
 from muster.trainer.data.slow_tokenizers import SLOW_FILES, why_not_fast

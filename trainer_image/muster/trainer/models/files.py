@@ -11,7 +11,8 @@ from typing import Any
 from muster.contract.address import Address, hub_path, parse_address
 from muster.storage.errors import NotFound, StorageError, Truncated
 from muster.storage.model_folder import Files
-from muster.storage.store import Object, open_source, open_store
+from muster.storage.opening import open_source, open_store
+from muster.storage.store import Object
 from muster.trainer.errors import UserError
 
 SECONDS_MAX = 60.0  # without a byte

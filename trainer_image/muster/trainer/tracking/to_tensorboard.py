@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.contract.signals import StepRecord
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.config import Run
 from muster.trainer.tracking.tracker import scalars
 

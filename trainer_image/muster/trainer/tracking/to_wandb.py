@@ -10,7 +10,7 @@ from typing import Any
 from muster.contract.redaction import redact_spec
 from muster.contract.signals import StepRecord
 from muster.contract.tracking import Wandb
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.config import Run
 from muster.trainer.tracking.tracker import scalars
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.contract.data_report import DATA_REPORT_KEY, SHOWN_SAMPLES, DataReport
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.data import Data, Tokenizer
 from muster.trainer.data.report import data_report, first_samples, shown_sample
 from muster.trainer.errors import StorageError

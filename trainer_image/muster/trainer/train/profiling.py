@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from muster.contract.profiles import RANKS_MAX, REQUEST_KEY, STEPS_MAX, Profile, ProfileRequest, RankProfile
 from muster.contract.signals import TrainerPhase
-from muster.storage.store import Store, open_store
+from muster.storage.opening import open_store
+from muster.storage.store import Store
 from muster.trainer.config import Ranks, Run
 from muster.trainer.errors import StorageError
 from muster.trainer.train.activity import Activity

@@ -11,7 +11,7 @@ from muster.contract.checkpoint import Commit, DataCursor
 from muster.contract.status import DataSkip
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.data.loader import advanced
 from muster.trainer.train.step import StepOutcome

@@ -20,7 +20,7 @@ from safetensors import numpy as safetensors
 
 from muster.contract.checkpoint import reference_key
 from muster.storage.errors import NotFound
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.config import Ranks
 from muster.trainer.data import Data
 from muster.trainer.data.batch import Batch

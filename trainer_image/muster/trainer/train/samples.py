@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.contract.samples import Sample, Samples, samples_key
-from muster.storage.store import open_store
+from muster.storage.opening import open_store
 from muster.trainer.config import Ranks, Run
 from muster.trainer.data import Tokenizer, chat_prompt
 from muster.trainer.data.answers import ends_of_turn

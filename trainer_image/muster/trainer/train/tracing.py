@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from muster.contract.base import dump_json
 from muster.contract.profiles import Profile, ProfileFile, RankProfile, rank_document
-from muster.storage.store import Store, open_store
+from muster.storage.opening import open_store
+from muster.storage.store import Store
 from muster.trainer.errors import StorageError
 from muster.trainer.train.records import say
 
