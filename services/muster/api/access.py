@@ -1,4 +1,4 @@
-"""What a caller may see and do. What one may not see is not found: the same answer as for what is not there."""
+"""Authorization. A resource that the caller may not see is answered with 404, like one that does not exist."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def checked(caller: Principal, row: JobRow | None, job_id: str, act: bool = Fals
 
 
 def may_act(caller: Principal, project: str, owner: str) -> bool:
-    """Whether the caller may act on what `owner` has in the project: its maintainers may, and members on their own."""
+    """Return whether the caller may act on the resources of `owner` in the project: maintainers may act on everybody's,
+    and members on their own."""
     role = caller.role_in(project)
     return role is not None and (role.covers(Role.MAINTAINER) or (role.covers(Role.MEMBER) and caller.person == owner))
 
 
 def named(caller: Principal, project: str | None, job_id: str, name: str) -> dict[str, str | None]:
-    """How a job is named in what is not about it; of one that the caller may not see not even the project is told.
+    """Return how another resource's document names a job. For a job that the caller may not see, even the project is
+    hidden.
 
     `project` is None for a job that the API does not know, which nobody may see.
     """
@@ -77,14 +79,16 @@ def admins_only(caller: Principal) -> None:
 
 
 class Reader:
-    """Who reads a stream of a job, looked at again and again while it is open."""
+    """Reader of a job's stream. Its permission is checked again and again while the stream is open."""
 
     def __init__(self, services: Services, caller: Principal, project: str) -> None:
         self._services, self._caller, self._project = services, caller, project
 
     async def may_read(self) -> bool:
-        """False once the token is revoked or expired, or its person's role is gone. All streams of a token share one
-        look a second (`auth.renewed`).
+        """Return False once the token is revoked or expired, or its person's role is gone. All streams of a token share
+        one check a second (`auth.renewed`).
+
+        While the database is unreachable, the last answer holds.
 
         While the database is away the last answer holds.
         """

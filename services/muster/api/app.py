@@ -170,7 +170,7 @@ def _api() -> APIRouter:
 
 
 def _openai() -> APIRouter:
-    """What OpenAI's clients speak, over the same services."""
+    """Return the router of the OpenAI-compatible API, which uses the same services."""
     api = APIRouter(prefix="/v1", dependencies=[Depends(known_parameters_only), Depends(only_where_kept)])
     for room in (openai_files, openai_uploads, fine_tuning, models, chat):
         api.include_router(room.router, responses={400: problems("invalid_request")[400]})
@@ -317,8 +317,8 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
 
 
 async def _clean_up(settings: Settings, database: Database, uses: dict[str, float], kept: Files, made: Exports) -> bool:
-    """When tokens were last used; and what ends: Idempotency-Keys that nobody will repeat any more, sessions, files,
-    the history of old jobs, and what webhooks were told long ago."""
+    """Record when tokens were last used, and delete what has expired: Idempotency-Keys, sessions, files, the history of
+    old jobs, old webhook deliveries and unused exports."""
     noted = dict(uses)
     async with database.write() as session:
         await token_service.note_uses(session, noted)
@@ -369,7 +369,7 @@ def _fault(entry: dict[str, object]) -> Problem:
 
 
 def _of_http(request: Request, error: HTTPException) -> ApiError:
-    """What Starlette refuses by itself."""
+    """Convert an error that Starlette raised by itself."""
     headers = dict(error.headers or {})
     path, method = request.url.path[:200], request.method
     job, colon, action = path.removeprefix("/api/v1/jobs/").partition(":")

@@ -1,4 +1,5 @@
-"""Who asks, and may they: bearer tokens, compared by hash; each is a person's, and opens what that person may."""
+"""Authentication: bearer tokens, compared by their hash. Each token belongs to a person and grants what that person may
+do."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _CHARACTERS_MIN = len(PREFIX) + 32
 
 
 class Scope(StrEnum):
-    """What a token is for; each includes the ones before it. What its person may do in a project limits it too."""
+    """Scope of a token; each scope includes the ones before it. The person's role in a project limits it too."""
 
     READ = "read"
     WRITE = "write"
@@ -41,7 +42,10 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks: a person by one of their tokens. `project` is the only one that the token opens; None: all of theirs.
+    """Authenticated caller: a person, by one of their tokens. `project` is the only project that the token grants; None
+    grants all of the person's projects.
+
+    `token` is the token's id, or `anonymous` where authentication is off; idempotency keys are kept apart by it.
 
     `token` is its id, or `anonymous` where authentication is off; it keeps idempotency keys apart.
     """
@@ -68,7 +72,7 @@ class Principal:
 
     @property
     def rules(self) -> bool:
-        """Whether it is an admin of everything: of all projects and people."""
+        """Return whether the caller is a global admin, of all projects and people."""
         return self.admin and self.project is None and self.may(Scope.ADMIN)
 
     @property
@@ -94,7 +98,7 @@ def new_token() -> str:
 
 
 def is_acceptable(token: str) -> bool:
-    """Whether a token chosen by a person may be used: ours by its prefix, and long enough not to be guessed."""
+    """Return whether a token chosen by a person may be used: it has our prefix and is too long to be guessed."""
     return token.startswith(PREFIX) and len(token) >= _CHARACTERS_MIN and token.isascii() and token.isprintable()
 
 
@@ -131,12 +135,14 @@ async def principal(
 
 
 def form_token(secret: str) -> str:
-    """What the forms of a session carry and no other site can know: it follows from the session's secret."""
+    """Return the token that the forms of a session carry. No other site can know it, because it is derived from the
+    session's secret."""
     return hash_of(f"form:{secret}")
 
 
 def _of_our_page(request: Request) -> bool:
-    """Whether the request carries the session's form token in a header, which no other site may even try to send."""
+    """Return whether the request carries the session's form token in a header, which no other site may even try to
+    send."""
     told, secret = request.headers.get(FORM_HEADER), request.cookies.get(COOKIE)
     return bool(told and secret) and hmac.compare_digest((told or "").encode(), form_token(secret or "").encode())
 
@@ -168,7 +174,8 @@ def _unexpired(caller: Principal | None) -> Principal | None:
 
 
 async def of_session(services: Services, request: Request) -> Principal | None:
-    """Whose session the request's cookie names; None without one, and once it has ended or its token opens nothing."""
+    """Return the principal of the session that the request's cookie names, or None without a cookie, after the session
+    has ended, or when its token grants nothing."""
     cookie = request.cookies.get(COOKIE)
     if not cookie:
         return None

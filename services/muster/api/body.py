@@ -25,7 +25,7 @@ _INLINE_BYTES_MAX = 5_000  # reading a smaller JSON body is quicker than asking 
 
 
 async def read_body(request: Request, check: Callable[[Document], T], optional: bool = False) -> T:
-    """What `check` makes of the body, which is decoded by its content type. Both run outside the event loop.
+    """Return the result of `check` for the body, which is decoded by its content type. Both run outside the event loop.
 
     An empty body that is `optional` is an empty mapping. Raises ApiError: unsupported_media_type, invalid_document, and
     what `check` raises.

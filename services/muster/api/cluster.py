@@ -1,4 +1,4 @@
-"""What the API asks of the cluster that carries TrainingJobs, and how the local one does it."""
+"""Interface between the API and the cluster that carries TrainingJobs, and its implementation for the local cluster."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FoundJob:
 
 @dataclass(frozen=True)
 class Secret:
-    """Which secret: its project, the namespace where the project's jobs run, and its name."""
+    """Name of a secret, with its project and the namespace where the project's jobs run."""
 
     project: str
     namespace: str
@@ -70,7 +70,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """What became of one DesiredJob. For NAME_HELD, `holder` is the uid of the job that has the name."""
+    """Result of applying one DesiredJob. For NAME_HELD, `holder` is the uid of the job that has the name."""
 
     uid: str
     outcome: Outcome
@@ -101,7 +101,7 @@ class Cluster(Protocol):
     async def changes(self, after_version: int, limit: int) -> list[RawChange]: ...
 
     async def behind(self, after_version: int) -> int:
-        """How many changes there are after that version."""
+        """Return the number of changes after that version."""
         ...
 
     async def find(self, uid: str) -> FoundJob | None: ...
@@ -123,7 +123,8 @@ class Cluster(Protocol):
         ...
 
     async def nodes(self) -> FleetReport | None:
-        """What the operator last told of the nodes; None if it never did. Raises the cluster's own errors."""
+        """Return the operator's latest report of the nodes, or None if it has never made one. Raises the cluster's own
+        errors."""
         ...
 
 

@@ -173,7 +173,8 @@ class Database:
 
 
 def _free_bytes(folder: Path) -> int:
-    """What is free for this user; plenty where the folder is gone, for then the database says so."""
+    """Return the free bytes for this user. If the folder is gone, return enough to pass, because the database reports
+    that itself."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:

@@ -1,4 +1,4 @@
-"""What can go wrong for a caller: problem+json (RFC 9457) with a stable code, readable as OpenAI's `error` too."""
+"""Errors of the API: problem+json (RFC 9457) with a stable code, which can also be read as OpenAI's `error`."""
 
 from __future__ import annotations
 

@@ -34,8 +34,9 @@ class FolderThreads:
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def run(self, folder: Address, work: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
-        """What `work` returns or raises, called in a thread. Raises StorageSilent if that takes longer than `seconds`
-        (SECONDS_MAX), others' work on the folder before it included; it is then left to its end."""
+        """Return or raise the result of `work`, called in a thread. Raises StorageSilent if that takes longer than
+        `seconds` (SECONDS_MAX), including the time that earlier work on the folder takes; the thread then continues to
+        its end."""
         slots = self._slots.setdefault(str(folder), asyncio.Semaphore(PER_FOLDER))
         allowed = SECONDS_MAX if seconds is None else seconds
         try:

@@ -15,7 +15,7 @@ POLL_SECONDS_NOTIFIED = 10.0
 
 
 class Subscription:
-    """What one stream waits on. A notification that arrives while the stream reads ends its next wait at once."""
+    """Subscription of one stream. A notification that arrives while the stream reads ends its next wait at once."""
 
     def __init__(self, closing: asyncio.Event) -> None:
         self._closing = closing

@@ -1,4 +1,4 @@
-"""What a cluster's operator tells of the nodes, read from its ConfigMap."""
+"""Report of the nodes by a cluster's operator, read from its ConfigMap."""
 
 from __future__ import annotations
 

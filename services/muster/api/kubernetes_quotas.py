@@ -1,4 +1,4 @@
-"""What projects may hold, written into the ConfigMap that a cluster's operator reads."""
+"""Quotas of projects, written into the ConfigMap that a cluster's operator reads."""
 
 from __future__ import annotations
 

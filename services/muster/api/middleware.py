@@ -198,7 +198,10 @@ class _Body:
 
 
 class LoopbackGuard:
-    """Where authentication is off, a web page must not reach the API through its visitor's browser.
+    """Middleware that keeps web pages from reaching the API through a visitor's browser where authentication is off.
+
+    A page of another origin is recognized by Origin or Sec-Fetch-Site, and a page whose name was rebound to 127.0.0.1
+    by Host.
 
     A page of another origin shows by Origin or Sec-Fetch-Site; one whose name was re-bound to 127.0.0.1, by Host.
     """

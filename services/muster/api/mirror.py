@@ -51,7 +51,7 @@ class Mirror:
         self.waiting: list[asyncio.Event] = []
 
     def behind(self) -> str:
-        """What there is to do before rows are as the cluster is; empty once they were."""
+        """Return the work that remains before the rows match the cluster for the first time; empty from then on."""
         if self.caught_up:
             return ""
         return f"catching up, {self._taken} of {self._total}" if self._total else "catching up: reading the cluster"

@@ -31,7 +31,7 @@ _USAGE = {
 
 
 class WebhookMetrics:
-    """What became of messages to webhooks."""
+    """Metrics of the messages to webhooks."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.attempts = Counter(

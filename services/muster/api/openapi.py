@@ -1,4 +1,5 @@
-"""What OpenAPI says beyond what FastAPI finds out: problems, the TrainingJob as a request body, examples."""
+"""Additions to the OpenAPI document that FastAPI can't derive: problems, the TrainingJob as a request body,
+examples."""
 
 from __future__ import annotations
 

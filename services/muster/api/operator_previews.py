@@ -26,7 +26,8 @@ class NoPreview(Exception):
 
 
 class OperatorPreviews:
-    """Where the settings name no address of the operator it is the one that works in the state folder."""
+    """Client of the operator's previews. If the settings give no address, it asks the operator that works in the state
+    folder."""
 
     def __init__(self, settings: Settings) -> None:
         self._url: Callable[[], str] = lambda: settings.operator_url or _url_in(settings.layout.operator)

@@ -31,7 +31,7 @@ PLACES = {
 
 @router.get("/")
 async def show_places(request: Request) -> Response:
-    """What answers here, for people and for programs."""
+    """Return the addresses that this server answers, for people (HTML) or for programs (JSON)."""
     app = request.app
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"name": app.title, "version": app.version, "what": app.description, **PLACES})
@@ -45,7 +45,7 @@ async def show_places(request: Request) -> Response:
 
 @router.get("/docs")
 async def show_docs(request: Request) -> Response:
-    """Every operation with its parameters, an example of its body and its answers."""
+    """Return the reference of every operation with its parameters, an example of its body and its responses."""
     document = request.app.openapi()
     parts = [
         f"<h1>Muster {_text(document['info']['version'])}: the REST API</h1>",
@@ -61,7 +61,7 @@ async def show_docs(request: Request) -> Response:
 
 @router.get("/api/v1/docs")
 async def show_docs_of_before() -> Response:
-    """Where they were."""
+    """Redirect from the documentation's former address."""
     return RedirectResponse(PLACES["docs"], status_code=308)
 
 

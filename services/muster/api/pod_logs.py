@@ -1,7 +1,7 @@
-"""What workers in a cluster write, mirrored into the state folder, where the API reads logs and steps of all jobs.
+"""Logs of workers in a cluster, mirrored into the state folder, where the API reads logs and steps of all jobs.
 
-Worker 0 of each gang is followed as long as it lives: its output also holds the step records. Other workers are
-followed from when somebody first asks for them. Of one that failed unwatched, the tail in the job's status is kept.
+Worker 0 of each gang is followed as long as it lives, because its output also holds the step records. Other workers are
+followed once somebody asks for their logs. For a worker that failed before that, the tail in the job's status is kept.
 Of a long log the newest part is kept, and nothing of a job that is gone from the cluster.
 """
 

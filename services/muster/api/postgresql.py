@@ -120,8 +120,8 @@ def _end_when_silent(driver: Any, seconds: float) -> None:
 
 
 def _has_news(driver: Any) -> bool:
-    """Whether something has arrived that nobody asked for, such as the connection's end, also where the event loop has
-    yet to see it."""
+    """Return whether unrequested data has arrived, such as the connection's end, even if the event loop has yet to see
+    it."""
     poll = select.poll()
     poll.register(driver._transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))

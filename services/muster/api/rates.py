@@ -1,4 +1,4 @@
-"""How often a token may ask: a bucket per token, in this process alone (two processes give twice as much)."""
+"""Rate limits of tokens: a bucket per token, in this process alone (two processes allow twice as much)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What was read a moment ago, so that a burst of requests asks the database once: who asks, and for which project.
+"""Cache of what was read a moment ago, so that a burst of requests queries the database once for its caller and its
+project.
 
-An answer is used again for at most a second, and never after this process has changed a row that it came from: what is
-taken away counts with the next request here, and within a second where several processes serve one database.
+A cached answer is used for at most a second, and never after this process has changed a row that it came from: a
+revoked right takes effect with the next request here, and within a second where several processes serve one database.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a request finds in its app: opened once at start, closed at the end."""
+"""Services that a request finds in its app: opened once at start, closed at the end."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Settings(BaseSettings):
         return self
 
     def is_system_namespace(self, namespace: str) -> bool:
-        """Whether the namespace is the platform's or Kubernetes' own; on one machine none is."""
+        """Return whether the namespace is the platform's or Kubernetes' own; on one machine none is."""
         return self.cluster != "local" and is_system_namespace(namespace, self.namespace)
 
     @property
@@ -172,7 +172,7 @@ class Settings(BaseSettings):
 
     @property
     def files_place(self) -> Address | None:
-        """Where uploaded files are kept; None where none are taken."""
+        """Return the address where uploaded files are stored, or None if none are accepted."""
         if self.files_uri is not None:
             return checkpoint_address(self.files_uri)
         if self.cluster == "kubernetes":
@@ -181,7 +181,8 @@ class Settings(BaseSettings):
 
     @cached_property  # each submission asks, and to follow links takes a twelfth of its time
     def default_checkpoint_uri(self) -> str | None:
-        """Where jobs commit that do not say it; None if the operator decides, because workers can't see our disk."""
+        """Return the checkpoint address for jobs that do not name one, or None if the operator decides, because workers
+        can't see our disk."""
         if self.checkpoint_uri or self.cluster == "kubernetes":
             return self.checkpoint_uri
         return self.layout.checkpoints.resolve().as_uri()
@@ -199,7 +200,7 @@ def _each_host_apart(rest: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """Return whether only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:

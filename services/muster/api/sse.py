@@ -25,7 +25,7 @@ def frame(data: Any, event: str, identity: str | None = None) -> str:
 
 
 def wanted(request: Request, follow: bool) -> bool:
-    """Whether the caller asks for a stream: by `Accept: text/event-stream` or by `?follow=true`."""
+    """Return whether the caller asks for a stream: by `Accept: text/event-stream` or by `?follow=true`."""
     return follow or MEDIA_TYPE in request.headers.get("accept", "")
 
 

@@ -115,7 +115,7 @@ class AttemptRow(Table):
 
 
 class UsageRow(Table):
-    """What an attempt held, from its beginning until its last worker was gone (contract.usage.Held).
+    """Resources that an attempt held, from its beginning until its last worker was gone (contract.usage.Held).
 
     Written with the attempt's row, and kept when the job's record is deleted: nothing here refers to it.
     """
@@ -140,7 +140,7 @@ class UsageRow(Table):
 
 
 class IdempotencyRow(Table):
-    """What a request with this Idempotency-Key was answered; written with what the request did, in one commit."""
+    """Reply to a request with this Idempotency-Key, written in the same transaction as the request's changes."""
 
     __tablename__ = "idempotency_keys"
 
@@ -264,8 +264,8 @@ class SecretRow(Table):
 
 
 class WebhookRow(Table):
-    """Whom a project tells what happens. `secret` and `old_secret` are sealed (muster.secrets.box); the old one signs
-    too until `old_secret_until`."""
+    """Webhook of a project. `secret` and `old_secret` are encrypted (muster.secrets.box); messages are also signed with
+    the old one until `old_secret_until`."""
 
     __tablename__ = "webhooks"
 
@@ -415,7 +415,8 @@ class TrialRow(Table):
 
 
 class AuditRow(Table):
-    """Who did what, from where, before and after. The database refuses to change or delete a line."""
+    """Entry of the audit log: who did what, from where, before and after. The database refuses to change or delete an
+    entry."""
 
     __tablename__ = "audit"
 
@@ -438,7 +439,8 @@ class AuditRow(Table):
 
 
 class MirrorRow(Table):
-    """How far the cluster's history has been read: moved in the commit that holds what was read."""
+    """Position up to which the cluster's history has been read. It moves in the transaction that stores what was
+    read."""
 
     __tablename__ = "mirror"
 

@@ -16,7 +16,7 @@ from muster.contract.projects import Role
 
 @dataclass(frozen=True)
 class Act:
-    """What was done, and to what. `before` and `after` name what changed, and never a secret."""
+    """Action and its subject, for the audit log. `before` and `after` name what changed, and never contain a secret."""
 
     action: str  # `job.submitted`, `member.changed` …
     subject: str  # the id of a job or token, the name of a project or person

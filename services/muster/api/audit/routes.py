@@ -79,7 +79,8 @@ async def read_audit(
     action: Word = None,
     subject: Word = None,
 ) -> JSONResponse:
-    """Who changed what, from where, before and after. Admins read all, maintainers what concerns their projects."""
+    """Returns the audit log, newest first: who changed what, from which address, with the values before and after.
+    Admins see every entry, and maintainers see the entries of their projects."""
     wanted, before = Filter(person, project, action, subject), seq_of(cursor) if cursor else None
     async with services.database.read() as session:
         rows = await repository.page(session, caller, wanted, before, limit + 1)

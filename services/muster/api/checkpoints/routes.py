@@ -89,7 +89,8 @@ _UNUSABLE = ("job_not_found", "checkpoint_not_found", "checkpoint_unusable", "st
     },
 )
 async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
-    """What could be resumed or fine-tuned from. Read from the folder itself: only what is committed there exists."""
+    """Returns the checkpoints that a job can resume or be fine-tuned from. They are read from the job's checkpoint
+    folder, so that only published checkpoints are listed."""
     row = await service.find(services, caller, job_id)
     folder = folder_of(row)
     if folder is None:
@@ -122,7 +123,7 @@ async def get_checkpoint(
         ),
     ],
 ) -> JSONResponse:
-    """What one commit holds, read from its folder and checked."""
+    """Returns the content of one checkpoint, which is read from its folder and checked."""
     row = await service.find(services, caller, job_id)
     folder = commit_folder(row)
     with explained(folder):

@@ -57,7 +57,7 @@ class _Look:
 
 
 class Inspections:
-    """What is being looked at by this process, and what was found lately."""
+    """Data inspections that this process is running, and the reports of recent ones."""
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(1)  # a look takes several cores

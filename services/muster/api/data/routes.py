@@ -64,8 +64,8 @@ _EXAMPLE: dict[str, Any] = {
     },
 )
 async def get_data_report(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
-    """Documents, tokens and lengths of each source, what is left out and why. It lies in the job's checkpoint folder
-    once the data are prepared."""
+    """Returns the data report of a job: documents, tokens and lengths of each source, and what is left out and why. The
+    report is in the job's checkpoint folder once the data are prepared."""
     row = await service.find(services, caller, job_id)
     folder = folder_of(row)
     if folder is None:
@@ -98,9 +98,9 @@ async def get_data_report(services: ServicesDependency, caller: Caller, job_id: 
     openapi_extra=body("JobDocument", EXAMPLE_JOB, note="The TrainingJob as it would be submitted."),
 )
 async def inspect_job_data(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
-    """The job's data are prepared as the job would prepare them, and its report is given: counts, lengths, what is left
-    out and why, and the first samples as the model will see them. Uploaded files and what lies under the project's
-    `dataPrefixes` are read; what takes longer than a request is answered 202, and asked for again."""
+    """Prepares the data as the job would, and returns its report: counts, lengths, what is left out and why, and the
+    first samples as the model would see them. Uploaded files and files under the project's `dataPrefixes` can be read.
+    An inspection that takes longer than a request is answered with 202; repeat the request to get the report."""
     submission = await read_body(request, parse_submission)
     drafted = await draft(services, caller, submission)
     if drafted.faults:

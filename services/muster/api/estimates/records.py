@@ -1,4 +1,4 @@
-"""How fast this server's jobs were, for the time that another like them would take."""
+"""Measured speeds of this server's jobs, from which the time of a similar job is estimated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS_MIN = 10
 
 
 async def measured(database: Database, caller: Principal) -> tuple[Measured, ...]:
-    """Of the newest jobs that have trained, and that the caller may see."""
+    """Return the measured speeds of the newest jobs that have trained and that the caller may see."""
     query = select(JobRow.name, JobRow.spec, JobRow.status).order_by(JobRow.seq.desc()).limit(JOBS_MAX)
     if caller.visible_projects is not None:
         query = query.where(JobRow.project.in_(caller.visible_projects))
@@ -31,7 +31,7 @@ async def measured(database: Database, caller: Principal) -> tuple[Measured, ...
 
 
 def _record(name: str, spec: dict[str, Any], status: dict[str, Any]) -> Measured | None:
-    """None for a job that has told no speed, or that a newer Muster wrote."""
+    """Return the job's measured speed, or None for a job that has reported no speed or that a newer Muster wrote."""
     try:
         training, seen = JobSpec.model_validate(spec).training, JobStatus.model_validate(status)
     except ValidationError:

@@ -51,10 +51,9 @@ _EXAMPLE = dump(estimate_with_storage(parse_job(EXAMPLE_JOB).spec, load_prices()
     openapi_extra=body("JobDocument", EXAMPLE_JOB, note="The TrainingJob as it would be submitted."),
 )
 async def estimate_job(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
-    """Memory of a rank by part, whether it fits and what the least change would be if not; the cheapest gang of the
-    priced instance types; time from what this server's jobs did, else from published figures; size of commits;
-    warnings. A model's folder is read by its headers alone.
-    """
+    """Estimates a job: the memory of a rank by part, whether it fits and, if not, the smallest change that would make
+    it fit; the cheapest gang of the priced instance types; the time, from measurements of this server's jobs or else
+    from published figures; the size of checkpoints; and warnings. Of a model's folder only the headers are read."""
     submission = await read_body(request, parse_submission)
     return JSONResponse(dump(await estimate(services, caller, submission)))
 

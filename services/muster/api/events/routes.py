@@ -82,7 +82,8 @@ async def list_events(
     follow: Follow = False,
     last_event_id: LastEventId = None,
 ) -> Response:
-    """What happened, append-only. A stream ends with `event: end` when the job has ended and all was told."""
+    """Returns the events of a job, oldest first. The log is append-only. A stream ends with `event: end` when the job
+    has ended and every event has been sent."""
     row = await service.find(services, caller, job_id)
     kinds = tuple(kind or ())
     if not sse.wanted(request, follow):

@@ -61,7 +61,7 @@ _WAITING = (Phase.QUEUED, Phase.RESTARTING, Phase.SUSPENDED)
 
 
 def events_between(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
-    """What happened between two statuses of a job, in the order in which it must have happened.
+    """Return the events between two statuses of a job, in the order in which they must have happened.
 
     The newer one was written `at` so many seconds since the epoch.
     """

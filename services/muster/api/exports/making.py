@@ -32,7 +32,7 @@ TOOL = "muster.trainer.convert.export"
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which model: of which job's commit, in which form."""
+    """Description of an exported model: the job's checkpoint and the format."""
 
     job_id: str
     folder: Address  # the job's, where its commits are
@@ -43,14 +43,14 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """Of the folder that it is made in, and in the archive."""
+        """Return the name of the export's folder, on disk and in the archive."""
         return f"step-{self.step}-{self.format}-{self.dtype}{'-ema' if self.ema else ''}"
 
 
 @dataclass
 class Progress:
-    """How far the making is: bytes read of all. `fault` says why it ended without a model, and `is_users` that the
-    request is to blame for that."""
+    """Progress of an export: the bytes read, of the total. `fault` says why it ended without a model, and `is_users`
+    says that the request is to blame for that."""
 
     done: int = 0
     total: int = 0
@@ -59,7 +59,8 @@ class Progress:
     ended_at: float | None = None
 
     def holds(self, to: str) -> bool:
-        """Whether this is still the answer: the making goes on, has just failed, or has written to `to`."""
+        """Return whether this is still the current result: the export is running, has just failed, or has written to
+        `to`."""
         if self.ended_at is None or (to and not self.fault):
             return True
         return bool(self.fault) and time.monotonic() - self.ended_at < FAILURE_SECONDS
@@ -77,7 +78,7 @@ class Exports:
         return self.root / wanted.job_id / wanted.name
 
     def made(self, wanted: Wanted) -> bool:
-        """Whether it is there, whole; it is then kept for a while longer."""
+        """Return whether the export exists and is complete. If it is, it is kept for a while longer."""
         try:
             os.utime(self.folder(wanted))
         except FileNotFoundError:
@@ -172,7 +173,8 @@ class Exports:
 
 
 def available() -> bool:
-    """Whether the trainer's tool can run here: an image of the API alone has no part of the trainer's libraries."""
+    """Return whether the trainer's export tool can run here. An image of the API alone has none of the trainer's
+    libraries."""
     return all(importlib.util.find_spec(name) is not None for name in ("torch", "safetensors"))
 
 

@@ -88,9 +88,9 @@ async def fetch_export(
         str | None, Query(max_length=300, description="One file of it, by its path; left out: all as tar.")
     ] = None,
 ) -> Response:
-    """The model that transformers opens, or the adapter that peft does, with tokenizer and chat template, as a tar
-    archive or file by file. It is made at the first request, which answers 202 while that takes, and kept for an hour
-    after it was last read; `Range` goes on where a connection broke."""
+    """Returns a checkpoint as a model folder for transformers or as an adapter for peft, with the tokenizer and the
+    chat template, as a tar archive or file by file. The first request starts the export and is answered with 202 until
+    it is ready; the result is kept for an hour after it was last read. Use `Range` to resume a broken download."""
     row = await service.find(services, caller, job_id)
     wanted, exports = _wanted(row, step, format, dtype, ema), services.exports
     if not await asyncio.to_thread(exports.made, wanted):
@@ -129,8 +129,9 @@ async def fetch_export(
 async def make_export(
     request: Request, services: ServicesDependency, caller: Caller, job_id: JobId, step: Step
 ) -> JSONResponse:
-    """Repeating it asks how far it is. With `to` the files are written there by the API, which needs the right to; a
-    project with a `checkpointPrefix` writes below it alone."""
+    """Starts the export of a checkpoint. Repeat the request to get its progress. With `to`, the API writes the files to
+    that address, which requires that it has the permission to write there; in a project with a `checkpointPrefix`, the
+    address must be below that prefix."""
     asked = await read_body(
         request, parsed(ExportRequest, "invalid_parameter", "The request is not valid"), optional=True
     )

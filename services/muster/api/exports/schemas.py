@@ -31,7 +31,7 @@ class Export(Reply):
 
 
 class ExportRequest(BaseModel):
-    """What POST …:export takes."""
+    """Body of POST …:export."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,7 @@
-"""What becomes of a file when its last byte has arrived: it is put away by what it holds, and read through.
+"""Processing of a file after its last byte has arrived: it is stored by its content's hash and checked.
+
+The row says how far the processing is, so that another process can continue after one that was killed at any point: the
+reference to the bytes is written before they are moved, and the status last.
 
 The row says how far it is, so that a process that is killed at any place is followed by one that goes on: the reference
 to the bytes is written before they are moved, and the status last.
@@ -217,7 +220,8 @@ def memory_of_a_check(limits: Sequence[Path] = CONTAINER_LIMITS) -> int:
 
 @dataclass(frozen=True)
 class Files:
-    """Where files are: on their way, and put away, which is None where no place is set for that."""
+    """Places of files: uploads in progress, and stored contents, which is None where no place for them is
+    configured."""
 
     staging: Staging
     contents: Contents | None

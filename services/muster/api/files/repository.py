@@ -30,7 +30,8 @@ class Filter:
 
 @dataclass(frozen=True)
 class Like:
-    """What two tries of one request to make a file have in common. `sha256` is None of one that has yet to arrive."""
+    """Attributes that two attempts of one request to create a file have in common. `sha256` is None for a file that has
+    yet to arrive."""
 
     project: str
     name: str
@@ -81,7 +82,8 @@ async def newest_like(session: AsyncSession, owner: str, like: Like, since: floa
 
 
 async def lock_project(session: AsyncSession, project: str) -> ProjectRow | None:
-    """What counts references to bytes, or the bytes of a project, does so one after the other."""
+    """Lock the project, so that transactions that count references to bytes, or the bytes of a project, run one after
+    the other."""
     return await session.get(ProjectRow, project, with_for_update=True)
 
 
@@ -123,7 +125,7 @@ async def live_jobs(session: AsyncSession, file_id: str) -> list[str]:
 
 
 async def addresses(session: AsyncSession, job_ids: Collection[str]) -> dict[str, dict[str, str]]:
-    """Where the workers of each job read the files that it names: by job and file."""
+    """Return the address where the workers of each job read each file that it names, by job and file."""
     query = select(JobFileRow).where(JobFileRow.job_id.in_(job_ids))
     found: dict[str, dict[str, str]] = {}
     for row in await session.scalars(query):

@@ -65,7 +65,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}, "example": '{"messag
     responses={204: {"description": "Tus-Version, Tus-Extension, Tus-Max-Size, Tus-Checksum-Algorithm"}, **problems()},
 )
 async def describe_uploads(services: ServicesDependency) -> Response:
-    """What of tus is spoken here, in headers."""
+    """Describes the supported parts of the tus protocol, in headers."""
     headers = {
         "Tus-Resumable": tus.VERSION,
         "Tus-Version": tus.VERSION,
@@ -107,9 +107,10 @@ async def upload_file(
     upload_metadata: Annotated[str | None, Header(description="tus: filename, purpose, project, in Base64.")] = None,
     upload_checksum: Annotated[str | None, Header(description="tus: an algorithm and a digest in Base64.")] = None,
 ) -> JSONResponse:
-    """The body is the file, and the query says what it is: the upload is whole when this answers, and data is read
-    through afterwards (`checking`, then `ready`, or `failed` with the first bad line). With `Tus-Resumable` the headers
-    say it, nothing or a part is sent, and HEAD and PATCH of the answer's `Location` go on until all has arrived."""
+    """Uploads a file. The body is the file and the query describes it; the upload is complete when the response
+    arrives. Data files are checked afterwards: their status is `checking`, then `ready`, or `failed` with the first bad
+    line. With `Tus-Resumable`, the headers describe the file and the body is empty or holds its first part; continue
+    with HEAD and PATCH requests to the `Location` of the response until all bytes have arrived."""
     chunks = _chunks(request)
     if tus_resumable is None:
         wanted = NewFile(
@@ -169,7 +170,7 @@ async def list_files(
     status: Annotated[FileStatus | None, Query(description="Only in this state.")] = None,
     name: Annotated[str | None, Query(max_length=255, pattern=NO_NUL, description="Exactly this name.")] = None,
 ) -> JSONResponse:
-    """Files of the projects that the caller may see, newest first, those on their way too."""
+    """Returns the files of the projects that the caller may see, newest first, including uploads in progress."""
     if project is not None:
         project_role(caller, project, Role.VIEWER)
     wanted = Filter(project, purpose, status, name, visible=caller.visible_projects)
@@ -187,7 +188,8 @@ async def list_files(
     responses={200: shown(_EXAMPLE, "What is known of it"), **problems("file_not_found")},
 )
 async def get_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
-    """Its state, how much of it has arrived, what is in it, and what is wrong with it and where."""
+    """Returns a file: its status, how many bytes have arrived, what it contains, and what is wrong with it and
+    where."""
     row = await service.find(services, caller, file_id)
     return JSONResponse(file_document(row, service.received(services, row)))
 
@@ -206,7 +208,8 @@ async def get_file(services: ServicesDependency, caller: Caller, file_id: FileId
 async def read_file(
     request: Request, services: ServicesDependency, caller: Caller, file_id: FileId
 ) -> StreamingResponse:
-    """What was uploaded, byte by byte. `Range` asks for a part, and so a reader whose connection broke goes on."""
+    """Returns the content of a file as it was uploaded. Use `Range` to read a part of it, for example to resume a
+    broken download."""
     row = await service.find(services, caller, file_id)
 
     async def read(start: int, stop: int) -> AsyncIterator[bytes]:
@@ -228,7 +231,7 @@ async def read_file(
 async def head_file(
     services: ServicesDependency, caller: Caller, file_id: FileId, tus_resumable: TusResumable = None
 ) -> Response:
-    """`Upload-Offset` is where the next PATCH begins."""
+    """Returns the progress of an upload. `Upload-Offset` is where the next PATCH request must begin."""
     row = await service.find(services, caller, file_id)
     tus.must_speak(tus_resumable)
     headers = tus.headers_of(row, service.received(services, row) or 0) | {"Upload-Length": str(row.bytes)}
@@ -258,8 +261,8 @@ async def send_file(
     tus_resumable: TusResumable = None,
     upload_checksum: Annotated[str | None, Header(description="An algorithm and a digest in Base64.")] = None,
 ) -> Response:
-    """What follows the first `Upload-Offset` bytes. What has arrived stays when the connection breaks; of one with
-    `Upload-Checksum` all is kept or nothing."""
+    """Appends the bytes that follow the first `Upload-Offset` bytes of the file. Bytes that have arrived are kept when
+    the connection breaks; with `Upload-Checksum`, either the whole body is kept or nothing."""
     row = await service.find(services, caller, file_id, act=True)
     tus.must_speak(tus_resumable)
     if request.headers.get("content-type", "").lower() != tus.MEDIA_TYPE:
@@ -285,6 +288,6 @@ async def send_file(
     },
 )
 async def delete_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> Response:
-    """Refused while a job that has not ended reads the file."""
+    """Deletes a file. The request is refused while a job that has not ended reads the file."""
     await service.remove(services, caller, file_id)
     return Response(status_code=204, headers={"Tus-Resumable": tus.VERSION})

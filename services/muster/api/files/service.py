@@ -1,4 +1,8 @@
-"""What can be done with a file: begun, sent on, sent whole, found, read, deleted.
+"""Operations on files: create, append, upload, find, read and delete.
+
+A file is uploaded by one request (`save`; or `receive` and `adopt`, where the bytes come before their description), or
+created (`create`) and then sent by any number of requests (`append`), or in parts (`parts`). `arrivals` does the rest
+after the last byte: it stores the file by its content's hash, and checks it if it is data.
 
 A file is uploaded by one request (`save`; or `receive` and `adopt`, where it comes before what is said of it), or begun
 (`create`) and sent by any number of them (`append`), or in parts (`parts`). When its last byte has arrived the rest is
@@ -46,8 +50,9 @@ Chunks: TypeAlias = AsyncIterator[bytes]
 
 @dataclass(frozen=True)
 class NewFile:
-    """What is to be uploaded. `bytes` is None where its sender does not know it before the end, and `sha256`, in hex,
-    where it is not said. It is deleted `lifetime_seconds` after it is ready; None: never."""
+    """Description of a new file. `bytes` is None if the sender does not know the size before the end, and `sha256`, in
+    hex, is None if the sender does not give it. The file is deleted `lifetime_seconds` after it is ready; None keeps
+    it."""
 
     project: str
     name: str
@@ -171,7 +176,7 @@ async def page(
 
 
 def received(services: Services, row: FileRow) -> int | None:
-    """How many bytes have arrived for certain; None where this machine has nothing of the upload."""
+    """Return the number of bytes that have certainly arrived, or None if this machine has nothing of the upload."""
     return services.files.staging.size(row.id) if row.status == FileStatus.UPLOADING else row.bytes
 
 
@@ -270,7 +275,7 @@ async def begin(
 
 
 def _refuse(wanted: NewFile) -> None:
-    """What can be said before a byte is read. Raises ApiError invalid_parameter."""
+    """Check what can be checked before a byte is read. Raises ApiError invalid_parameter."""
     purposes = [str(each) for each in Purpose]
     if wanted.purpose not in purposes:
         words = f"{wanted.purpose[:80]!r} is not one of {', '.join(purposes)}"
@@ -303,7 +308,7 @@ async def _refuse_full_project(session: AsyncSession, project: str, limits: Proj
 
 
 async def _room(services: Services, project: str) -> int:
-    """What a file of unknown size may have at most. Raises ApiError project_not_found."""
+    """Return the maximum bytes of a file of unknown size. Raises ApiError project_not_found."""
     async with services.database.read() as session:
         row = await session.get(ProjectRow, project)
         if row is None:  # an admin has a role everywhere, also where nothing is

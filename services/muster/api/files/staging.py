@@ -35,7 +35,7 @@ class Hash(Protocol):
 
 @dataclass(frozen=True)
 class Checksum:
-    """What the bytes of one request must amount to: an algorithm of CHECKSUMS, and its digest."""
+    """Expected checksum of one request's bytes: an algorithm of CHECKSUMS, and its digest."""
 
     algorithm: str
     digest: bytes
@@ -81,7 +81,8 @@ class Staging:
             os.close(os.open(self.path(name), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
     def size(self, name: str) -> int | None:
-        """How many bytes have arrived for certain; None where there is no such upload on this machine."""
+        """Return the number of bytes that have certainly arrived, or None if there is no such upload on this
+        machine."""
         try:
             return int(self._mark(name).read_text())
         except (FileNotFoundError, ValueError):

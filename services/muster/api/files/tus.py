@@ -1,4 +1,4 @@
-"""What tus 1.0 says in headers: resumable uploads that any of its clients speaks.
+"""Headers of tus 1.0, the protocol of resumable uploads, for any of its clients.
 
 https://tus.io/protocols/resumable-upload
 """

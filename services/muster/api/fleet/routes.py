@@ -98,7 +98,8 @@ _NODES: dict[str, Any] = {
     responses={200: shown(_QUEUES, "Each project that the caller sees"), **problems()},
 )
 async def read_queues(services: ServicesDependency, caller: Caller) -> JSONResponse:
-    """Jobs in the order of the queue, why each waits and since when, and what runs, project by project."""
+    """Returns the queue in its order, with the reason why each job waits and since when, and the running jobs of each
+    project."""
     async with services.database.read() as session:
         quotas = await _quotas(session, caller)
         jobs = await _live(session)
@@ -113,8 +114,8 @@ async def read_queues(services: ServicesDependency, caller: Caller) -> JSONRespo
     responses={200: shown(_NODES, "Nodes, by name"), **problems()},
 )
 async def read_nodes(services: ServicesDependency, caller: Caller) -> JSONResponse:
-    """Nodes as the operator last told of them: pool, capacity, what is free, by whom they are held, and what is wrong
-    with them. Jobs that the caller may not see are named `another project`."""
+    """Returns the nodes as the operator last reported them: pool, capacity, free resources, holders and problems. Jobs
+    that the caller may not see are shown as `another project`."""
     report, note = await _report(services)
     async with services.database.read() as session:
         jobs = await _live(session) if report is not None else []

@@ -16,7 +16,7 @@ from muster.contract.times import epoch_seconds, rfc3339
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """What of a live job's row is shown here."""
+    """Columns of a live job's row that the views show."""
 
     seq: int
     id: str
@@ -57,9 +57,10 @@ def queue_documents(
     caller: Principal,
     positions: Mapping[int, int] | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """How many queue in all, and of each project in `quotas`, which are those to show, who waits and who holds what.
+    """Return the number of queued jobs and, for each project in `quotas`, its waiting jobs and the jobs that hold
+    nodes.
 
-    `positions` in the queue are by `seq`, of all that wait; left out, all of them are among `jobs`."""
+    `positions` maps the `seq` of every queued job to its position; if it is None, `jobs` holds all queued jobs."""
     jobs = list(jobs)
     queue = sorted((job for job in jobs if job.phase == "Queued"), key=lambda job: (-job.priority, job.seq))
     if positions is None:

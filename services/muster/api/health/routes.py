@@ -45,7 +45,7 @@ _OK = {"status": "ok", "checks": {name: {"ok": True, "detail": ""} for name in (
     "/healthz", response_model=Alive, summary="Is the process alive", responses={200: shown({"status": "ok"}, "Alive")}
 )
 async def check_health() -> JSONResponse:
-    """The process answers; says nothing about its database."""
+    """Checks that the process answers. The response says nothing about its database."""
     return JSONResponse({"status": "ok"})
 
 
@@ -59,8 +59,9 @@ async def check_health() -> JSONResponse:
     },
 )
 async def check_readiness(services: ServicesDependency) -> JSONResponse:
-    """The database answers, and relay, mirror, quotas and housekeeping make progress. The mirror has caught up with the
-    cluster once: before that, jobs would be shown as they were when an API last looked."""
+    """Checks that the database answers, and that the relay, the mirror, the quotas and the housekeeping make progress.
+    The process becomes ready once the mirror has caught up with the cluster: before that, jobs would be shown as they
+    were when an API last read them."""
     checks = {
         "database": await _database(services),
         **{work.name: _work(services, work.name) for work in services.background.works if work.needed},
@@ -94,8 +95,8 @@ def _work(services: Services, name: str) -> dict[str, Any]:
     },
 )
 async def scrape_metrics(request: Request, services: ServicesDependency) -> Response:
-    """muster_api_*: requests, submissions, relay and mirror; with the token of an admin, of any scope, also what each
-    project spends."""
+    """Returns the `muster_api_*` metrics of requests, submissions, the relay and the mirror. With a token of an admin,
+    of any scope, the response also includes the spending of each project."""
     page = generate_latest(services.metrics.registry)
     if services.settings.metrics_public or await _is_admin(request, services):
         page += generate_latest(services.metrics.of_projects)
@@ -123,7 +124,7 @@ async def _is_admin(request: Request, services: Services) -> bool:
     },
 )
 async def explain_problem(code: Annotated[str, Path(max_length=64)]) -> JSONResponse:
-    """What a problem's `type` points at."""
+    """Explains the problem that an error's `type` refers to."""
     kind = KINDS.get(code)
     if kind is None:
         raise ApiError("not_found", f"There is no problem code {code!r}.")

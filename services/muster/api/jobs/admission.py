@@ -1,4 +1,4 @@
-"""What the queue would do with a job that is not submitted yet, as its submitter may read it."""
+"""Preview of the queue's decision about a job that is not submitted yet, as its submitter may read it."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def parse_request(body: Document) -> dict[str, Any]:
 
 
 def _document(row: JobRow, name: str, changes: dict[str, Any], own: bool) -> dict[str, Any]:
-    """What is submitted. Of somebody else's job the values of `runtime.env` are hidden, and so refused with their paths
-    unless the changes name them anew."""
+    """Return the document to submit. The values of `runtime.env` in another person's job are hidden, and are refused
+    with their paths unless the changes give them again."""
     try:
         parse(JobSpec, row.spec)
     except InvalidDocument as error:

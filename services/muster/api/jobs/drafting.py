@@ -28,9 +28,9 @@ ESTIMATE_SECONDS_MAX = 4.0  # somebody waits with the text before them; a model'
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of a text: `faults` say why it would be refused, each with its line where the text has one; else
-    `plan` is the dry run's answer (replies.Plan), and `estimate` (contract.estimate) is None where `unknown` says why.
-    """
+    """Result of checking a text: `faults` say why it would be refused, each with its line where the text has one;
+    otherwise `plan` is the dry run's reply (replies.Plan), and `estimate` (contract.estimate) is None where `unknown`
+    says why."""
 
     faults: tuple[Problem, ...] = ()
     plan: dict[str, Any] | None = None
@@ -39,7 +39,8 @@ class Checked:
 
 
 async def check(services: Services, caller: Principal, text: str, original: JobRow | None = None) -> Checked:
-    """What would become of the text. Writes nothing. `original` is the job that it was cloned from."""
+    """Return what would become of the text if it were submitted. Nothing is written. `original` is the job from which
+    it was cloned."""
     try:
         document, submission = await _read(caller, text, original)
         plan = await service.plan(services, caller, submission)

@@ -33,7 +33,7 @@ class NewJob:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What no other live job has."""
+        """Return the key that no other live job has."""
         return self.namespace, self.name
 
 
@@ -170,7 +170,7 @@ async def ordered(session: AsyncSession, wanted: Filter, order: str, offset: int
 
 
 async def count_by_phase(session: AsyncSession, wanted: Filter) -> dict[str, int]:
-    """How many jobs the filter finds in each phase."""
+    """Return the number of jobs that match the filter in each phase."""
     query = _filtered(select(JobRow.phase, func.count()), wanted).group_by(JobRow.phase)
     return {phase: int(count) for phase, count in (await session.execute(query)).all()}
 

@@ -1,4 +1,5 @@
-"""What is dropped of jobs that ended long ago: events, logs, step metrics. Record, attempts, usage, commits stay."""
+"""Retention of jobs that ended long ago: events, logs and step metrics are dropped; record, attempts, usage and
+checkpoints stay."""
 
 from __future__ import annotations
 

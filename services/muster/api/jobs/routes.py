@@ -73,7 +73,8 @@ async def submit_job(
         ),
     ] = False,
 ) -> JSONResponse:
-    """Store a job; the operator starts it when there is room. With an Idempotency-Key it may be repeated freely."""
+    """Submits a job. The operator starts it when there is room. With an Idempotency-Key, the request can be repeated
+    safely."""
     document, submission = await read_body(request, lambda read: (read.data, parse_submission(read)))
     if dry_run:
         return JSONResponse(await service.plan(services, caller, submission))
@@ -110,8 +111,8 @@ async def list_jobs(
     label: Annotated[list[str] | None, Query(max_length=16, description="`key=value`; all of them must match.")] = None,
     live: Annotated[bool | None, Query(description="Only jobs that have not ended (true) or have (false).")] = None,
 ) -> JSONResponse:
-    """Jobs of the projects that the caller may see, newest first. Filters combine; the cursor stays right while jobs
-    are added."""
+    """Returns the jobs of the projects that the caller may see, newest first. Filters can be combined. The cursor stays
+    valid while jobs are added."""
     visible = caller.visible_projects
     wanted = Filter(tuple(phase or ()), name, namespace, _labels(label), live, project, owner, visible)
     before = seq_of(cursor) if cursor else None
@@ -148,8 +149,8 @@ def _labels(given: list[str] | None) -> tuple[tuple[str, str], ...]:
     responses={200: shown(examples.JOB, "The job"), **problems("job_not_found")},
 )
 async def get_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
-    """What was asked for (spec, all defaults filled in) and what is (status). Values of `runtime.env` are shown to the
-    job's owner alone."""
+    """Returns a job: its spec with all defaults filled in, and its status. Only the job's owner sees the values of
+    `runtime.env`."""
     return JSONResponse(job_document(await service.find(services, caller, job_id), services.prices, caller.person))
 
 
@@ -172,8 +173,8 @@ async def delete_job(
         bool, Query(description="Its commits too; refused while one is pinned or a job that has not ended needs them.")
     ] = False,
 ) -> Response:
-    """Delete a job that has ended: its record, events, attempts and logs. What it committed stays unless that is asked
-    for. The audit keeps who did it."""
+    """Deletes a job that has ended: its record, events, attempts and logs. Its checkpoints are kept unless
+    `checkpoints` is set. The audit log records who deleted it."""
     await removal.remove(services, caller, job_id, checkpoints)
     return Response(status_code=204)
 
@@ -235,8 +236,8 @@ _add_verb("resume", "Resume a job", "Let a suspended job go on from its last com
 async def clone_job(
     request: Request, services: ServicesDependency, caller: Caller, job_id: JobId, key: IdempotencyKey
 ) -> JSONResponse:
-    """Submit a new job like this one, changed as the body says. It starts afresh, with a folder of its own. Values of
-    `runtime.env` are not carried over from somebody else's job: name them anew in the body."""
+    """Submits a new job like this one, with the changes of the body. It starts from scratch, with its own checkpoint
+    folder. Values of `runtime.env` are not copied from another person's job: give them again in the body."""
     wanted = await read_body(request, cloning.parse_request, optional=True)
     again = attempted(key, "POST /jobs:clone", job_id, wanted)
     return _created(await cloning.clone(services, caller, job_id, wanted, again))

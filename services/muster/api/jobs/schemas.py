@@ -34,7 +34,7 @@ class DocumentMetadata(BaseModel):
 
 
 class JobDocument(BaseModel):
-    """What POST /jobs takes: the whole TrainingJob, as `kubectl apply` would. Parsed by contract.spec.parse_job."""
+    """Body of POST /jobs: the whole TrainingJob, as for `kubectl apply`. Parsed by contract.spec.parse_job."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 

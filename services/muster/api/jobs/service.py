@@ -1,4 +1,4 @@
-"""What can be done with a job. Each is one commit; the relay carries it to the cluster afterwards."""
+"""Operations on jobs. Each is one transaction; the relay carries it to the cluster afterwards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Submitted:
 
 
 async def plan(services: Services, caller: Principal, submission: Submission) -> dict[str, Any]:
-    """What a submission would do, to others too, and why it would be refused. Writes nothing."""
+    """Return what a submission would do, also to other jobs, and why it would be refused. Nothing is written."""
     drafted = await draft(services, caller, submission)
     refusals = [finding("invalid_job", fault) for fault in drafted.faults]
     async with services.database.read() as session:

@@ -41,8 +41,8 @@ PAUSE_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class Beside:
-    """What another room keeps of a job: rows by the job's id, stored with it in one commit, in the order in which they
-    refer to each other. `data` and `note` are told with the job's first event."""
+    """Extra rows that another module keeps for a job, by the job's id. They are stored in the same transaction, in the
+    order in which they refer to each other. `data` and `note` are part of the job's first event."""
 
     rows: Callable[[str], Sequence[Table]] | None = None
     data: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Accepted:
 
     @property
     def needs_more(self) -> bool:
-        """Whether more is read, locked or written for it than what every job has."""
+        """Return whether storing the job reads, locks or writes more than every job does."""
         return self.drafted.queue_limited or bool(self.drafted.files) or self.beside.rows is not None
 
 

@@ -171,7 +171,8 @@ async def _secrets_of(services: Services, project: str, spec: JobSpec) -> dict[s
 
 
 def _outside_of_containers(spec: JobSpec, layout: State) -> tuple[Problem, ...]:
-    """What means something else, or nothing, or what is the platform's, where workers are processes of this machine."""
+    """Return the problems of settings that have another meaning, or none, or belong to the platform, where workers are
+    processes of this machine."""
     found = []
     for index, variable in enumerate(spec.runtime.env):
         at = f"spec.runtime.env[{index}]"
@@ -231,7 +232,7 @@ async def _resolve(
 
 
 def folder_of(row: JobRow) -> Address | None:
-    """Where the job commits; None where it does not say (it was not submitted through this API)."""
+    """Return the job's checkpoint folder, or None if its spec names none (it was not submitted through this API)."""
     base = (row.spec.get("checkpoint") or {}).get("uri")
     try:
         return job_folder(str(base), row.id) if base else None
@@ -267,7 +268,7 @@ def _without_secrets(faults: tuple[Problem, ...], secrets: frozenset[str]) -> tu
 
 
 def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
-    """What is allowed but seldom meant, or looks wrong from this machine."""
+    """Return the warnings about settings that are valid but seldom intended, or that look wrong from this machine."""
     odd = tuple(Problem(f"spec.training.{path}", words) for path, words in oddities_of(spec.training))
     sources = ((f"spec.training.{path}.source", source.source) for path, source in spec.training.sources())
     return (*odd, *(warning for path, source in sources if (warning := _source_warning(path, source))))

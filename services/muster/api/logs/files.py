@@ -83,7 +83,7 @@ def _read(handle: BinaryIO, offset: int, size: int) -> tuple[int, bytes]:
 
 
 def tail_offset(file: Path, lines: int, bytes_max: int = TAIL_BYTES_MAX) -> int:
-    """Where the last `lines` lines begin, but not more than `bytes_max` before the end."""
+    """Return the offset at which the last `lines` lines begin, but at most `bytes_max` before the end."""
     try:
         with reading(file) as handle:
             end = handle.seek(0, 2)
@@ -145,7 +145,8 @@ class Follower:
         )
 
     def lines(self, final: bool) -> list[Line]:
-        """What was added since the last call. If `final`, that includes a last line without its end."""
+        """Return the lines that were added since the last call. If `final`, that includes a last line without a line
+        break."""
         if self.attempt is None:
             return []
         return [line for worker in self._workers() for line in self._of(self.attempt, worker, final)]

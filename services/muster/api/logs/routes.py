@@ -71,7 +71,7 @@ async def read_logs(
     follow: Follow = False,
     last_event_id: LastEventId = None,
 ) -> Response:
-    """What a worker wrote to standard output and error; kept after the worker is gone."""
+    """Returns the log of a worker: its standard output and standard error. Logs are kept after the worker is gone."""
     row = await service.find(services, caller, job_id)
     found = Logs(services.settings.layout, job_id)
     streaming = sse.wanted(request, follow)
@@ -146,7 +146,8 @@ def _begin(follower: Follower, tail: int | None, last_event_id: str | None) -> N
 
 
 def _is_exhausted(follower: Follower, pinned: int | None) -> bool:
-    """Whether the reader of a finished job has everything. Looks with a copy: what it finds is still to be told."""
+    """Return whether the reader of a finished job has everything. A copy of the follower is read, because the follower
+    itself has yet to return what is found."""
     probe = Follower(follower.logs, follower.attempt, follower.worker)
     probe.offsets = dict(follower.offsets)
     return not probe.lines(final=True) and (pinned is not None or not probe.next_attempt())

@@ -25,7 +25,8 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
 class CurveAxes(Reply):
-    """What each point stands at: the step, the tokens trained up to it, and seconds since the job's first record."""
+    """Coordinates of the points: the step, the tokens trained up to it, and the seconds since the job's first
+    record."""
 
     step: list[float]
     tokens: list[float]
@@ -47,7 +48,7 @@ class EvaluationCurves(Reply):
 
 
 class AttemptBoundary(Reply):
-    """Where an attempt begins on each axis; `seconds` is null before the first record. The rest is of its end."""
+    """Start of an attempt on each axis, and its outcome. `seconds` is null before the job's first record."""
 
     number: int
     at: Time | None
@@ -117,10 +118,10 @@ async def read_curves(
     begin: Annotated[float | None, Query(alias="from", allow_inf_nan=False, description="Only from here on.")] = None,
     end: Annotated[float | None, Query(alias="to", allow_inf_nan=False, description="Only up to here.")] = None,
 ) -> JSONResponse:
-    """The curves of all attempts as one history, a step that was trained again as it was trained last.
+    """Returns the curves of all attempts as one history. A step that was trained again appears as it was trained last.
 
-    A point stands for as many records as are needed to keep within `points`: their mean, and the least and the greatest
-    among them, so that no spike is lost. Asking for a part of the axis shows it in more detail.
+    A point stands for as many records as are needed to keep within `points`: it gives their mean, minimum and maximum,
+    so that no spike is lost. Request a part of the axis to get it in more detail.
     """
     low, high = -math.inf if begin is None else begin, math.inf if end is None else end
     return JSONResponse(await service.curves(services, caller, job_id, CurveQuery(points, axis, low, high)))

@@ -27,7 +27,7 @@ _ENDLESS = float("inf")
 
 @dataclass(frozen=True)
 class CurveQuery:
-    """Which part is asked for: at most about `points` buckets of it, and `low` up to `high` on that axis."""
+    """Requested part of the curves: at most about `points` buckets, from `low` up to `high` on the axis."""
 
     points: int = 500
     axis: Axis = "step"

@@ -63,10 +63,11 @@ async def read_metrics(
     ] = 500,
     after_step: Annotated[int, Query(alias="afterStep", ge=0, le=2**62, description="Only steps after this one.")] = 0,
 ) -> JSONResponse:
-    """The steps of all attempts as one history: a step that was lost and trained again appears as it was trained last.
+    """Returns the steps of all attempts as one history. A step that was lost and trained again appears as it was
+    trained last.
 
-    Evaluations are thinned by themselves. A reader that polls with afterStep asks anew from the resumed step when
-    `attempt` grows.
+    Evaluations are downsampled separately. A client that polls with `afterStep` must read again from the resumed step
+    when `attempt` grows.
     """
     await service.find(services, caller, job_id)
     return JSONResponse(await run_in_threadpool(_history, services, job_id, points, after_step))

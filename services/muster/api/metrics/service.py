@@ -34,7 +34,8 @@ def _document(services: Services, job_id: str, query: CurveQuery, attempts: Sequ
 
 
 def _boundary(attempt: dict[str, Any], history: History) -> dict[str, Any]:
-    """Where an attempt begins: at the step that it resumes from, and at the time when it was made."""
+    """Return the boundary of an attempt, which starts at the step that it resumes from and at the time of its
+    creation."""
     step, created = int(attempt.get("resumeStep") or 0), epoch_seconds(attempt.get("createdAt") or 0.0)
     return {
         "number": attempt.get("number"),

@@ -167,8 +167,8 @@ def evaluation_columns(records: Sequence[Record]) -> dict[str, list[float | None
 
 
 def _named(records: Sequence[Record], key: str, prefix: str = "") -> dict[str, list[float | None]]:
-    """What is told by names of its own, such as an objective's values; the prefix, by default the key, keeps them apart
-    from a record's."""
+    """Return the columns of values that have names of their own, such as an objective's. The prefix, by default the
+    key, keeps them apart from a record's columns."""
     found = [record.get(key) for record in records]
     named = [values if isinstance(values, dict) else {} for values in found]
     names = dict.fromkeys(name for values in named for name in values)
@@ -322,7 +322,8 @@ def thinned(spans: Sequence[Span], points: int) -> list[tuple[int, Record]]:
 
 
 def chosen(total: int, points: int) -> list[int]:
-    """Which of `total` records: evenly spaced, the first and the last among them."""
+    """Return the indices of at most `points` of the `total` records: evenly spaced, with the first and the last among
+    them (a single point is the last record)."""
     if total <= points:
         return list(range(total))
     if points == 1:

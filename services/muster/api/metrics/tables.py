@@ -20,7 +20,7 @@ NAME_LENGTH_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What some values of a series come to."""
+    """Summary of some values of a series: the lowest, the highest, the sum and the count."""
 
     low: float
     high: float

@@ -1,1 +1,1 @@
-"""What OpenAI's clients speak, at `/v1`: the same jobs, rights and promises as at `/api/v1`, in their words."""
+"""OpenAI-compatible API at `/v1`: the same jobs, permissions and guarantees as at `/api/v1`, in OpenAI's terms."""

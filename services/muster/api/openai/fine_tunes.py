@@ -15,7 +15,9 @@ from muster.contract.status import Phase
 
 
 class Body(BaseModel):
-    """What a fine-tuning job was asked to be, with numbers in place of every `"auto"`; `told` says how each was chosen.
+    """Request of a fine-tuning job, with numbers in place of every `"auto"`; `told` says how each was chosen.
+
+    `base` is the mapped model that the job starts from, also where `model` was fine-tuned from it.
 
     `base` is the mapped model that it began from, also where `model` is one that was fine-tuned from it.
     """

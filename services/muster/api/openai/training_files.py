@@ -1,4 +1,4 @@
-"""What `training_file` and `validation_file` name: an address that the workers can read."""
+"""Resolution of `training_file` and `validation_file` to addresses that the workers can read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOK_SECONDS: Final = 0.2
 
 @dataclass(frozen=True)
 class TrainingFile:
-    """What a job reads. `examples` is None where nobody has counted them yet."""
+    """Data file of a job. `examples` is None if nobody has counted them yet."""
 
     source: str
     format: str

@@ -37,8 +37,8 @@ PersonName = Annotated[
 
 
 class Me(Reply):
-    """Who asks. `project` is the only one that the token opens, null for all; `home` is the project of jobs that
-    name none."""
+    """Caller of the request. `project` is the only project that the token grants, null for all; `home` is the project
+    of jobs that name none."""
 
     person: str
     admin: bool
@@ -89,7 +89,7 @@ _EXAMPLE: dict[str, Any] = {
     responses={200: shown(_ME, "The person and the token of this request"), **problems()},
 )
 async def get_me(caller: Caller) -> JSONResponse:
-    """Whose the token is, for what, and which roles it carries."""
+    """Returns the person that the token belongs to, its scopes, and the roles that it grants."""
     document = {
         "person": caller.person,
         "admin": caller.admin,
@@ -110,7 +110,7 @@ async def get_me(caller: Caller) -> JSONResponse:
     responses={200: shown({"items": [_EXAMPLE]}, "People and service accounts, by name"), **problems()},
 )
 async def list_people(services: ServicesDependency, caller: Caller) -> JSONResponse:
-    """Everybody who has or had a token or a role. For admins."""
+    """Returns everybody who has or had a token or a role. Requires admin rights."""
     admins_only(caller)
     async with services.database.read() as session:
         rows = await service.list_all(session)
@@ -131,7 +131,8 @@ async def list_people(services: ServicesDependency, caller: Caller) -> JSONRespo
 async def put_person(
     request: Request, services: ServicesDependency, caller: Caller, person: PersonName
 ) -> JSONResponse:
-    """A person or a service account, whether they are an admin, and whether their tokens open anything. For admins."""
+    """Creates or updates a person or a service account: whether they are an admin, and whether their tokens are
+    disabled. Requires admin rights."""
     admins_only(caller)
     wanted = await read_body(request, parsed(PersonRequest, "invalid_person", "The person is not valid"))
 

@@ -1,4 +1,4 @@
-"""What is asked of a person."""
+"""Request bodies of people."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ async def list_all(session: AsyncSession) -> list[PersonRow]:
 async def put(
     session: AsyncSession, caller: Principal, name: str, wanted: PersonRequest, issuer: str | None = None
 ) -> tuple[dict[str, Any] | None, PersonRow]:
-    """What the person was, None for a new one, and is.
+    """Create or change a person. Return their attributes before, None for a new person, and their row.
 
-    Raises ApiError invalid_person where an admin would shut the door behind themselves.
+    Raises ApiError invalid_person where an admin would take their own rights away.
     """
     if name == caller.person and (not wanted.admin or wanted.disabled):
         raise ApiError("invalid_person", "You can't take your own rights as an admin away: let another admin do it.")
@@ -38,7 +38,7 @@ async def put(
 
 
 def identity_of(issuer: str, subject: str) -> str:
-    """What a person is known by to the sign-in's provider: a subject is unique within its issuer alone."""
+    """Return the identity of a person at the sign-in's provider. A subject is unique only within its issuer."""
     return f"{issuer} {subject}"
 
 

@@ -43,7 +43,8 @@ def read_profiles(store: Store) -> Iterator[ProfileView]:
 
 
 def still_asked(store: Store, before: ProfileRequest, now: ProfileRequest) -> bool:
-    """Whether what was asked `before` may yet be written, so that another request would take its place."""
+    """Return whether the profile that was requested `before` may still be written, so that another request would
+    replace it."""
     if before.attempt != now.attempt or now.at - before.at > WAITS_SECONDS_MAX:
         return False
     return not any(profile.id == before.id and profile.complete for profile in read_profiles(store))

@@ -81,7 +81,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}, "example": "(a trace
     },
 )
 async def list_profiles(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
-    """The newest twenty, as they lie in the job's checkpoint folder, and the last request."""
+    """Returns the newest twenty profiles in the job's checkpoint folder, and the last request."""
     folder = folder_of(await service.find(services, caller, job_id))
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "asked": None})
@@ -108,8 +108,9 @@ async def list_profiles(services: ServicesDependency, caller: Caller, job_id: Jo
 async def request_profile(
     request: Request, services: ServicesDependency, caller: Caller, job_id: JobId
 ) -> JSONResponse:
-    """Each rank that is named records its operators, kernels and memory for so many steps, and training goes on. The
-    trainer looks for a request every five seconds; `GET` of the same address shows by its `id` what came of it."""
+    """Requests a profile. Each named rank records its operators, kernels and memory for the given number of steps while
+    training continues. The trainer checks for a request every five seconds; `GET` of the same address shows its result
+    under its `id`."""
     order = await read_body(
         request, parsed(ProfileOrder, "invalid_parameter", "The request is not valid"), optional=True
     )
@@ -143,9 +144,9 @@ async def fetch_profile(
     profile: Annotated[str, Path(max_length=64, description="The profile's `name`.")],
     file: Annotated[str, Path(max_length=64, description="The name of one of its files.")],
 ) -> StreamingResponse:
-    """A trace is for Perfetto (ui.perfetto.dev) or chrome://tracing, a snapshot of a GPU's memory for
-    pytorch.org/memory_viz. They were written by the job's own processes: open no `pickle` of a job that you would not
-    run."""
+    """Returns a file of a profile. Open a trace with Perfetto (ui.perfetto.dev) or chrome://tracing, and a snapshot of
+    a GPU's memory with pytorch.org/memory_viz. The files were written by the job's own processes: do not open a
+    `pickle` of a job that you would not run."""
     folder = folder_of(await service.find(services, caller, job_id))
     if folder is None:
         raise _no_file(profile, file)
@@ -160,7 +161,8 @@ async def fetch_profile(
 
 
 def _place(row: JobRow, order: ProfileOrder) -> tuple[Address, int]:
-    """Where the running attempt of the job looks for a request. Raises ApiError."""
+    """Return the checkpoint folder and the number of the running attempt, which looks for requests there. Raises
+    ApiError."""
     if not row.live:
         detail = f"Job {row.name!r} is {row.phase}: only steps that are yet to come can be traced."
         raise ApiError("job_finished", detail, extra={"jobId": row.id, "phase": row.phase})
@@ -190,7 +192,7 @@ def _ask(store: Store, asked: ProfileRequest) -> None:
 
 
 async def _in_store(services: Services, folder: Address, look: Any) -> Any:
-    """What `look` finds, in a thread. Raises ApiError storage_unavailable."""
+    """Return the result of `look`, called in a thread. Raises ApiError storage_unavailable."""
     try:
         return await services.folders.run(folder, look, services.commits.store(folder))
     except (StorageError, UserError) as error:

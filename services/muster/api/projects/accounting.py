@@ -1,4 +1,5 @@
-"""What each project used this month, counted once a minute: for its budgets, which the operator keeps, and metrics."""
+"""Accounting of each project's usage this month, counted once a minute for its budgets, which the operator enforces,
+and for metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ ACCOUNTING_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Counted:
-    """What a project used in the month so far."""
+    """Usage of a project in the month so far."""
 
     usage: Usage
     spent: MonthSpent
@@ -88,9 +89,10 @@ def _spent(amounts: Amounts) -> Spent:
 
 
 def ratios(quotas: dict[str, ProjectQuota], counted: dict[str, Counted]) -> dict[tuple[str, str, str], float]:
-    """How much of each budget is used, by project, whose it is and what it counts; of its people, of who used most.
+    """Return the used share of each budget, by project, by whose budget it is (`project` or `person`) and by unit. Of a
+    budget per person, it is the share of the person who used most.
 
-    A budget of nothing has no part that is used.
+    A budget of zero has no share.
     """
     found: dict[tuple[str, str, str], float] = {}
     for project, quota in quotas.items():

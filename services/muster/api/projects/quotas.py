@@ -1,4 +1,4 @@
-"""What projects may hold: the cluster is told of it by the rows; the queue is counted where a job is submitted."""
+"""Quotas of projects: the cluster learns of them from the rows, and the queue is counted when a job is submitted."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _document(caller: Caller, row: ProjectRow) -> dict[str, Any]:
     responses={200: shown({"items": [_EXAMPLE]}, "Projects, by name"), **problems()},
 )
 async def list_projects(services: ServicesDependency, caller: Caller) -> JSONResponse:
-    """The projects that the caller may see."""
+    """Returns the projects that the caller may see."""
     async with services.database.read() as session:
         rows = await service.visible(session, caller)
     return JSONResponse({"items": [_document(caller, row) for row in rows]})
@@ -98,7 +98,7 @@ async def list_projects(services: ServicesDependency, caller: Caller) -> JSONRes
     responses={200: shown(_EXAMPLE, "The project"), **problems("project_not_found")},
 )
 async def get_project(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
-    """Its namespace, what its jobs may name, and the caller's role in it."""
+    """Returns a project: its namespace, what its jobs may name, and the caller's role in it."""
     project_role(caller, project, Role.VIEWER)
     async with services.database.read() as session:
         row = await session.get(ProjectRow, project)
@@ -122,7 +122,8 @@ async def get_project(services: ServicesDependency, caller: Caller, project: Pro
 async def put_project(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName
 ) -> JSONResponse:
-    """Its limits are replaced, and hold for jobs that are submitted from now on. For admins."""
+    """Creates or updates a project. Its limits are replaced, and the new limits apply to jobs that are submitted from
+    now on. Requires admin rights."""
     admins_only(caller)
     wanted = await read_body(request, parsed(ProjectRequest, "invalid_project", "The project is not valid"))
     row, is_new = await put(services, caller, project, wanted)
@@ -158,7 +159,8 @@ async def put(
     },
 )
 async def delete_project(services: ServicesDependency, caller: Caller, project: ProjectName) -> Response:
-    """Refused while it has jobs, also ended ones. For admins."""
+    """Deletes a project. The request is refused while the project has jobs, including ended ones. Requires admin
+    rights."""
     admins_only(caller)
     async with services.database.write() as session:
         if not await service.remove(session, services.cluster, project):
@@ -175,7 +177,7 @@ async def delete_project(services: ServicesDependency, caller: Caller, project: 
     responses={200: shown({"items": [_MEMBER]}, "Members, by name"), **problems("project_not_found")},
 )
 async def list_members(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
-    """Who works in the project, and in which role. Admins are not named: they are in every project."""
+    """Returns the members of a project and their roles. Admins are not listed, because they belong to every project."""
     project_role(caller, project, Role.VIEWER)
     async with services.database.read() as session:
         await _exists(session.get(ProjectRow, project), project)
@@ -197,8 +199,8 @@ async def list_members(services: ServicesDependency, caller: Caller, project: Pr
 async def put_member(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, person: PersonName
 ) -> JSONResponse:
-    """Holds from this moment on, also for tokens that are there and streams that are open. For maintainers. Somebody
-    who is not known is made known by an admin's word alone."""
+    """Sets the role of a member. The role takes effect at once, also for existing tokens and open streams. Only an
+    admin can add a person who is not known yet. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     wanted = await read_body(request, parsed(MemberRequest, "invalid_project", "The role is not valid"))
     await give_role(services, caller, project, person, Role(wanted.role))
@@ -232,7 +234,8 @@ async def give_role(services: Services, caller: Principal, project: str, person:
 async def delete_member(
     services: ServicesDependency, caller: Caller, project: ProjectName, person: PersonName
 ) -> Response:
-    """Open streams of theirs end. Their jobs go on. For maintainers."""
+    """Removes a member from a project. Their open streams end, and their jobs continue. Requires the maintainer
+    role."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.write() as session:
         before = await service.remove_member(session, project, person)

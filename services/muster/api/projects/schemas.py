@@ -1,4 +1,4 @@
-"""What is asked of a project and of its members."""
+"""Request bodies of projects and of their members."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What jobs wrote at their evaluations."""
+"""Samples that jobs wrote at their evaluations."""

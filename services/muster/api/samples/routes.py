@@ -55,8 +55,8 @@ async def list_samples(
     job_id: JobId,
     limit: Annotated[int, Query(ge=1, le=100, description="Maximum number of evaluations, newest first.")] = 10,
 ) -> JSONResponse:
-    """What followed each of evaluation.generate's prompts, at the newest evaluations. It lies in the job's checkpoint
-    folder."""
+    """Returns the model's continuations of the prompts of `evaluation.generate`, from the newest evaluations. They are
+    read from the job's checkpoint folder."""
     row = await service.find(services, caller, job_id)
     folder = folder_of(row)
     if folder is None:

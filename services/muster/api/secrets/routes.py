@@ -75,7 +75,8 @@ def _document(row: SecretRow) -> dict[str, Any]:
     responses={200: shown({"items": [_EXAMPLE]}, "Names and keys, by name"), **problems("project_not_found")},
 )
 async def list_secrets(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
-    """Which secrets the project's jobs may name, and who set them when. Never their values."""
+    """Returns the secrets that the project's jobs may name, with who set them and when. Their values are never
+    returned."""
     project_role(caller, project, Role.VIEWER)
     async with services.database.read() as session:
         if await session.get(ProjectRow, project) is None:
@@ -102,8 +103,9 @@ async def list_secrets(services: ServicesDependency, caller: Caller, project: Pr
 async def put_secret(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: SecretName
 ) -> JSONResponse:
-    """All of its entries are replaced. Workers that start from now on get them; those that run keep what they have. For
-    maintainers, whose jobs and whose members' jobs read it."""
+    """Sets a secret and replaces all of its entries. Workers that start from now on get the new entries; running
+    workers keep the old ones. The jobs of all maintainers and members of the project can read the secret. Requires the
+    maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     wanted = await _read(request)
     async with services.database.write() as session:
@@ -127,7 +129,7 @@ async def put_secret(
 async def delete_secret(
     services: ServicesDependency, caller: Caller, project: ProjectName, name: SecretName
 ) -> Response:
-    """A job that names it can't start any more, and says so. For maintainers."""
+    """Deletes a secret. A job that names it can't start any more, and reports that. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.write() as session:
         keys = await service.remove(session, services.cluster, project, name)

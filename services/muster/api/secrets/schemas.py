@@ -1,4 +1,4 @@
-"""What is asked of a secret."""
+"""Request body of a secret."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 def namespace_of(project: ProjectRow) -> str:
-    """Where the project's secrets are in a cluster, and its jobs that name no other namespace."""
+    """Return the namespace of the project's secrets in a cluster, and of its jobs that name no other."""
     return project.namespace or DEFAULT_NAMESPACE
 
 
@@ -73,10 +73,11 @@ async def remove_all(session: AsyncSession, cluster: Cluster, project: str) -> N
 
 
 def problems(spec: JobSpec, project: str, known: Mapping[str, list[str]], containers: bool) -> Iterator[Problem]:
-    """What of the job's references to secrets can't be: `known` has the keys of the project's secrets by name.
+    """Yield the problems of the job's references to secrets. `known` has the keys of the project's secrets by name.
 
-    In `containers` a job may also name Secrets that somebody else put into its namespace and its project lists
-    (muster.contract.cluster_objects), which nobody can see here, and decides itself what its processes load.
+    In `containers`, a job may also name Secrets that somebody else created in its namespace and its project lists
+    (muster.contract.cluster_objects). They can't be checked here. It may also set any variable that decides what its
+    processes load.
     """
     for use in secret_uses(spec.runtime.env, spec.runtime.env_from):
         keys = known.get(use.secret)

@@ -54,7 +54,8 @@ def begin(onward: str) -> Flow:
 
 
 async def authorization_address(provider: Provider, flow: Flow, landing: str) -> str:
-    """Where the browser goes, to come back to `landing`. Raises ProviderUnreachable."""
+    """Return the address where the browser signs in, after which it returns to `landing`. Raises
+    ProviderUnreachable."""
     endpoint = await provider.endpoint("authorization_endpoint")
     digest = hashlib.sha256(flow.verifier.encode()).digest()
     asked = {
@@ -72,7 +73,7 @@ async def authorization_address(provider: Provider, flow: Flow, landing: str) ->
 
 
 async def redeem(provider: Provider, flow: Flow, code: str, landing: str) -> SignedIn:
-    """Who signed in, by the ID token that the code is good for. Raises SignInRefused, ProviderUnreachable."""
+    """Exchange the code for an ID token, and return who signed in. Raises SignInRefused, ProviderUnreachable."""
     endpoint = await provider.endpoint("token_endpoint")
     asked = {
         "grant_type": "authorization_code",

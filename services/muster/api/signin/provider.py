@@ -41,7 +41,8 @@ class IssuerMismatch(ProviderUnreachable):
 
 @dataclass(frozen=True)
 class SignedIn:
-    """What a provider's token says. It is taken until `expires_at`, in seconds since the epoch, by any clock."""
+    """Claims of a provider's token. It is accepted until `expires_at`, in seconds since the epoch, which allows for
+    differing clocks."""
 
     subject: str
     name: str
@@ -81,11 +82,11 @@ class Provider:
         return found
 
     async def verify(self, token: str, nonce: str | None = None) -> SignedIn:
-        """What the token says, if it is this provider's, for us and of now.
+        """Return the claims of the token, if it is this provider's, for us and currently valid.
 
-        A `nonce` is given for a token that the provider itself has just handed to us: it must hold that nonce, and a
-        key that is not known is asked for at once, for nobody but the provider can have named it.
-        Raises SignInRefused, and ProviderUnreachable where its key is not known and can't be asked for.
+        A `nonce` is given for a token that the provider itself has just handed to us: the token must hold that nonce,
+        and an unknown key is fetched at once, because nobody but the provider can have named it. Raises SignInRefused,
+        and ProviderUnreachable if its key is unknown and can't be fetched.
         """
         try:
             header = jwt.get_unverified_header(token)

@@ -35,7 +35,7 @@ _EXAMPLE = {
     responses={200: shown(_EXAMPLE, "The provider"), **problems("not_found")},
 )
 async def get_sign_in(services: ServicesDependency) -> JSONResponse:
-    """Not found where there are only tokens."""
+    """Returns the sign-in provider. The response is 404 where only tokens are accepted."""
     settings = services.settings
     if settings.oidc_issuer is None or settings.oidc_client_id is None:
         raise ApiError("not_found", "Here one signs in by tokens alone; an admin makes one: `muster tokens create`.")

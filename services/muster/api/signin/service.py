@@ -1,4 +1,4 @@
-"""Who signed in: the person of a provider's subject, made at the first sign-in, and what they may do."""
+"""Sign-in: the person of a provider's subject, created at the first sign-in, and their rights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AGAIN = "Sign in again."
 
 @dataclass(frozen=True)
 class GroupRights:
-    """What somebody's groups let them do."""
+    """Rights that somebody's groups grant."""
 
     admin: bool
     roles: dict[str, Role]
@@ -52,12 +52,13 @@ class SignIn:
         return await self._known(signed_in) or await self._made(signed_in)
 
     async def provider_address(self, flow: Flow, landing: str) -> str:
-        """Where a browser signs in, which comes back to `landing`. Raises ApiError sign_in_unavailable."""
+        """Return the address where a browser signs in, after which it returns to `landing`. Raises ApiError
+        sign_in_unavailable."""
         with self._refusals(_AGAIN):
             return await authorization_address(self._provider, flow, landing)
 
     async def caller_by_code(self, flow: Flow, code: str, landing: str) -> Principal:
-        """Who came back to `landing` with that code. Raises ApiError as `caller` does."""
+        """Return the caller who came back to `landing` with that code. Raises ApiError as `caller` does."""
         with self._refusals(_AGAIN):
             signed_in = await redeem(self._provider, flow, code, landing)
         return await self._known(signed_in) or await self._made(signed_in)
@@ -154,7 +155,7 @@ class SignIn:
 
 
 def rights_of(groups: frozenset[str], table: Mapping[str, str | Mapping[str, str]]) -> GroupRights:
-    """What these groups let somebody do; a group that the table does not name lets them do nothing."""
+    """Return the rights that these groups grant; a group that the table does not name grants nothing."""
     roles: dict[str, Role] = {}
     granted = [table[group] for group in sorted(groups) if group in table]
     for given in granted:

@@ -1,8 +1,9 @@
-"""What carries sweeps on: starts their trials as ordinary jobs, reads how they do, and cancels those that lose.
+"""Controller of sweeps: it starts their trials as ordinary jobs, reads their results, and cancels those that lose.
 
-Each round looks at the rows and the jobs anew, decides (decisions.py), writes what it has seen and decided in one
-commit, and then acts: so a crash at any moment leaves only acts to repeat, and each of them is harmless to repeat. A
-trial's row is written in the commit that stores its job, so there is never a second job of one number, whoever races.
+Each round reads the rows and the jobs anew, decides (decisions.py), writes what it has seen and decided in one
+transaction, and then acts. A crash at any moment therefore leaves only actions to repeat, and each of them is harmless
+to repeat. A trial's row is written in the transaction that stores its job, so there is never a second job of one
+number, whoever races.
 """
 
 from __future__ import annotations
@@ -235,7 +236,8 @@ async def _note(services: Services, seen: _Seen, hindrance: str) -> None:
 
 
 def _platform(row: SweepRow) -> Principal:
-    """Who stops trials: the platform, for the sweep's owner, whatever has become of their rights."""
+    """Return the principal that stops trials: the platform, for the sweep's owner, whatever has become of their
+    rights."""
     return replace(ANONYMOUS, token=f"sweep-{row.id}", person=row.owner, project=row.project)
 
 

@@ -1,6 +1,6 @@
-"""What a sweep does next: which trials start, which stop, and whether it has ended. Pure, so that it can be proved.
+"""Decision about a sweep: which trials start, which stop, and whether it has ended. Pure, so that it can be proved.
 
-Nothing is remembered but what the rows say: whoever asks again after a crash is given the same answer.
+The rows are the only memory, so the decision after a crash is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Measured(Record):
 
 
 class Rung(Measured):
-    """How a trial stood among those that had come to this step: `place` 1 is the best of `of`."""
+    """Rank of a trial among those that had reached this step: `place` 1 is the best of `of`."""
 
     place: int
     of: int
@@ -29,7 +29,7 @@ class Rung(Measured):
 
 
 class Results(Record):
-    """What is known of a trial. Evaluations up to `read_step` have been taken over."""
+    """Results of a trial. Evaluations up to `read_step` are included."""
 
     read_step: int = 0
     last: Measured | None = None
@@ -39,7 +39,7 @@ class Results(Record):
 
 @dataclass(frozen=True)
 class Rules:
-    """What the sweep's document says of it: how many trials there are, and how they are judged."""
+    """Rules of a sweep, from its document: how many trials there are, and how they are judged."""
 
     trials: int
     concurrency: int
@@ -118,12 +118,12 @@ def judged(asha: Asha, better: Better, measured: Measured, others: Sequence[floa
 
 
 def places(asha: Asha, of: int) -> int:
-    """How many of so many trials go on: one in `factor`, and the best one always."""
+    """Return how many of `of` trials continue: one in `factor`, and always at least the best one."""
     return max(1, of // asha.factor)
 
 
 def is_rung(asha: Asha, step: int) -> bool:
-    """Whether trials are judged after this step: minSteps, minSteps × factor, minSteps × factor² …"""
+    """Return whether trials are judged after this step: minSteps, minSteps × factor, minSteps × factor² …"""
     rung = asha.min_steps
     while rung < step:
         rung *= asha.factor

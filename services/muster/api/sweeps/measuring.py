@@ -1,4 +1,4 @@
-"""What a trial's evaluations say: read from its job's step records, and from its status where there are none here."""
+"""Evaluations of a trial, read from its job's step records, or from its status where there are no records here."""
 
 from __future__ import annotations
 

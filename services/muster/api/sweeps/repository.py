@@ -35,7 +35,7 @@ async def live_with_name(session: AsyncSession, project: str, name: str) -> str 
 
 
 async def by_request(session: AsyncSession, request: str) -> SweepRow | None:
-    """What the request of that Idempotency-Key made."""
+    """Return the sweep that the request with that Idempotency-Key created, if any."""
     return (await session.scalars(select(SweepRow).where(SweepRow.request == request))).one_or_none()
 
 

@@ -48,8 +48,8 @@ _NOTE = "A TrainingJob's document, and above its spec what to try. Every trial i
 async def create_sweep(
     request: Request, services: ServicesDependency, caller: Caller, key: IdempotencyKey
 ) -> JSONResponse:
-    """Store a sweep; its trials are submitted as jobs of the caller, so many at once as it says. With an
-    Idempotency-Key it may be repeated freely."""
+    """Creates a sweep. Its trials are submitted as jobs of the caller, at most as many at once as the sweep says. With
+    an Idempotency-Key, the request can be repeated safely."""
     document = await read_body(request, lambda read: read)
     created = await service.create(services, caller, document, attempted(key, "POST /sweeps", document.data))
     headers = {"Location": f"/api/v1/sweeps/{created.row.id}"}
@@ -77,7 +77,7 @@ async def list_sweeps(
     name: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Exactly this name.")] = None,
     live: Annotated[bool | None, Query(description="Only sweeps that have not ended (true) or have (false).")] = None,
 ) -> JSONResponse:
-    """Sweeps of the projects that the caller may see, newest first."""
+    """Returns the sweeps of the projects that the caller may see, newest first."""
     before = seq_of(cursor) if cursor else None
     wanted = Filter(caller.visible_projects, project, name, live)
     async with services.database.read() as session:
@@ -94,7 +94,7 @@ async def list_sweeps(
     responses={200: shown(examples.DETAIL, "The sweep with its trials"), **problems("sweep_not_found")},
 )
 async def get_sweep(services: ServicesDependency, caller: Caller, sweep_id: SweepId) -> JSONResponse:
-    """What is tried, each trial with its job and how it does, and the best commit."""
+    """Returns a sweep: what it tries, each trial with its job and its results, and the best checkpoint."""
     return JSONResponse(await _document(services, caller, await service.find(services, caller, sweep_id)))
 
 
@@ -109,7 +109,8 @@ async def get_sweep(services: ServicesDependency, caller: Caller, sweep_id: Swee
     },
 )
 async def cancel_sweep(services: ServicesDependency, caller: Caller, sweep_id: SweepId) -> JSONResponse:
-    """Start no more trials and cancel those that run; what they committed stays. Repeating it is harmless."""
+    """Cancels a sweep. No more trials start, and running trials are cancelled; their checkpoints are kept. Repeating
+    the request is harmless."""
     return JSONResponse(await _document(services, caller, await service.cancel(services, caller, sweep_id)))
 
 

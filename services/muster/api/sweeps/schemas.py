@@ -19,7 +19,7 @@ from muster.contract.times import rfc3339, rfc3339_or_none
 
 
 class SweepDocument(BaseModel):
-    """What POST /sweeps takes: a TrainingJob's document, and above its spec what to try. Parsed by
+    """Body of POST /sweeps: a TrainingJob's document and, above its spec, what to try. Parsed by
     contract.sweep.parse_sweep."""
 
     model_config = ConfigDict(extra="forbid")
@@ -32,8 +32,8 @@ class SweepDocument(BaseModel):
 
 
 class Summary(BaseModel):
-    """What a list shows of a sweep beside its row, as its controller last saw it. `waits_for` says what hinders the
-    next trial, where something does."""
+    """Summary of a sweep for lists, alongside its row, as its controller last saw it. `waits_for` says what keeps the
+    next trial from starting, if anything does."""
 
     because: str
     waits_for: str = ""

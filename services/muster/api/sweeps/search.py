@@ -1,4 +1,5 @@
-"""Which trials a sweep has: their parameters follow from its document alone, so they are the same at every look."""
+"""Trials of a sweep: their parameters follow from its document alone, so they are the same whenever they are
+computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done with a sweep: create, find, cancel. Its controller does the rest."""
+"""Operations on sweeps: create, find, cancel. The controller does the rest."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _with(document: Mapping[str, Any], path: list[str], more: dict[str, Any]) ->
 
 
 async def _replay(services: Services, attempted: Attempted | None) -> Created | None:
-    """What this request made before. Raises ApiError idempotency_key_reused."""
+    """Return the sweep that this request created before, or None. Raises ApiError idempotency_key_reused."""
     if attempted is None:
         return None
     async with services.database.read() as session:

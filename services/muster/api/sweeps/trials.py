@@ -72,7 +72,7 @@ def _refusal(problem: Problem) -> ApiError:
 
 @dataclass
 class Faults:
-    """What is wrong with trials, each thing once, with the numbers of the trials that have it."""
+    """Problems of trials, each listed once, with the numbers of the trials that have it."""
 
     trials: list[Parameters]
     found: dict[tuple[str, str, str | None], list[int]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def submissions_of(draft: SweepDraft) -> tuple[list[Submission], Faults]:
 
 
 def stopping_problems(sweep: Sweep, submissions: Sequence[Submission]) -> tuple[Problem, ...]:
-    """Why no trial would ever be stopped by the sweep's rule."""
+    """Return the problems because of which the sweep's rule would never stop a trial."""
     if sweep.stopping is None:
         return ()
     steps, at = sweep.stopping.min_steps, "sweep.stopping.minSteps"

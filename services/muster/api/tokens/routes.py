@@ -76,8 +76,8 @@ _BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invali
     openapi_extra=body("TokenRequest", {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
 )
 async def make_token(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
-    """Make a token of your own; of a service account of a project that you maintain; as an admin, of anybody. Whoever
-    holds it acts as its person, within its project and its scopes."""
+    """Creates a token: for the caller, for a service account of a project that the caller maintains or, as an admin,
+    for anybody. Whoever holds the token acts as its person, within its project and its scopes."""
     wanted = await read_body(request, parsed(TokenRequest, "invalid_token", "The token can't be made"))
     return _shown_once(await made(services, caller, wanted))
 
@@ -99,8 +99,8 @@ async def made(services: Services, caller: Principal, wanted: TokenRequest) -> d
     responses={200: shown({"items": [_EXAMPLE]}, "Tokens"), **problems()},
 )
 async def list_tokens(services: ServicesDependency, caller: Caller) -> JSONResponse:
-    """The tokens that are not revoked: your own, those of the projects that you maintain, for an admin all. Never the
-    tokens themselves."""
+    """Returns the tokens that are not revoked: the caller's own, those of the projects that the caller maintains or,
+    for an admin, all. The secret values of the tokens are never returned."""
     async with services.database.read() as session:
         rows = await service.list_visible(session, caller)
     return JSONResponse({"items": [_document(row) for row in rows]})
@@ -119,8 +119,9 @@ async def list_tokens(services: ServicesDependency, caller: Caller) -> JSONRespo
 async def rotate_token(
     request: Request, services: ServicesDependency, caller: Caller, token_id: TokenId
 ) -> JSONResponse:
-    """Make a successor that may the same until the same time, and end this one, at once or after the overlap. A token
-    may be rotated by whoever could make it, by itself too. For a later end make a new one."""
+    """Creates a successor with the same rights and the same expiry, and ends this token at once or after the overlap.
+    Whoever could create the token can rotate it, and so can the token itself. For a later expiry, create a new
+    token."""
     wanted = await read_body(request, parsed(RotateRequest, "invalid_token", "It can't be rotated"), optional=True)
     return _shown_once(await rotated(services, caller, token_id, wanted))
 
@@ -146,7 +147,7 @@ async def rotated(services: Services, caller: Principal, token_id: str, wanted: 
     responses={204: {"description": "It opens nothing any more"}, **problems("token_not_found")},
 )
 async def revoke_token(services: ServicesDependency, caller: Caller, token_id: TokenId) -> Response:
-    """From this moment on the token is refused, and within a second its open streams end."""
+    """Revokes a token. It is refused from this moment on, and its open streams end within a second."""
     async with services.database.write() as session:
         row = await service.find(session, caller, token_id)
         row.revoked_at = time.time()

@@ -1,4 +1,4 @@
-"""What is asked of a new token."""
+"""Request bodies of tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TokenRequest(Spec):
 
 
 class RotateRequest(Spec):
-    """How a token gives way to its successor."""
+    """Request to replace a token with its successor."""
 
     overlap_hours: Annotated[int, Field(ge=0, le=720)] = 0
-    """For so long the old one is taken too."""
+    """Hours for which the old token is accepted too."""

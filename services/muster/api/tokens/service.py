@@ -30,7 +30,8 @@ log = structlog.get_logger("muster.api.tokens")
 
 @dataclass(frozen=True)
 class NewToken:
-    """What a token is to be. `project` is None for every project of the person; `expires_at` is None for never."""
+    """Description of a new token. `project` is None for every project of the person, and `expires_at` is None if it
+    never expires."""
 
     name: str
     person: str
@@ -57,7 +58,7 @@ def make(session: AsyncSession, wanted: NewToken, token: str) -> TokenRow:
 
 
 async def wanted_of(session: AsyncSession, caller: Principal, request: TokenRequest) -> NewToken:
-    """What the request asks for, if the caller may have it made.
+    """Return the token that the request describes, if the caller may create it.
 
     Raises ApiError project_not_found, person_not_found, forbidden, invalid_token.
     """
@@ -172,7 +173,7 @@ async def ensure_first(database: Database, settings: Settings) -> None:
 
 
 async def _opens(session: AsyncSession, token: str) -> bool:
-    """Whether the token is known and not revoked."""
+    """Return whether the token is known and not revoked."""
     known = select(TokenRow).where(TokenRow.hash == hash_of(token), TokenRow.revoked_at.is_(None))
     return (await session.scalars(known)).one_or_none() is not None
 

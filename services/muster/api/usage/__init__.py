@@ -1,1 +1,1 @@
-"""What projects used: hours and money of their attempts, kept also when the jobs are deleted."""
+"""Usage of projects: hours and cost of their attempts, kept also when the jobs are deleted."""

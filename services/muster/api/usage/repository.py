@@ -37,7 +37,7 @@ async def close(session: AsyncSession, job_id: str, at: float) -> None:
 
 
 async def held_by(session: AsyncSession, project: str, since: float, until: float) -> list[Held]:
-    """What the project's attempts held at some time between the two."""
+    """Return what the project's attempts held at any time between `since` and `until`."""
     query = select(UsageRow).where(
         UsageRow.project == project, UsageRow.since < until, or_(UsageRow.until.is_(None), UsageRow.until > since)
     )

@@ -68,9 +68,12 @@ async def read_usage(
         Literal["json", "csv"] | None, Query(alias="format", description="Left out, what `Accept` asks for.")
     ] = None,
 ) -> Response:
-    """GPU-hours, CPU-hours, their price, what spot saved and what failures lost, by month (UTC), person and job.
+    """Returns the GPU-hours and CPU-hours, their price, what spot nodes saved and what failures lost, by month (UTC),
+    person and job.
 
-    Without a month or a range, this month. Jobs whose records are deleted are counted too; CSV has the lines alone."""
+    Without a month or a range, the response is for the current month. Jobs whose records are deleted are included. CSV
+    contains only the lines.
+    """
     project_role(caller, project, Role.VIEWER)
     now = time.time()
     begins, ends = _range(month, since, until, now)

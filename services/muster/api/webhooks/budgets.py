@@ -1,4 +1,4 @@
-"""Which budgets of a month are used up to 80 or 100 per cent, as messages. Pure."""
+"""Messages about monthly budgets that are used up to 80 or 100 per cent. Pure."""
 
 from __future__ import annotations
 

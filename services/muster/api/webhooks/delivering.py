@@ -86,7 +86,7 @@ class Deliveries:
         return False
 
     async def stop(self) -> None:
-        """What is under way ends without a record, and is sent again by another process."""
+        """Cancel the deliveries in progress. They end without a record, and another process sends them again."""
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What webhooks are told, as the document that each of the forms wants. Pure."""
+"""Messages of webhooks, as the document that each of the formats requires. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which addresses webhooks may reach. Whoever may make one must not use the API to speak to what only it can reach."""
+"""Addresses that webhooks may reach. Whoever may create a webhook must not use the API to reach what only the API can
+reach."""
 
 from __future__ import annotations
 

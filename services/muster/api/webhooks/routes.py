@@ -99,8 +99,8 @@ def _shown_once(webhook: Webhook, secret: str, status: int) -> JSONResponse:
 async def make_webhook(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName
 ) -> JSONResponse:
-    """From now on the address is told what happens in the project, in the form and with the signature of Standard
-    Webhooks. For maintainers."""
+    """Creates a webhook. From now on, the events of the project are sent to its address, in the format and with the
+    signature of Standard Webhooks. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     wanted = await read_body(request, parsed(WebhookRequest, "invalid_webhook", WRONG))
     return _shown_once(*await made(services, caller, project, wanted), 201)
@@ -125,7 +125,7 @@ async def made(services: Services, caller: Principal, project: str, wanted: Webh
     responses={200: shown({"items": [_EXAMPLE]}, "Webhooks, by name"), **problems("project_not_found")},
 )
 async def list_webhooks(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
-    """Never their secrets. For maintainers."""
+    """Returns the webhooks of a project, without their secrets. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.read() as session:
         rows = await service.in_project(session, project)
@@ -142,7 +142,7 @@ async def list_webhooks(services: ServicesDependency, caller: Caller, project: P
 async def get_webhook(
     services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
 ) -> JSONResponse:
-    """Without its secret. For maintainers."""
+    """Returns a webhook, without its secret. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.read() as session:
         return _answer(webhook_of(await service.find(session, project, name)))
@@ -159,8 +159,8 @@ async def get_webhook(
 async def change_webhook(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
 ) -> JSONResponse:
-    """What is left out stays. Messages that still wait are sent to the new address, in the form that they have. For
-    maintainers."""
+    """Updates a webhook. Fields that are left out keep their values. Messages that still wait are sent to the new
+    address, in the format that they have. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     wanted = await read_body(request, parsed(WebhookChange, "invalid_webhook", WRONG))
     await service.reachable(services.webhooks.reach, wanted.url)
@@ -186,7 +186,7 @@ async def change_webhook(
 async def delete_webhook(
     services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
 ) -> Response:
-    """For maintainers."""
+    """Deletes a webhook. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
@@ -208,8 +208,8 @@ async def delete_webhook(
 async def rotate_webhook(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
 ) -> JSONResponse:
-    """Messages are signed by both secrets while they overlap, so that receivers may change theirs in peace. For
-    maintainers."""
+    """Replaces the secret of a webhook. During the overlap messages are signed with both secrets, so that receivers
+    have time to change theirs. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     wanted = await read_body(request, parsed(RotateWebhookRequest, "invalid_webhook", WRONG), optional=True)
     async with services.database.write() as session:
@@ -232,8 +232,8 @@ async def rotate_webhook(
 async def test_webhook(
     services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
 ) -> JSONResponse:
-    """Send one message now, also where the webhook is off, and say what was answered, after at most 15 s. It is not
-    sent again. For maintainers."""
+    """Sends one test message at once, even if the webhook is disabled, and returns the receiver's response after at
+    most 15 s. The message is not retried. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.write() as session:
         row = await service.find(session, project, name)
@@ -261,7 +261,8 @@ async def list_deliveries(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
 ) -> JSONResponse:
-    """Each message with what was answered to every attempt, for 30 days. For maintainers."""
+    """Returns the messages of the last 30 days, each with the responses to all its attempts. Requires the maintainer
+    role."""
     project_role(caller, project, Role.MAINTAINER)
     before = seq_of(cursor) if cursor is not None else None
     async with services.database.read() as session:
@@ -284,7 +285,8 @@ async def list_deliveries(
 async def replay_delivery(
     services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName, message_id: MessageId
 ) -> JSONResponse:
-    """Under the same `webhook-id`, whatever came of it before, and for another day if need be. For maintainers."""
+    """Sends a message again under the same `webhook-id`, whatever became of it before. If necessary, it is retried for
+    another day. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.write() as session:
         webhook = await service.find(session, project, name)

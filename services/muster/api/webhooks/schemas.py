@@ -11,7 +11,7 @@ from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
 
 class DeliveryStatus(StrEnum):
-    """Where a message stands."""
+    """Status of a message."""
 
     WAITING = "waiting"  # it is still to be sent, or sent again
     DELIVERED = "delivered"

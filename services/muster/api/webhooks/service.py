@@ -28,7 +28,7 @@ WEBHOOKS_MAX = 20  # of a project: each event is written once for each of them
 
 @dataclass(frozen=True)
 class Webhooks:
-    """What the routes need of this process."""
+    """Services of this process that the routes need."""
 
     deliveries: Deliveries
     sealing: Sealing

@@ -1,4 +1,4 @@
-"""Who waits for nodes for longer than a webhook's limit."""
+"""Messages about jobs that wait for nodes for longer than a webhook's limit."""
 
 from __future__ import annotations
 

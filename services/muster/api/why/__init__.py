@@ -1,1 +1,1 @@
-"""Why: the reason of a job's phase, and what to do about it."""
+"""Reason of a job's phase, and what to do about it."""

@@ -49,7 +49,7 @@ _EXAMPLE: dict[str, Any] = {
     responses={200: shown(_EXAMPLE, "The reason"), **problems("job_not_found")},
 )
 async def explain_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
-    """Why the job waits, restarts or failed, and what to do about it."""
+    """Returns why a job waits, restarts or failed, and what to do about it."""
     row = await service.find(services, caller, job_id)
     async with services.database.read() as session:
         ahead, queued = await repository.queue_ahead(session, row) if row.phase == Phase.QUEUED else (0, 0)

@@ -1,4 +1,5 @@
-"""What asks a model: the part of OpenAI's bodies that a commit can answer. What is not here is refused by name."""
+"""Request bodies of completions: the part of OpenAI's bodies that a checkpoint can answer. Any other field is refused
+by name."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class StreamOptions(OpenAIRequest):
 
 
 class _GenerationRequest(OpenAIRequest):
-    """What both kinds of request have. What is of one value only is there because clients send it."""
+    """Fields that both kinds of request share. Fields with a single permitted value exist because clients send them."""
 
     model: Annotated[str, Field(min_length=1, max_length=500)]
     max_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)] | None = None

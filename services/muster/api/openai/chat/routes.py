@@ -77,7 +77,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """How texts go on, in the order of the prompts."""
+    """Completions of the prompts, in the order of the prompts."""
 
     id: str
     object: str
@@ -135,9 +135,9 @@ def _streamed(reply: dict[str, Any]) -> dict[str, Any]:
     ),
 )
 async def make_chat_completion(request: Request, services: ServicesDependency, caller: Caller) -> Response:
-    """Let a commit answer a conversation, on this server's CPU, one request at a time: to try a model out and to
-    evaluate it, not to serve it. `model` is that of a fine-tuning job or of one of its checkpoints, a mapped model, or
-    `job:<id>` for any job of this server."""
+    """Generates a checkpoint's reply to a conversation. It runs on this server's CPU, one request at a time: use it to
+    try out and evaluate a model, not to serve it. `model` is the model of a fine-tuning job or of one of its
+    checkpoints, a mapped model, or `job:<id>` for any job of this server."""
     check = parsed(ChatRequest, "invalid_request", "The request is not valid")
     wanted = await read_body(request, check)
     place = await service.place_of(services, caller, wanted.model)
@@ -162,8 +162,8 @@ async def make_chat_completion(request: Request, services: ServicesDependency, c
     openapi_extra=body("CompletionRequest", {"model": _TUNED, "prompt": "Workers that", "max_tokens": 16}),
 )
 async def make_completion(request: Request, services: ServicesDependency, caller: Caller) -> Response:
-    """As chat completions, for texts without turns. `echo` with `logprobs` scores a prompt, as evaluation harnesses
-    do."""
+    """Generates a continuation of a prompt, in the same way as chat completions do for a conversation. `echo` with
+    `logprobs` scores a prompt, as evaluation harnesses do."""
     check = parsed(CompletionRequest, "invalid_request", "The request is not valid")
     wanted = await read_body(request, check)
     questions = wanted.questions()

@@ -1,4 +1,4 @@
-"""Which model a request asks, and its answer: text that comes in pieces, or whole."""
+"""Lookup of the model that a request names, and its reply, in pieces or whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Generation:
 
 
 async def place_of(services: Services, caller: Principal, model: str) -> ModelPlace:
-    """What a worker must load. Raises ApiError model_not_found, model_unavailable, storage_unavailable."""
+    """Return the model that a worker must load. Raises ApiError model_not_found, model_unavailable,
+    storage_unavailable."""
     mapped = services.base_models.models.get(model)
     if mapped is not None:
         _must_be_able(services)

@@ -27,7 +27,7 @@ _END_SECONDS: Final = 2.0
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """What a worker loads: a job's checkpoint folder and a step, or a model's folder."""
+    """Location of the model that a worker loads: a job's checkpoint folder and a step, or a model's folder."""
 
     address: str
     step: str

@@ -1,4 +1,5 @@
-"""What makes files and uploads: OpenAI's bodies, each field checked and named when it is wrong."""
+"""Request bodies that create files and uploads, as in OpenAI's API. Each field is checked, and the error names a wrong
+one."""
 
 from __future__ import annotations
 

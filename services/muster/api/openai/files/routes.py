@@ -86,8 +86,9 @@ async def create_openai_file(
     retries: RetryCount = 0,
     project: ProjectHeader = None,
 ) -> JSONResponse:
-    """The form's file is kept whole or not at all. Data is read through afterwards: it is `processed` then, or in
-    `error` with its first bad line. A retry of OpenAI's client finds the file that its first try made."""
+    """Uploads a file, which is stored whole or not at all. Data files are checked afterwards: the status becomes
+    `processed`, or `error` with the first bad line. A retry by OpenAI's client returns the file that its first attempt
+    created."""
     form = Form(request, "file")
     row = await service.create_file(services, caller, project or None, form, length_of(request), retries > 0)
     return JSONResponse(file_reply(row).model_dump(mode="json"))
@@ -110,7 +111,7 @@ async def list_openai_files(
     purpose: Annotated[Purpose | None, Query(description="Only for this.")] = None,
     project: ProjectHeader = None,
 ) -> JSONResponse:
-    """Files that have arrived, of the projects that the caller may see, the newest first."""
+    """Returns the completely uploaded files of the projects that the caller may see, newest first by default."""
     if project:
         project_role(caller, project, Role.VIEWER)
     wanted = Filter(project or None, purpose, arrived=True, visible=caller.visible_projects)
@@ -132,7 +133,7 @@ async def list_openai_files(
     responses={200: shown(EXAMPLE, "The file"), **problems("file_not_found")},
 )
 async def get_openai_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
-    """Whether it was read through, and what is wrong with it."""
+    """Returns a file: whether it has been checked, and what is wrong with it."""
     return JSONResponse(file_reply(await files.find(services, caller, file_id)).model_dump(mode="json"))
 
 
@@ -151,7 +152,7 @@ async def get_openai_file(services: ServicesDependency, caller: Caller, file_id:
 async def read_openai_file(
     request: Request, services: ServicesDependency, caller: Caller, file_id: FileId
 ) -> StreamingResponse:
-    """What was uploaded, byte by byte."""
+    """Returns the content of a file as it was uploaded."""
     row = await files.find(services, caller, file_id)
 
     async def read(start: int, stop: int) -> AsyncIterator[bytes]:
@@ -172,6 +173,6 @@ async def read_openai_file(
     },
 )
 async def delete_openai_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
-    """Refused while a job that has not ended reads the file."""
+    """Deletes a file. The request is refused while a job that has not ended reads the file."""
     await files.remove(services, caller, file_id)
     return JSONResponse(DeletedFile(id=file_id).model_dump(mode="json"))

@@ -71,7 +71,7 @@ async def create_upload(
     retries: RetryCount = 0,
     project: ProjectHeader = None,
 ) -> JSONResponse:
-    """What is not complete within a day is dropped."""
+    """Creates an upload in parts. An upload that is not completed within a day is deleted."""
     wanted = await read_body(request, parsed(CreateUpload, "invalid_request", "The request is not valid"))
     return _reply(await service.create_upload(services, caller, project or None, wanted, retries > 0))
 
@@ -87,8 +87,8 @@ async def create_upload(
 async def create_upload_part(
     request: Request, services: ServicesDependency, caller: Caller, upload_id: UploadId
 ) -> JSONResponse:
-    """Of any size, and several at a time. A part whose reply was lost is sent again, and only the one that is named in
-    the end counts."""
+    """Adds a part to an upload. Parts may have any size, and several may be sent at once. Send a part again if its
+    response was lost: only the parts that are named at completion count."""
     part = await service.add_part(services, caller, upload_id, Form(request, "data"))
     return JSONResponse(UploadPart(id=part, created_at=int(time.time()), upload_id=upload_id).model_dump(mode="json"))
 
@@ -107,7 +107,8 @@ async def create_upload_part(
 async def complete_upload(
     request: Request, services: ServicesDependency, caller: Caller, upload_id: UploadId
 ) -> JSONResponse:
-    """The parts in this order are the file, which has the bytes that were announced. Repeating it is harmless."""
+    """Completes an upload. The given parts, in the given order, become the file, which must have the announced number
+    of bytes. Repeating the request is harmless."""
     wanted = await read_body(request, parsed(CompleteUpload, "invalid_request", "The request is not valid"))
     return _reply(await service.complete(services, caller, upload_id, wanted))
 
@@ -123,5 +124,5 @@ async def complete_upload(
     },
 )
 async def cancel_upload(services: ServicesDependency, caller: Caller, upload_id: UploadId) -> JSONResponse:
-    """Drop what has arrived of it."""
+    """Cancels an upload and deletes the bytes that have arrived."""
     return _reply(await service.cancel(services, caller, upload_id), cancelled=True)

@@ -1,4 +1,4 @@
-"""What rewards an answer, in OpenAI's words: the graders of reinforcement fine-tuning, as verifiers of task grpo."""
+"""Graders of reinforcement fine-tuning, in OpenAI's terms, as verifiers of task grpo."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
 class Grader(OpenAIRequest):
-    """What rewards an answer. `string_check` compares `input`, which is `{{sample.output_text}}`, with `reference`:
-    a text, or a record's column as `{{item.answer}}`. `multi` adds up several graders as `calculate_output` says.
-    `x_verifier` is a verifier of task grpo (numericAnswer, regex, jsonSchema, unitTests, exactMatch), beyond OpenAI's.
-    """
+    """Grader that rewards an answer. `string_check` compares `input`, which is `{{sample.output_text}}`, with
+    `reference`: a text, or a record's column as `{{item.answer}}`. `multi` adds up several graders as
+    `calculate_output` says. `x_verifier` is a verifier of task grpo (numericAnswer, regex, jsonSchema, unitTests,
+    exactMatch), beyond OpenAI's."""
 
     type: Kind
     name: Annotated[str, Field(min_length=1, max_length=NAME_MAX)]
@@ -134,8 +134,8 @@ def _slug(name: str) -> str:
 
 
 def _weights(formula: str, names: set[str], at: str) -> dict[str, float]:
-    """What each grader counts in a sum such as `0.8 * exact + 0.2 * short`. Raises WrongGrader for any other formula,
-    and for one that leaves a grader out."""
+    """Return the weight of each grader in a sum such as `0.8 * exact + 0.2 * short`. Raises WrongGrader for any other
+    formula, and for one that leaves a grader out."""
     try:
         weights = _sum(ast.parse(formula.strip(), mode="eval").body, names)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""What `"auto"` means: numbers chosen from the number of examples, and said. Pure."""
+"""Resolution of `"auto"`: numbers are chosen from the number of examples, and reported. Pure."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Chosen:
 
 
 def choose(asked: GivenHyperparameters, examples: int | None, multiple: int) -> Chosen:
-    """Numbers for what is `"auto"`. `examples` is None where nobody can count them from here, and a step's examples are
-    a `multiple` of what the gang computes in one pass."""
+    """Return numbers for every `"auto"`. `examples` is None if they can't be counted from here, and the examples of a
+    step are a `multiple` of what the gang computes in one pass."""
     epochs = _epochs(examples) if asked.n_epochs == "auto" else asked.n_epochs
     batch = _batch(examples, multiple) if asked.batch_size == "auto" else asked.batch_size
     multiplier = 1.0 if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier

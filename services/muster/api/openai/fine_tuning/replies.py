@@ -28,7 +28,7 @@ _STATUSES: Final[dict[str, Status]] = {
 
 
 class JobError(BaseModel):
-    """Why a job failed: the cause's name, in words, and never a field."""
+    """Error of a failed job: the name of the cause and its description. It never refers to a field."""
 
     code: str
     message: str
@@ -120,7 +120,7 @@ class FineTuningEventList(BaseModel):
 
 
 class FineTuningCheckpointMetrics(BaseModel):
-    """What is not measured is left out."""
+    """Metrics of a checkpoint. Those that were not measured are left out."""
 
     step: float
     train_loss: float | None = None

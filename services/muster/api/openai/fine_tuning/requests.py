@@ -1,4 +1,5 @@
-"""What creates a fine-tuning job: OpenAI's body, each field checked and named when it is wrong."""
+"""Request body that creates a fine-tuning job, as in OpenAI's API. Each field is checked, and the error names a wrong
+one."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ class Reinforcement(OpenAIRequest):
 
 
 class Supervised(OpenAIRequest):
-    """Learn what the assistant says."""
+    """Method that trains on the assistant's messages."""
 
     hyperparameters: Hyperparameters = Hyperparameters()
 
@@ -114,7 +115,7 @@ class Dpo(OpenAIRequest):
 
 
 class Method(OpenAIRequest):
-    """How the model learns."""
+    """Fine-tuning method."""
 
     type: Literal["supervised", "dpo", "reinforcement"]
     supervised: Supervised | None = None
@@ -142,7 +143,7 @@ class CreateFineTuningJob(OpenAIRequest):
 
 
 def contradictions(wanted: CreateFineTuningJob) -> Iterator[Problem]:
-    """What no single field is at fault for."""
+    """Yield the problems for which no single field is at fault."""
     method = wanted.method
     if method is None:
         return

@@ -43,7 +43,8 @@ class Repeatable:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a request stands among those with its body: the job that it asks for, or else what makes one of its own."""
+    """Place of a request among those with the same body: the job that it repeats or, if `job_id` is None, the key under
+    which it creates its own."""
 
     job_id: str | None
     attempted: Attempted

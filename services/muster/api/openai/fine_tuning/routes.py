@@ -91,8 +91,8 @@ async def create_fine_tuning_job(
     retries: RetryCount = 0,
     project: ProjectHeader = None,
 ) -> JSONResponse:
-    """Fine-tune a mapped model. A retry of OpenAI's client finds the job that its first try made, and so does every
-    request with the same Idempotency-Key."""
+    """Creates a job that fine-tunes a mapped model, or one that was fine-tuned from it. A retry by OpenAI's client
+    returns the job that its first attempt created, and so does every request with the same Idempotency-Key."""
     document, wanted = await read_body(request, _check)
     again = attempted(key, ROUTE, document, project)
     repeatable = Repeatable(caller, hash_of(document, project), retries > 0)
@@ -118,7 +118,7 @@ async def list_fine_tuning_jobs(
     ] = None,
     project: ProjectHeader = None,
 ) -> JSONResponse:
-    """Jobs that were created here, of the projects that the caller may see."""
+    """Returns the fine-tuning jobs that were created through this API, of the projects that the caller may see."""
     asked = ((_METADATA.fullmatch(name), value) for name, value in request.query_params.items())
     pairs = {named[1]: value for named, value in asked if named is not None}
     if any("\x00" in text for pair in pairs.items() for text in pair):
@@ -145,7 +145,8 @@ async def list_fine_tuning_jobs(
 async def get_fine_tuning_job(
     services: ServicesDependency, caller: Caller, fine_tuning_job_id: FineTuneId
 ) -> JSONResponse:
-    """The job as it is now. It is `running` also while its gang is restarted, which x_restarts and its events tell."""
+    """Returns a fine-tuning job. Its status stays `running` while its gang restarts; `x_restarts` and the events report
+    that."""
     return JSONResponse(_job(await service.find(services, caller, fine_tuning_job_id)))
 
 
@@ -200,7 +201,7 @@ async def list_fine_tuning_events(
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> JSONResponse:
-    """What happened, newest first. Evaluations are of type `metrics`."""
+    """Returns the events of a fine-tuning job, newest first. Evaluations have the type `metrics`."""
     found = await service.find(services, caller, fine_tuning_job_id)
     before = _number(after, f"{EVENT_PREFIX}{found.job.id}-", "an event")
     async with services.database.read() as session:
@@ -226,7 +227,7 @@ async def list_fine_tuning_checkpoints(
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 10,
 ) -> JSONResponse:
-    """The commits that the job's folder holds, newest first. Each can be asked by its own name."""
+    """Returns the checkpoints in the job's folder, newest first. Each can be used as a model by its own name."""
     found = await service.find(services, caller, fine_tuning_job_id)
     before = _number(after, f"{CHECKPOINT_PREFIX}{found.job.id}-", "a checkpoint")
     rows = [row for row in await _checkpoints(services, found) if before is None or row.step_number < before]

@@ -23,7 +23,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 
 class MappedModel(Spec):
-    """What a job that starts from this model is, but for its data, its length and what the request asks."""
+    """Spec of the jobs that start from this model, without their data, their length and the settings of the request."""
 
     spec: dict[str, Any]
     """A TrainingJob's spec: training.model, and all that this model needs (gang, adapter, precision, lengths)."""
@@ -45,8 +45,8 @@ class BaseModels:
 
 @dataclass(frozen=True)
 class Rewards:
-    """How answers are rewarded, how many are given to a prompt, and how many prompts an evaluation answers (None: as
-    many as any evaluation)."""
+    """Rewards of answers: their verifiers, the number of answers per prompt, and the number of prompts that an
+    evaluation answers (None: as many as any evaluation)."""
 
     verifiers: Sequence[Mapping[str, Any]]
     answers: int
@@ -55,7 +55,7 @@ class Rewards:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request adds to its model's spec: numbers of examples, not of tokens."""
+    """Settings that a request adds to its model's spec, counted in examples, not in tokens."""
 
     task: str
     training: Mapping[str, str]  # source and format
@@ -71,13 +71,14 @@ class Wanted:
 
 
 def batch_multiple(mapped: MappedModel) -> int:
-    """What the number of examples of a step must be a multiple of: a forward pass of every rank of the gang."""
+    """Return the number of which a step's examples must be a multiple: those of a forward pass of every rank of the
+    gang."""
     gang = parse(Gang, mapped.spec.get("gang") or {})
     return gang.nodes.min * gang.ranks_per_node * int(_part(mapped.spec, "training", "batch").get("microBatch", 1))
 
 
 def answers_per_prompt(mapped: MappedModel, multiplier: float) -> int:
-    """How many answers a prompt is given: what the map says, or what task grpo gives by itself, so many times."""
+    """Return the number of answers per prompt: the map's, or else the default of task grpo, times the multiplier."""
     usual = int(_part(mapped.spec, "training", "grpo").get("completions", Grpo.model_fields["completions"].default))
     return min(1_024, max(2, round(usual * multiplier)))
 

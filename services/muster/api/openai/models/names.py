@@ -1,4 +1,4 @@
-"""What a fine-tuned model is called: ft:<base>:<project>:<suffix>:<job>, and with :ckpt-step-<n> one of its commits."""
+"""Names of fine-tuned models: ft:<base>:<project>:<suffix>:<job>, and with :ckpt-step-<n> one of its checkpoints."""
 
 from __future__ import annotations
 

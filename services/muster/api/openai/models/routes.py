@@ -48,7 +48,7 @@ reads = Depends(needs(Scope.READ))
     responses={200: shown({"object": "list", "data": [_EXAMPLE, _TUNED]}, "Models"), **problems()},
 )
 async def list_models(services: ServicesDependency, caller: Caller) -> JSONResponse:
-    """The mapped base models, and the newest fine-tuned ones that the caller may see."""
+    """Returns the mapped base models, and the newest fine-tuned models that the caller may see."""
     async with services.database.read() as session:
         tuned = await fine_tunes.succeeded(session, caller.visible_projects, FINE_TUNED_MAX)
     data = [*(_mapped(services, name) for name in services.base_models.models), *map(_tuned, tuned)]
@@ -68,7 +68,7 @@ async def get_model(
     caller: Caller,
     model: Annotated[str, Path(min_length=1, max_length=500, pattern=r"^[^\x00]*$")],
 ) -> JSONResponse:
-    """A mapped model, or a fine-tuned one by its name."""
+    """Returns a mapped model, or a fine-tuned one by its name."""
     if model in services.base_models.models:
         return JSONResponse(_mapped(services, model).model_dump(mode="json"))
     wanted = fine_tuned_of(model)

@@ -1,4 +1,4 @@
-"""Which model a name means: a mapped one, or one that was fine-tuned from it here."""
+"""Lookup of the model that a name means: a mapped one, or one that was fine-tuned from it here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from muster.contract.text import nearest
 
 @dataclass(frozen=True)
 class BaseModel:
-    """What a fine-tuning job begins with: a mapped model, or a commit (job and step) of one fine-tuned from it."""
+    """Model that a fine-tuning job starts from: a mapped model, or a checkpoint (job and step) of one fine-tuned from
+    it."""
 
     name: str
     mapped: MappedModel
