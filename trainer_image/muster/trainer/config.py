@@ -1,4 +1,4 @@
-"""What this worker was told: the environment and MUSTER_CONFIG, checked before any device is touched."""
+"""Configuration of this worker: the environment and MUSTER_CONFIG, checked before any device is touched."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands in the gang, as torchrun says it."""
+    """Position of this process in the gang, as torchrun gives it."""
 
     rank: int
     local_rank: int
@@ -62,7 +62,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class DataParallel:
-    """How the samples of a step are divided into `size` equal shares, of which this rank computes those in `shares`.
+    """Division of a step's samples into `size` equal shares; this rank computes those in `shares`.
 
     A share is not a rank. Ranks that compute one model together hold the same share, and a rank that takes over the
     work of a lost one holds two. Batches, evaluation and a step's sums know only shares.
@@ -78,7 +78,7 @@ class DataParallel:
 
     @property
     def blank_shares(self) -> int:
-        """How many shares' worth of unscored batches this rank computes beside its own."""
+        """Number of shares' worth of unscored batches that this rank computes in addition to its own."""
         return max(0, self.shares_per_rank - len(self.shares))
 
 

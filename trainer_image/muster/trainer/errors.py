@@ -1,4 +1,4 @@
-"""How a rank fails on purpose: each kind of error is one exit code of the contract."""
+"""Errors by which a rank fails on purpose: each kind is one exit code of the contract."""
 
 from __future__ import annotations
 
@@ -70,14 +70,15 @@ _PEER_FAILURE_TEXTS = (
 
 
 def is_lost_peer(kind: str, message: str) -> bool:
-    """Whether an error (its type's name and text) says that another rank went away, not that we are wrong."""
+    """Return whether an error (its type's name and text) says that another rank went away, not that this rank is
+    wrong."""
     text = message.lower()
     distributed = kind in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RuntimeError")
     return distributed and any(words in text for words in _PEER_FAILURE_TEXTS)
 
 
 def is_out_of_memory(kind: str, message: str) -> bool:
-    """Whether an allocation failed, on a GPU or on the CPU (where torch raises a plain RuntimeError)."""
+    """Return whether an allocation failed, on a GPU or on the CPU (where torch raises a plain RuntimeError)."""
     text = message.lower()
     return kind in ("OutOfMemoryError", "MemoryError") or (
         kind == "RuntimeError" and ("defaultcpuallocator" in text or "out of memory" in text)

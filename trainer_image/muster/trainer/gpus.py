@@ -1,8 +1,8 @@
-"""Whether this worker has the GPUs that its job asks for; where not, whose fault it is, by evidence.
+"""Check that this worker has the GPUs that its job requests; where it has not, the evidence shows whose fault it is.
 
-A job that asks for GPUs never trains on a CPU: hours at a hundredth of the speed, on a node that somebody pays for,
-look like a job that goes well. The launcher's preflight asks before the gang meets, and every rank asks again, for not
-every worker has a preflight.
+A job that requests GPUs never trains on a CPU. It would run for hours at a hundredth of the speed, on a node that
+somebody pays for, and look healthy. The launcher's preflight checks before the workers connect, and every rank checks
+again, because not every worker has a preflight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORDS_LENGTH_MAX = 300
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What can be known of GPUs from within a worker."""
+    """Facts about the GPUs that a worker can observe."""
 
     torch: str  # its version
     built_for: str  # such as `CUDA 12.8`; empty: torch was built for the CPU alone

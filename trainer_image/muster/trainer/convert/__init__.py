@@ -1,1 +1,1 @@
-"""What becomes of a commit: files for other tools, a merged model, text."""
+"""Conversion of a commit to files for other tools, a merged model, or text."""

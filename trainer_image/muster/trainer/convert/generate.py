@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def continued(loaded: LoadedModel, prompt: str, sampling: Sampling, stops: Sequence[str] = ()) -> Iterator[str]:
-    """What follows a text, piece by piece."""
+    """Yield the continuation of a text, piece by piece."""
     tokenizer = loaded.tokenizer
     ids = [*tokenizer.bos, *tokenizer.encode(prompt)] or [tokenizer.eos]
     return _pieces(loaded, ids, frozenset({tokenizer.eos}), sampling, stops)
@@ -50,7 +50,7 @@ def continued(loaded: LoadedModel, prompt: str, sampling: Sampling, stops: Seque
 def answered(
     loaded: LoadedModel, messages: Sequence[dict[str, Any]], sampling: Sampling, stops: Sequence[str] = ()
 ) -> Iterator[str]:
-    """What the assistant says after `messages`, as the model's own chat template writes them, piece by piece. Raises
+    """Yield the assistant's answer to `messages`, as the model's own chat template writes them, piece by piece. Raises
     UserError where the tokenizer has neither a template nor marks."""
     return _pieces(loaded, chat_prompt(loaded.tokenizer, messages), ends_of_turn(loaded.tokenizer), sampling, stops)
 

@@ -51,12 +51,12 @@ def names(ours: Mapping[str, str]) -> dict[str, str]:
 
 
 def reads_bytes(commit: Commit) -> bool:
-    """Whether the model was trained with the built-in tokenizer."""
+    """Return whether the model was trained with the built-in tokenizer."""
     return commit.tokenizer.get("kind") == "bytes"
 
 
 def config(commit: Commit, dtype: str) -> dict[str, Any]:
-    """What the config.json of a LlamaForCausalLM holds, or of one that scores texts. `dtype` is spelled as torch spells
+    """Return the config.json of a LlamaForCausalLM, or of one that scores texts. `dtype` is spelled as torch spells
     it."""
     scores = score_head_of(commit.architecture)
     shape = Architecture.model_validate({k: v for k, v in commit.architecture.items() if k != "scores"})
@@ -91,7 +91,7 @@ def config(commit: Commit, dtype: str) -> dict[str, Any]:
 
 
 def scoring(scores: ScoreHead, architecture: str) -> dict[str, Any]:
-    """What the config.json of a class that scores texts says otherwise."""
+    """Return the fields of config.json that differ for a class that scores texts."""
     names = [f"LABEL_{number}" for number in range(scores.count)]
     return {
         "architectures": [architecture],
@@ -103,7 +103,7 @@ def scoring(scores: ScoreHead, architecture: str) -> dict[str, Any]:
 
 
 def rope_scaling(shape: Architecture) -> dict[str, Any] | None:
-    """How positions are stretched, in the words of config.json; None where they are not."""
+    """Return the scaling of positions as config.json describes it; None where they are not scaled."""
     if shape.rope_scaling is None:
         return None
     return {

@@ -97,7 +97,7 @@ def _must_fit(model: nn.Module) -> None:
 
 
 def _has_config(where: str) -> bool:
-    """Whether a folder is a model's. Raises UserError for an exported adapter, which is no model by itself."""
+    """Return whether a folder holds a model. Raises UserError for an exported adapter, which is no model by itself."""
     files = open_files(where)
     try:
         files.read(CONFIG)

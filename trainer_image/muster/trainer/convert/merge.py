@@ -20,7 +20,7 @@ BLOCK_ELEMENTS = 2**18  # of the product at a time: no more memory than that, an
 
 @dataclass(frozen=True)
 class Delta:
-    """What is to be added to W [outputs, inputs], which is the product B A; or to experts that are held together, W
+    """Change to a weight W [outputs, inputs], which is the product B A; or to experts that are held together, W
     [experts, outputs, inputs], as in models/parameter_lora.py."""
 
     a: NDArray[np.float32]  # [rank, inputs], or [experts × rank, inputs]

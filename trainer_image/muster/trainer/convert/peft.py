@@ -26,7 +26,7 @@ def tensors_of(weights: Collection[str], adapter: Adapter) -> list[str]:
 
 
 def has_tied_head(weights: Iterable[str]) -> bool:
-    """Whether, of all of a model's weights, none is a head's own."""
+    """Return whether none of a model's weights is a head's own, so that its head is the embedding."""
     return not any(is_head(name) for name in weights)
 
 
@@ -88,9 +88,9 @@ def base_of(commit: Commit) -> Base | None:
 def config(
     adapter: Adapter, base: Base, held: Iterable[str] = (), tied_head: bool = False, scores: bool = False
 ) -> dict[str, Any]:
-    """What the adapter_config.json of a LoraConfig holds.
+    """Return the adapter_config.json of a LoraConfig.
 
-    `held` are the names of the tensors in the file beside it, as `names` gives them. `tied_head` tells that embedding
+    `held` are the names of the tensors in the adapter's file, as `names` gives them. `tied_head` says that embedding
     and head are one weight, and `scores` that the head scores texts.
     """
     whole = [name.removeprefix("base_model.model.") for name in held if ".lora_" not in name]

@@ -31,7 +31,7 @@ ROWS_AT_ONCE = 128  # of logits, whose log-probabilities take vocabulary × 4 by
 
 @dataclass
 class WrittenAnswer:
-    """What is counted while an answer is written. `written` are its ids."""
+    """Counts of an answer while it is written. `written` are its ids."""
 
     prompt: list[int]
     max_tokens: int
@@ -106,8 +106,8 @@ class Responder:
 
     @torch.no_grad()
     def _logprobs(self, answer: WrittenAnswer, top: int, echo: bool) -> dict[str, list[Any]]:
-        """What the model thinks of each token, by one pass over prompt and answer: log-probabilities before
-        temperature. Of the first token of all nothing is known."""
+        """Return the log-probability of each token before temperature, by one pass over prompt and answer. The very
+        first token has none."""
         ids = [*answer.prompt, *answer.written]
         limit = self._loaded.definition.position_limit
         if limit is not None and len(ids) > limit:

@@ -28,8 +28,8 @@ _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "
 
 @dataclass(frozen=True)
 class Target:
-    """Where a tensor goes: an open file, its slot in it; and on the way, what is added to it and whether fp32 becomes
-    bf16."""
+    """Destination of a tensor: an open file and its slot there, what is added to the tensor on the way, and whether
+    fp32 becomes bf16."""
 
     file: int
     path: Path

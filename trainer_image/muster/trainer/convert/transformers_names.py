@@ -25,7 +25,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Names:
-    """What transformers calls our tensors."""
+    """Names that transformers gives our tensors."""
 
     direct: dict[str, str]  # their name of each of ours that stays as it is
     conversions: tuple[Conversion, ...] = ()  # how the others are made
@@ -36,7 +36,7 @@ def is_transformers(commit: Commit) -> bool:
 
 
 def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> Names:
-    """What each of these tensors (without `model/`) is called in files, by transformers' own reverse conversion."""
+    """Return the names of these tensors (without `model/`) in files, by transformers' own reverse conversion."""
     import torch
     from transformers import WeightConverter
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -88,7 +88,7 @@ def weight_places(commit: Commit) -> dict[str, bool]:
 
 
 def tied_to(commit: Commit) -> str:
-    """What transformers calls the head's weight where it is the embedding's."""
+    """Return the name that transformers gives the head's weight where it is the embedding's."""
     if not is_transformers(commit):
         return "lm_head.weight"
     from muster.trainer.models.pretrained import build

@@ -24,7 +24,7 @@ ABSENT = 3  # exit code: the others did not come
 
 
 def check_all_reduce() -> str | None:
-    """Why the gang can't add numbers up together; None if it can, or if there is nobody to add with."""
+    """Return why the gang can't add numbers up together; None if it can, or if it has only one worker."""
     nodes, per_node = int(os.environ.get(Rendezvous.NODES, "1")), int(os.environ.get(Rendezvous.RANKS_PER_NODE, "1"))
     if nodes < 2:
         return None

@@ -1,8 +1,8 @@
-"""How the ranks of a worker use the cores of their machine, which other jobs may use too.
+"""Use of the machine's cores by the ranks of a worker. Other jobs may use the same cores.
 
 The number of threads decides the order in which a sum is added up, so it depends only on what stays the same from one
-attempt to the next: the cores that this process may run on, its control group's quota and the number of ranks. That
-others are busy on the same cores is met by how threads wait, which changes no result.
+attempt to the next: the cores that this process may run on, its control group's quota and the number of ranks. Where
+others are busy on the same cores, only the way in which threads wait adapts, which changes no result.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Limits:
         kill_tree()
 
     def look(self) -> WorkerExit | None:
-        """How the worker is to end, where it has more than it may have."""
+        """Return how the worker must end, where it exceeds a limit; None where it does not."""
         pids = [os.getpid(), *(process.pid for process in tree())]
         if len(pids) > self._processes:
             message = (
@@ -107,7 +107,7 @@ def tasks_of_user() -> int:
 
 
 def tree() -> list[psutil.Process]:
-    """What this process started or adopted (see adopt_orphans), and what these started."""
+    """Return the processes that this process started or adopted (see adopt_orphans), and those that they started."""
     import psutil
 
     return list(psutil.Process().children(recursive=True))

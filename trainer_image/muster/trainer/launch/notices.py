@@ -62,7 +62,7 @@ def _watch(where: str) -> None:
 
 
 def read(where: str) -> tuple[Notice, ...] | None:
-    """What the node says now; None where nobody says anything that can be understood."""
+    """Read the node's current notices; None where there is no valid reply."""
     try:
         if "://" not in where:
             return NodeNotices.model_validate_json(Path(where).read_bytes()).notices

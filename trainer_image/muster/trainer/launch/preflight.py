@@ -122,7 +122,7 @@ def disk() -> str | None:
 
 
 def efa() -> str | None:
-    """Where EFA was asked for, its devices are there."""
+    """Check that EFA's devices are there, where EFA is requested."""
     if "FI_EFA_USE_HUGE_PAGE" not in os.environ:
         return None
     devices = Path("/sys/class/infiniband")

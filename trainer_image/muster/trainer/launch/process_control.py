@@ -34,7 +34,7 @@ def adopt_orphans() -> None:
 
 
 def has_adopter() -> bool:
-    """Whether there is a launcher that takes over what a dead rank leaves running, and sees to its end."""
+    """Return whether a launcher adopts the processes that a dead rank leaves running, and sees to their end."""
     return LAUNCHER in os.environ and sys.platform.startswith("linux")
 
 
@@ -54,13 +54,14 @@ def die_with_adopter(parent: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` call this process, 15 characters (Linux: PR_SET_NAME)."""
+    """Set the name of this process in `ps` and `top`, 15 characters (Linux: PR_SET_NAME)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def process_started_at() -> float:
-    """When this process was started, seconds since the epoch: before the interpreter and its imports."""
+    """Return the time at which this process was started, seconds since the epoch: before the interpreter and its
+    imports."""
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rsplit(b")", 1)[1].split()[19])

@@ -1,8 +1,8 @@
-"""What the operator learns from a worker in a cluster, where it can't read its files.
+"""Reports of a worker in a cluster to the operator, which can't read the worker's files there.
 
 While it runs, the launcher answers `GET /heartbeats` with the heartbeats of its ranks, and Prometheus' `GET /metrics`
-with the pages of all of them. When it ends, its exit record is also its pod's termination message. None of that is
-there unless the environment asks for it.
+with the pages of all of them. When it ends, its exit record is also its pod's termination message. Each of these is
+there only where the environment requests it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def heartbeats(directory: Path) -> list[dict[str, Any]]:
 
 
 def metrics_page(directory: Path, environ: Mapping[str, str]) -> str:
-    """What all ranks of this worker tell Prometheus, which knows this one port and not their random ones."""
+    """Return one page with the metrics of all ranks of this worker. Prometheus knows this one port, and not the ranks'
+    random ones."""
     place = {
         "job_name": environ.get(Env.JOB, ""),
         "job_uid": environ.get(Env.JOB_UID, ""),

@@ -1,7 +1,7 @@
-"""Where a rank stands when it does not move: its Python stacks, and what NCCL remembers of its collectives.
+"""Stack dumps of a rank that does not move: its Python stacks, and NCCL's record of its collectives.
 
-A rank tells its own main thread's place as long as its interpreter can be had. When it can't (a call in C that keeps
-it), the launcher asks by a signal, which faulthandler answers from C, whatever the main thread is doing.
+A rank reports its own main thread's place as long as its interpreter responds. When it doesn't (a call in C holds it),
+the launcher sends a signal, which faulthandler answers from C, whatever the main thread is doing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main_thread_stands() -> str:
 
 
 def _describe_frame(frame: FrameType) -> tuple[bool, str]:
-    """Whether the frame is the trainer's, and its place."""
+    """Return whether the frame is the trainer's, and its place."""
     path = frame.f_code.co_filename
     _, own, short = path.rpartition(_HERE)
     short = short if own else "/".join(Path(path).parts[-2:])

@@ -1,4 +1,5 @@
-"""Which rank's end explains a worker's end. The judgement is pure; only `read_end` and `log_tail` look at files."""
+"""Choice of the rank whose end explains a worker's end. The judgement is pure; only `read_end` and `log_tail` look at
+files."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _STOPPED = (ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT)
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended."""
+    """End of one rank."""
 
     rank: int
     exit_code: int  # as the system reports it, negative for a signal
@@ -52,7 +53,7 @@ def worker_exit(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float)
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed for want of memory; None where that can't be told."""
+    """Return the number of processes that the kernel has killed for lack of memory; None where that is unknown."""
     try:
         with open("/proc/vmstat") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
@@ -61,8 +62,9 @@ def oom_kills() -> int | None:
 
 
 def is_unexplained(end: WorkerExit, oom_kills_before: int | None, oom_kills_now: int | None) -> bool:
-    """Whether a signal ended the worker that nobody known has sent: on a shared machine another process of its user can
-    do that, directly or by a limit of processor time. What the launcher itself killed never comes here.
+    """Return whether the worker was ended by a signal of unknown origin: on a shared machine another process of its
+    user can send one, directly or by a limit of processor time. A worker that the launcher itself killed never comes
+    here.
     """
     foreign = end.signal in (signal.SIGKILL, signal.SIGXCPU)
     return foreign and oom_kills_before is not None and oom_kills_before == oom_kills_now
@@ -89,7 +91,7 @@ def root(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float) -> Ran
 
 
 def read_end(directory: Path, rank: int, exit_code: int, at: float, since: float) -> RankEnd:
-    """What is known of a rank that ended. Files older than `since` are another attempt's."""
+    """Return the facts known about a rank that ended. Files older than `since` are another attempt's."""
     failure = _read(directory / RANK_FAILURE.format(rank=rank), RankFailure)
     if isinstance(failure, RankFailure) and failure.at >= since and failure.exit_code == exit_code:
         return RankEnd(rank, exit_code, failure.at, failure.step, failure.message)
@@ -129,7 +131,7 @@ def hung_ranks(directory: Path, since: float) -> list[HungRank]:
 
 
 def any_rank_began(directory: Path, since: float) -> bool:
-    """Whether a rank of this attempt has written a heartbeat, which it does before it imports torch."""
+    """Return whether a rank of this attempt has written a heartbeat, which it does before it imports torch."""
     beats = (_read(path, Heartbeat) for path in directory.glob(HEARTBEAT.format(rank="*")) if path.name.count(".") == 1)
     return any(isinstance(beat, Heartbeat) and beat.at >= since for beat in beats)
 

@@ -97,7 +97,7 @@ def main() -> int:
 
 
 def read_sandbox() -> Sandbox | None:
-    """What this worker may reach; None where nobody says so (a pod, a run by hand)."""
+    """Return the sandbox, which says what this worker may reach; None where there is none (a pod, a run by hand)."""
     text = os.environ.get(Env.SANDBOX)
     return Sandbox.model_validate_json(text) if text else None
 
@@ -253,7 +253,8 @@ def launch(run: Run, stop: Stop, started: float, sandbox: Sandbox | None) -> Wor
 
 
 def _own_arguments() -> list[str]:
-    """What torchrun would otherwise guess: a free port for a gang of one worker that was told none."""
+    """Return the arguments that torchrun would otherwise guess: a free port for a gang of one worker that was given
+    none."""
     if os.environ.get(Rendezvous.PORT) or os.environ.get(Rendezvous.NODES, "1") not in ("1", "1:1"):
         return []
     with socket.socket() as probe:

@@ -34,7 +34,7 @@ LIBRARIES: Final = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "m
 
 @dataclass(frozen=True)
 class Limits:
-    """How long what may take; seconds."""
+    """Time limits of a tracker's process, in seconds."""
 
     call: float = CALL_SECONDS_MAX
     patience: float = PATIENCE_SECONDS

@@ -22,19 +22,21 @@ Command = tuple[str, ...]
 
 
 def fault_file(directory: Path, kind: str) -> Path:
-    """Where a tracker's process leaves word of why it gave up."""
+    """Return the file in which a tracker's process writes why it gave up."""
     return directory / f"tracking-{kind}.fault"
 
 
 def commands(run: Run) -> dict[str, Command]:
-    """The process of each tracker that the job asks for. Only the first worker has one: its first rank has the log."""
+    """Return the command of each tracker that the job requests. Only the first worker has any: its first rank has the
+    log."""
     if run.worker:
         return {}
     return {kind: (sys.executable, "-m", "muster.trainer.tracking", kind) for kind in run.tracking.kinds}
 
 
 class Trackers:
-    """The processes. One that ends by itself, or does not end when it should, is told of and otherwise no matter."""
+    """Processes of the trackers. One that ends by itself, or does not end when it should, is reported and otherwise
+    ignored."""
 
     def __init__(self, directory: Path, commands: dict[str, Command], finish_seconds: float = FINISH_SECONDS) -> None:
         self._directory, self._finish_seconds = directory, finish_seconds
@@ -61,11 +63,11 @@ class Trackers:
 
     @property
     def faults(self) -> Sequence[str]:
-        """What became of those that are left out."""
+        """Faults of the trackers that are left out."""
         return tuple(self._faults)
 
     def finish(self) -> None:
-        """Let them tell what they have not told yet, for a while; then they are killed, with all that they started."""
+        """Let the trackers send the remaining records, for a while; then kill them, with all that they started."""
         self._finishing.set()
         for process in self._processes.values():
             assert process.stdin is not None, "it was asked for"

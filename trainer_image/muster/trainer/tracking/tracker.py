@@ -1,4 +1,4 @@
-"""What a tracker is, and the names that it shows a step's numbers by."""
+"""Protocol of a tracker, and the names by which it shows a step's numbers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from muster.contract.signals import StepRecord
 
 
 class Tracker(Protocol):
-    """Where a job's numbers go. Whatever it raises, it is asked again with the same records for a while."""
+    """Destination of a job's numbers. After any error, it is called again with the same records for a while."""
 
     def write(self, records: Sequence[StepRecord]) -> None:
-        """Take these, in the order of their steps. After a restart, steps may come that were told before."""
+        """Take these, in the order of their steps. After a restart, steps may be repeated."""
 
     def close(self) -> None:
-        """Keep what is not kept yet; there will be no more."""
+        """Store the records that are not stored yet; there will be no more."""
 
 
 def scalars(record: StepRecord) -> dict[str, float]:

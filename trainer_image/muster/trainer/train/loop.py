@@ -191,7 +191,7 @@ class Trainer:
 
     def _compute_reference(self) -> str:
         """Compute the reference model's log-probabilities of the data, with the weights that the job begins with, and
-        return the address of the result."""
+        return the digest of the result."""
         report = say if self.ranks.rank == 0 else _discard
         micro_batch, activity = self.run.training.batch.micro_batch, self.rank_state.activity
         model, folder = self.step.model, self.run.folder

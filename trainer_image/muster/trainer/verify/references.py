@@ -1,4 +1,4 @@
-"""What verifiers read of a record, taken out of it and checked while the data is prepared."""
+"""References: the columns of a record that verifiers read, extracted and checked while the data is prepared."""
 
 from __future__ import annotations
 

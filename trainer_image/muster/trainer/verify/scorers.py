@@ -1,6 +1,6 @@
-"""What each verifier says of an answer: a number between 0 and 1, for whatever a model wrote.
+"""Scorers of the verifiers: each gives an answer a number between 0 and 1, whatever the model wrote.
 
-None of them takes longer than the answer is long, but for unit tests, which have their time limit.
+Their time is proportional to the length of the answer, except for unit tests, which have their time limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FENCE: Final = "```"
 
 
 class Completion(NamedTuple):
-    """What a model wrote, and the columns of the record that it was asked from."""
+    """Text that a model wrote, its prompt, and the columns of the record that the prompt came from."""
 
     prompt: str
     text: str
@@ -31,7 +31,7 @@ class Completion(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What a verifier says of an answer."""
+    """Score that a verifier gives an answer."""
 
     value: float  # between 0 and 1
     limit: str | None = None  # which of LIMITS stopped the program that is the answer
@@ -48,7 +48,7 @@ class Scorer(Protocol):
 
 
 class ExactMatchScorer:
-    """Whether the answer is the reference."""
+    """Scorer that checks whether the answer is the reference."""
 
     def __init__(self, config: ExactMatch) -> None:
         self._config = config
@@ -67,7 +67,7 @@ class ExactMatchScorer:
 
 
 class RegexScorer:
-    """Whether an expression is found in the answer."""
+    """Scorer that checks whether a regular expression is found in the answer."""
 
     def __init__(self, config: Regex) -> None:
         self._column = config.column
@@ -86,7 +86,7 @@ class RegexScorer:
 
 
 class JsonSchemaScorer:
-    """Whether the answer is JSON that a schema accepts."""
+    """Scorer that checks whether the answer is JSON that a schema accepts."""
 
     def __init__(self, config: JsonSchema) -> None:
         self._column = config.column
@@ -112,7 +112,7 @@ class JsonSchemaScorer:
 
 
 class NumericAnswerScorer:
-    """Whether the last number in the answer is the reference."""
+    """Scorer that checks whether the last number in the answer is the reference."""
 
     def __init__(self, config: NumericAnswer) -> None:
         self._config = config
@@ -134,7 +134,7 @@ class NumericAnswerScorer:
 
 
 class UnitTestsScorer:
-    """Whether the program in the answer passes its tests."""
+    """Scorer that checks whether the program in the answer passes its tests."""
 
     def __init__(self, config: UnitTests) -> None:
         self._config = config
@@ -188,7 +188,8 @@ def text_of(value: Any) -> str:
 
 
 def _behind(text: str, mark: str | None) -> str:
-    """What follows the last `mark`; nothing where there is none."""
+    """Return the text after the last `mark`; empty where there is none. Without a mark to look for, it is the whole
+    text."""
     if mark is None:
         return text
     return text.rpartition(mark)[2] if mark in text else ""

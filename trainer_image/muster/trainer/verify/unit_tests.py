@@ -25,7 +25,7 @@ _ENVIRONMENT: Final = {"LANG": "C.UTF-8"}  # nothing of the trainer's own, where
 
 
 class Outcome(NamedTuple):
-    """What became of a program and its tests."""
+    """Outcome of a program and its tests."""
 
     passed: bool  # both ran without an exception, in time and within the memory
     limit: str | None = None  # the one of LIMITS that stopped it
@@ -48,7 +48,8 @@ def run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int)
 
 @functools.cache
 def what_is_closed() -> tuple[str, ...]:
-    """What a program is kept from on this machine. Raises ValueError where it could not be kept from the network."""
+    """Return the restrictions of a program on this machine. Raises ValueError where it could not be kept from the
+    network."""
     ended = _run("", "", START_SECONDS, 512, "closed") if seccomp.known() else _Ended(CAN_NOT_BE_SHUT_IN, "")
     if not ended.said.startswith("closed"):
         raise ValueError(
