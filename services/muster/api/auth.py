@@ -65,7 +65,7 @@ class Principal:
         return any(order.index(own) >= order.index(scope) for own in self.scopes)
 
     def role_in(self, project: str) -> Role | None:
-        """None where the project is not for this token's eyes."""
+        """Return the caller's role in the project, or None if the token may not see the project."""
         if self.project not in (None, project):
             return None
         return Role.ADMIN if self.admin else self.roles.get(project)
@@ -77,7 +77,7 @@ class Principal:
 
     @property
     def visible_projects(self) -> frozenset[str] | None:
-        """None for all."""
+        """Return the names of the projects that the token may see, or None for all."""
         if self.admin:
             return None if self.project is None else frozenset({self.project})
         return frozenset(name for name in self.roles if self.project in (None, name))

@@ -154,7 +154,7 @@ class Local:
         return await asyncio.to_thread(self._apply_all, jobs)
 
     async def fetch_log(self, uid: str, attempt: int | None, worker: int | None) -> None:
-        """Nothing: workers write there themselves."""
+        """Do nothing: workers write to the folder themselves."""
 
     async def discard(self, uid: str) -> None:
         try:
@@ -185,7 +185,7 @@ class Local:
             await asyncio.to_thread(self._cluster.write_quota, project, quota)
 
     async def write_limits(self, entries: Mapping[str, str]) -> None:
-        """Nothing: on one machine nobody goes round the API but who owns its files."""
+        """Do nothing: on one machine only the owner of the API's files can bypass the API."""
 
     async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
         def write() -> None:
@@ -220,7 +220,8 @@ class Local:
         return FleetReport.model_validate_json(text) if text is not None else None
 
     def _apply_all(self, jobs: Sequence[DesiredJob]) -> list[ApplyResult]:
-        """In one transaction: PostgreSQL, which the submissions wait for, flushes to the same disk."""
+        """Apply the jobs in one transaction, because PostgreSQL, which the submissions wait for, flushes to the same
+        disk."""
         try:
             with self._cluster.together():
                 return [self._apply(job) for job in jobs]

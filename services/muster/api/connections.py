@@ -74,5 +74,5 @@ class TimedProtocol(H11Protocol):
 
 
 def timed_protocol(receive_seconds_max: float, send_seconds_max: float) -> Callable[..., TimedProtocol]:
-    """For uvicorn's `http` option."""
+    """Return the protocol factory for uvicorn's `http` option."""
     return functools.partial(TimedProtocol, receive_seconds_max, send_seconds_max)

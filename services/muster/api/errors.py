@@ -234,7 +234,7 @@ def database_unavailable(
 
 
 def database_busy(seconds: float, what: str = "connection to the database") -> ApiError:
-    """For a request that waited in vain for what other requests of this process hold."""
+    """Return the error for a request that waited in vain for what other requests of this process hold."""
     detail = (
         f"The API is busy: no {what} came free within {seconds:g} s, so nothing was changed. Retry in a moment; fewer "
         "requests and streams at a time get through sooner, and GET /readyz says whether the database answers."

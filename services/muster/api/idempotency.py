@@ -32,7 +32,8 @@ class Attempted:
 
 
 def hash_of(*parts: Any) -> str:
-    """Of what the request means, not of how it is written: one document as YAML and as JSON is the same request."""
+    """Return the hash of a request's meaning rather than its spelling: one document as YAML and as JSON is the same
+    request."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

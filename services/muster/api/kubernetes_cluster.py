@@ -85,7 +85,7 @@ class KubernetesCluster:
         return self._version
 
     async def changes(self, after_version: int, limit: int) -> list[RawChange]:
-        """In order of version; those of one version are never torn apart."""
+        """Return the changes in the order of their versions. Changes of one version are never separated."""
         await self._have_listed()
         found = [change for change in self._changes if change.version > after_version]
         if len(found) > limit:

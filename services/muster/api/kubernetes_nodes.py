@@ -12,7 +12,8 @@ from muster.kube.errors import ApiError
 
 
 async def read_nodes(client: Client, namespace: str) -> FleetReport | None:
-    """None where the operator has told nothing yet. Raises ApiError, and ValueError for what makes no sense."""
+    """Return the operator's report, or None if it has not made one yet. Raises ApiError, and ValueError for a report
+    that can't be read."""
     try:
         item = await client.get(paths.core(namespace, "configmaps", NODES))
     except ApiError as error:

@@ -221,7 +221,7 @@ async def _keep_attempts(session: AsyncSession, row: JobRow, before: dict[str, A
 
 
 async def _project_of(session: AsyncSession, namespace: str) -> str:
-    """By the namespace, which the cluster guards, and not by a label, which anybody may write."""
+    """Return the project by the namespace, which the cluster guards, and not by a label, which anybody may write."""
     found = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
     return found or DEFAULT_PROJECT
 

@@ -107,7 +107,7 @@ class Metrics:
         )
 
     def show_usage(self, usage: Mapping[str, Amounts], budgets: Mapping[tuple[str, str, str], float]) -> None:
-        """By project; and by project, whose budget it is and what it counts."""
+        """Show `usage` by project, and `budgets` by project, by whose budget it is and by unit."""
         for name, gauge in self._usage.items():
             gauge.clear()
             for project, amounts in usage.items():

@@ -43,7 +43,7 @@ class PodLogs:
         self._heard: dict[Worker, asyncio.Event] = {}
 
     def note(self, uid: str, item: Object) -> None:
-        """There is news of the job."""
+        """Handle a change of the job: follow its worker 0, and keep the tail of a failed one."""
         status = item.get("status") or {}
         attempt = int(status.get("attempt") or 0)
         if attempt and status.get("phase") in _ALIVE:
@@ -80,7 +80,7 @@ class PodLogs:
         shutil.rmtree(self._layout.jobs / uid, ignore_errors=True)
 
     def keep_only(self, uids: set[str]) -> None:
-        """These are all the jobs that there are: others went while nobody looked."""
+        """Remove the logs of all other jobs: these are all that exist, and others were deleted while nobody watched."""
         there = self._layout.jobs.iterdir() if self._layout.jobs.is_dir() else ()
         for uid in {folder.name for folder in there} - uids:
             self.remove(uid)
@@ -97,7 +97,7 @@ class PodLogs:
             task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def _mirror(self, key: Worker) -> None:
-        """Until the container has ended, or nobody will see it again."""
+        """Mirror the log until the container has ended, or nobody will see it again."""
         try:
             while (path := self._path(key)) is not None:
                 try:
@@ -119,7 +119,7 @@ class PodLogs:
                 self._heard.pop(key, None)
 
     def _path(self, key: Worker) -> str | None:
-        """Of the pod's log; None when that attempt is over."""
+        """Return the path of the pod's log, or None when that attempt is over."""
         item = self._find(key[0])
         status = (item or {}).get("status") or {}
         if item is None or status.get("attempt") != key[1] or status.get("phase") not in _ALIVE:
@@ -168,7 +168,7 @@ class _Copy:
                 file.writelines(records)
 
     def _last_line(self) -> bytes:
-        """As much of it as is there."""
+        """Return the last line, as far as it has been written."""
         if not self._size:
             return b""
         with self._log.open("rb") as file:

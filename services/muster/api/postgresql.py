@@ -86,7 +86,8 @@ class Servers:
 
 
 def takes_writes(driver: Any) -> bool:
-    """By what the server told last, with its last answer. Those before PostgreSQL 14 don't tell, and count as if."""
+    """Return whether the server takes writes, as it reported with its last reply. Servers before PostgreSQL 14 do not
+    report it, and are assumed to."""
     told = driver.get_settings()
     return "on" not in (
         getattr(told, "in_hot_standby", "off"),

@@ -12,7 +12,7 @@ RETRY_SECONDS = 5
 
 
 class OpenStreams:
-    """Of this process. A person has as many tokens as they like, so tokens are not counted apart."""
+    """Open streams of this process. A person has as many tokens as they like, so tokens are not counted separately."""
 
     def __init__(self, per_person_max: int) -> None:
         self._per_person_max = per_person_max

@@ -85,7 +85,7 @@ class ExaminedCluster:
 
     @cached_property
     def keeps_no_volume(self) -> bool:
-        """Whether an API is installed that needs no volume of its own, for it has a database."""
+        """Return whether an API is installed that needs no volume of its own, because it has a database."""
         api = self.find(self.api("AppsV1Api").read_namespaced_deployment, "muster-api", self.system)
         containers = api.spec.template.spec.containers if api is not None else ()
         return any(each.name == "MUSTER_API_DATABASE_URL" for container in containers for each in container.env or ())

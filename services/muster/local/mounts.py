@@ -25,7 +25,7 @@ _READ_ONLY: Final = 1
 
 
 def available() -> bool:
-    """Whether this machine lets a process of ours have mounts of its own."""
+    """Return whether this machine lets a process of ours have its own mounts."""
     return sys.platform.startswith("linux") and _is_possible(())
 
 

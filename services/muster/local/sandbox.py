@@ -63,7 +63,7 @@ def available() -> bool:
 
 
 class Fence(NamedTuple):
-    """How far this process is kept apart from the rest of the machine."""
+    """Isolation of this process from the rest of the machine."""
 
     keeps_files: bool  # within what the sandbox names
     gaps: tuple[str, ...]  # what it is not kept from, each the second half of a sentence about a job
@@ -248,8 +248,9 @@ def _allow(rules: Ruleset, path: Path, access: Access, state: Path, inside: bool
 
 @contextlib.contextmanager
 def _opened(path: Path, state: Path, inside: bool = False, beside: bool = False) -> Iterator[int | None]:
-    """What is opened counts, not what was named: a link may have been put there meanwhile. `inside` is for the job's
-    own folders, `beside` for a folder that the state folder lies in. None for what is not there, or not meant."""
+    """Open the path, and yield its descriptor, or None if it does not exist or is not permitted. The opened file is
+    what is checked, not its name: a link may have been put there meanwhile. `inside` is for the job's own folders, and
+    `beside` for a folder that contains the state folder."""
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if inside else 0))
     except OSError:

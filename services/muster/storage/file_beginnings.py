@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, where its name does not tell, or tells something else."""
+"""Format of a file by its first bytes, for a name that gives no format or a wrong one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refuse_stand_in(file: File, text: bool) -> None:
 
 
 def begins_as_json(file: File) -> bool:
-    """Whether the first line is an object of JSON, or an array of objects begins."""
+    """Return whether the first line is a JSON object, or an array of objects begins."""
     try:
         with open_bytes(file) as stream:
             begins = stream.read(BEGINNING_BYTES)

@@ -159,7 +159,7 @@ def _notice(
 
 
 def _away(answers: bool, cordoned: bool, notice: Notice | None) -> str:
-    """Why it takes no workers, where it takes none, in the words of a sentence about several nodes."""
+    """Return why such nodes take no workers, in words for a sentence about several nodes."""
     if not answers:
         return "not ready"
     if cordoned:

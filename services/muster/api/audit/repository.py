@@ -27,7 +27,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Filter:
-    """All that is given must hold."""
+    """Filter of the audit log. Every given condition must hold."""
 
     person: str | None = None
     project: str | None = None

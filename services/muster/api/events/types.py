@@ -176,7 +176,7 @@ def _nodes(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
 
 
 def _conditions(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
-    """Those that do not just repeat the phase."""
+    """Return the events of changed conditions, except those that only repeat the phase."""
     before = {condition.type: (condition.status, condition.message) for condition in old.conditions}
     return tuple(
         NewEvent(

@@ -97,7 +97,7 @@ class Exports:
         return progress, True
 
     async def wait(self, wanted: Wanted, seconds: float, to: str = "") -> None:
-        """Until the making has ended, at most so long."""
+        """Wait until the export has ended, but at most so many seconds."""
         if (found := self._making.get((wanted, to))) is not None:
             await asyncio.wait([found[0]], timeout=seconds)
 

@@ -172,7 +172,8 @@ class Arrivals:
         return ProjectLimits.model_validate(row.limits).kms_key_id if row is not None else None
 
     async def _refer(self, row: FileRow) -> None:
-        """From here on nobody deletes these bytes, whether they are there already or come now."""
+        """Write the reference to the bytes. From here on nobody deletes them, whether they exist already or arrive
+        now."""
         async with self._database.write() as session:
             await repository.lock_project(session, row.project)
             now = await repository.get(session, row.id, lock=True)
@@ -191,7 +192,7 @@ class Arrivals:
                 now.expires_at = await clock(session) + row.lifetime_seconds
 
     async def _check(self, row: FileRow, key: str) -> Checked:
-        """In a process of its own, for what is read was sent by somebody else."""
+        """Check the file in a separate process, because somebody else sent its content."""
         seconds = CPU_SECONDS_FREE + row.bytes / BYTES_PER_CPU_SECOND
         limits = ("--memory-bytes", str(memory_of_a_check()), "--cpu-seconds", f"{seconds:g}")
         taking = self._taking[row.id]

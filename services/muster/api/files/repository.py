@@ -18,7 +18,7 @@ from muster.storage.errors import StorageError
 
 @dataclass(frozen=True)
 class Filter:
-    """All that is given must hold."""
+    """Filter of files. Every given condition must hold."""
 
     project: str | None = None
     purpose: str | None = None
@@ -88,7 +88,7 @@ async def lock_project(session: AsyncSession, project: str) -> ProjectRow | None
 
 
 async def bytes_of(session: AsyncSession, project: str) -> int:
-    """Of all files of the project, those on their way in their whole size."""
+    """Return the total size of the project's files; an upload in progress counts with its whole size."""
     total = select(func.coalesce(func.sum(FileRow.bytes), 0)).where(FileRow.project == project)
     return int((await session.execute(total)).scalar_one())
 

@@ -139,7 +139,7 @@ def _made(document: dict[str, Any], headers: dict[str, str]) -> JSONResponse:
 
 
 def _length(request: Request) -> int | None:
-    """Of the body; None where it is sent without saying so before."""
+    """Return the length of the body, or None if it is sent without an announced length."""
     told = request.headers.get("content-length")
     return int(told) if told is not None else None if "transfer-encoding" in request.headers else 0
 

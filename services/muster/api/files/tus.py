@@ -111,7 +111,7 @@ def offset_of(header: str | None) -> int:
 
 
 def headers_of(row: FileRow, offset: int) -> dict[str, str]:
-    """Of a reply about an upload."""
+    """Return the headers of a reply about an upload."""
     found = {"Tus-Resumable": VERSION, "Upload-Offset": str(offset), "Cache-Control": "no-store"}
     if offset < row.bytes and row.expires_at is not None:
         found["Upload-Expires"] = formatdate(row.expires_at, usegmt=True)

@@ -132,7 +132,8 @@ class Overview:
 
 
 async def overview(services: Services, caller: Principal, waiting_max: int) -> Overview:
-    """For a page: of a long queue nobody looks at more than its beginning, and to read all of it takes seconds."""
+    """Return the queues and nodes for a page. Only the beginning of a long queue is read: nobody looks at more, and
+    reading all of it takes seconds."""
     report, note = await _report(services)
     async with services.database.read() as session:
         quotas = await _quotas(session, caller)
@@ -155,7 +156,7 @@ def _nodes(report: FleetReport | None, note: str, jobs: list[LiveJob], caller: P
 
 
 async def _quotas(session: AsyncSession, caller: Principal) -> dict[str, dict[str, Any]]:
-    """Of the projects that the caller sees."""
+    """Return the quotas of the projects that the caller may see."""
     return {row.name: dump(quota_of(row)) for row in await projects.visible(session, caller)}
 
 

@@ -39,7 +39,7 @@ class LiveJob:
 
     @property
     def processes(self) -> int:
-        """Its ranks, on the nodes that it holds."""
+        """Return the number of its ranks on the nodes that it holds."""
         return len(self.nodes) * ranks_per_node(self.spec)
 
     @property

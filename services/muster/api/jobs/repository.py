@@ -39,7 +39,8 @@ class NewJob:
 
 @dataclass(frozen=True)
 class Filter:
-    """All that is given must hold: the phase is any of `phases`, and every label has exactly its value."""
+    """Filter of jobs. Every given condition must hold: the phase is any of `phases`, and every label has exactly its
+    value."""
 
     phases: Sequence[str] = ()
     name: str | None = None
@@ -136,7 +137,7 @@ async def names_like(session: AsyncSession, namespace: str, stem: str) -> set[st
 
 
 async def phases_among(session: AsyncSession, phases: Collection[str]) -> set[str]:
-    """Those of the phases that some job is in."""
+    """Return those of the phases that some job is in."""
     found = await session.scalars(select(JobRow.phase).where(JobRow.phase.in_(phases)).distinct())
     return set(found.all())
 

@@ -1,4 +1,5 @@
-"""From a document to a job that can be stored: parsed, defaults filled in, `from.job` turned into a folder."""
+"""Conversion of a document to a job that can be stored: it is parsed, defaults are filled in, and `from.job` becomes a
+folder."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def reading(file: Path) -> BinaryIO:
 
 
 def page(file: Path, offset: int, bytes_max: int = PAGE_BYTES_MAX) -> Page:
-    """At most so many bytes from `offset`, by default a megabyte, ending with a whole line where there is one."""
+    """Return at most so many bytes from `offset`, by default a megabyte, ending with a whole line if there is one."""
     try:
         with reading(file) as handle:
             offset, raw = _read(handle, offset, bytes_max)
@@ -71,9 +71,8 @@ def page(file: Path, offset: int, bytes_max: int = PAGE_BYTES_MAX) -> Page:
 
 
 def _read(handle: BinaryIO, offset: int, size: int) -> tuple[int, bytes]:
-    """From `offset` on, or from the first line that is left: of a long log the oldest part is given up, and the file
-    has a hole there (pod_logs). Returns where it read.
-    """
+    """Read from `offset` on, or from the first line that is left, and return where it was read. The oldest part of a
+    long log is dropped, which leaves a hole in the file (pod_logs)."""
     with contextlib.suppress(OSError):  # at the end; or a file system that knows of no holes
         offset = os.lseek(handle.fileno(), offset, os.SEEK_DATA)
     handle.seek(offset)

@@ -99,7 +99,7 @@ def _from_blocks(span: Span, width: int, columns: Any) -> Iterator[_Bucket]:
 
 
 def _extents(table: Table, records: Sequence[Record], columns: Any) -> dict[str, Extent]:
-    """Of the series that the table knows: it bounds how many there are."""
+    """Return the extents of the series that the table knows, which bounds their number."""
     found = {}
     for name, column in columns(records).items():
         if name in table.series and (values := [value for value in column if value is not None]):
@@ -134,5 +134,5 @@ def _drawn(buckets: Sequence[_Bucket]) -> dict[str, Any]:
 
 
 def _short(value: float, digits: int = 7) -> float:
-    """As many digits as a chart can show: half the bytes of the answer."""
+    """Round to as many digits as a chart can show, which halves the bytes of the reply."""
     return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.{digits}g}")

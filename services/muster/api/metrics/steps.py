@@ -149,7 +149,7 @@ def _parsed(lines: Sequence[bytes]) -> list[Any]:
 
 
 def parse_line(line: bytes) -> Any:
-    """None for what is not JSON: half a line from a crash, or something else that was printed."""
+    """Parse a line, or return None if it is not JSON: half a line from a crash, or something else that was printed."""
     try:
         return from_json(line)
     except ValueError:
@@ -248,7 +248,7 @@ class _Job:
 
 
 class StepLogs:
-    """For threads. Keeps what it read of the jobs that were asked for last."""
+    """Thread-safe reader of step logs. It caches what it read of the jobs that were requested last."""
 
     def __init__(self, layout: State) -> None:
         self._layout = layout
@@ -308,7 +308,7 @@ def _held(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def thinned(spans: Sequence[Span], points: int) -> list[tuple[int, Record]]:
-    """At most `points` records with their attempts, evenly spaced, the first and the last among them."""
+    """Return at most `points` records with their attempts, evenly spaced, with the first and the last among them."""
     total = sum(len(span) for span in spans)
     wanted = chosen(total, points)
     found: list[tuple[int, Record]] = []

@@ -55,7 +55,7 @@ class Series:
         self.count[block] += len(values)
 
     def extent(self, begin: int, end: int) -> Extent | None:
-        """Of the blocks from `begin` up to `end`, None for no value."""
+        """Return the extent of the blocks from `begin` up to `end`, or None if they have no value."""
         count = sum(self.count[begin:end])
         if not count:
             return None

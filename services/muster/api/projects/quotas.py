@@ -104,7 +104,7 @@ async def refuse_full_queue(session: AsyncSession, project: str, owner: str) -> 
 
 
 def _for_the_operator(quota: ProjectQuota) -> ProjectQuota | None:
-    """None where there is nothing that the operator should keep."""
+    """Return the part of the quota that the operator enforces, or None if there is none."""
     person = quota.person.model_copy(update={"queued_jobs": None})
     kept = quota.model_copy(update={"queued_jobs": None, "person": person})
     return None if kept == ProjectQuota() else kept

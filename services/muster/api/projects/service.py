@@ -56,7 +56,8 @@ async def put(
 
 
 async def _refuse_taken_namespace(session: AsyncSession, namespace: str, name: str) -> None:
-    """For a project that is to be made as `name`. If it has been made meanwhile, the insert says so."""
+    """Refuse a namespace that is not free for a project that is to be created as `name`. If the project has been
+    created meanwhile, the insert reports it."""
     holder = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
     if holder not in (None, name):
         raise ApiError("namespace_taken", f"Namespace {namespace!r} is that of project {holder!r}: choose another.")
@@ -71,7 +72,7 @@ async def _refuse_taken_namespace(session: AsyncSession, namespace: str, name: s
 
 
 async def remove(session: AsyncSession, cluster: Cluster, name: str) -> bool:
-    """False: there is no such project. Its tokens are revoked and its secrets deleted.
+    """Delete the project, revoke its tokens and delete its secrets. Return False if there is no such project.
 
     Raises ApiError project_in_use, secrets_unavailable.
     """

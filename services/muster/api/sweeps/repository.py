@@ -15,7 +15,8 @@ from muster.contract.sweep import Sweep
 
 @dataclass(frozen=True)
 class Filter:
-    """All that is given must hold. `visible` are the projects that the caller may see; None for all."""
+    """Filter of sweeps. Every given condition must hold. `visible` are the projects that the caller may see; None for
+    all."""
 
     visible: Collection[str] | None
     project: str | None = None
@@ -40,7 +41,7 @@ async def by_request(session: AsyncSession, request: str) -> SweepRow | None:
 
 
 async def live_ids(session: AsyncSession) -> list[str]:
-    """Of the sweeps with something left to do, the oldest first."""
+    """Return the ids of the sweeps with something left to do, oldest first."""
     return list(
         (await session.scalars(select(SweepRow.id).where(SweepRow.live.is_(True)).order_by(SweepRow.seq))).all()
     )

@@ -1,4 +1,4 @@
-"""From a sweep's document to the submission of each trial, and what is wrong with any of them."""
+"""Conversion of a sweep's document to the submission of each trial, and the problems of the trials."""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ async def refuse_other_person(session: AsyncSession, caller: Principal, person: 
 
 
 async def list_visible(session: AsyncSession, caller: Principal) -> list[TokenRow]:
-    """Those that are not revoked: one's own, those of projects that one maintains, and for an admin all."""
+    """Return the tokens that are not revoked: the caller's own, those of the projects that the caller maintains and,
+    for an admin, all."""
     query = select(TokenRow).where(TokenRow.revoked_at.is_(None)).order_by(TokenRow.created_at, TokenRow.id)
     return [row for row in (await session.scalars(query)).all() if sees(caller, row)]
 
@@ -146,10 +147,11 @@ async def note_uses(session: AsyncSession, uses: dict[str, float]) -> None:
 
 
 async def ensure_first(database: Database, settings: Settings) -> None:
-    """With authentication on there is always a way in: the token of the settings, or one in the state folder.
+    """Ensure that there is always a way in while authentication is on: the token of the settings, or one in the state
+    folder.
 
-    On one machine the file is the user's key, so it is made anew where it is gone or opens nothing any more. In a
-    cluster, where the folder may end with its pod, it is only made while there is no token at all.
+    On one machine the file is the user's key, so it is created anew if it is gone or its token no longer grants
+    anything. In a cluster, where the folder may end with its pod, it is only created while there is no token at all.
 
     Raises ValueError for a bootstrap token that could be guessed.
     """

@@ -72,7 +72,7 @@ def _read(rows: Any) -> Iterator[Held]:
 
 
 def _held(row: JobRow, raw: dict[str, Any]) -> Held | None:
-    """None also for an attempt in words of a newer version."""
+    """Return what the attempt held, or None. It is also None for an attempt that a newer version wrote."""
     try:
         attempt = Attempt.model_validate(raw)
     except ValidationError:
@@ -81,7 +81,7 @@ def _held(row: JobRow, raw: dict[str, Any]) -> Held | None:
 
 
 def _never_placed(before: dict[str, Any] | None, held: Held) -> bool:
-    """It ended while it waited for another scheduler: its beginning moves when it is placed."""
+    """Return whether the attempt ended while it waited for another scheduler. Its beginning moves when it is placed."""
     was = Attempt.model_validate(before) if before and before.get("outcome") == "waiting" else None
     return was is not None and held.until is not None and was.created_at == held.since
 

@@ -73,7 +73,7 @@ def of_event(job: NamedJob, event: Mapping[str, Any]) -> Message | None:
 
 
 def of_wait(job: NamedJob, phase: str, because: str, since: float, limit: float, now: float) -> Message:
-    """That the job waits for longer than `limit` seconds. Its next wait has another key."""
+    """Return the message that the job waits for longer than `limit` seconds. The job's next wait has another key."""
     waited = now - since
     text = f"{job.name} has waited for {waited / 60:.0f} min (project {job.project}, {job.owner}): {because}"
     data = {

@@ -28,7 +28,8 @@ class Sealing:
         return secret, self._opened_box().seal(project, _name(webhook_id), {_KEY: secret})
 
     def secrets_of(self, row: WebhookRow, now: float) -> list[str]:
-        """By which a message is signed now: the secret, and the one before while that is still taken.
+        """Return the secrets with which a message is signed now: the current one, and the previous one while it is
+        still accepted.
 
         Raises SecretsLocked.
         """
@@ -64,7 +65,8 @@ class Sealing:
 
 
 def sealing_of(settings: Settings) -> Sealing:
-    """With several processes on one database a key in a folder of each would be another's riddle."""
+    """Return the encryption of webhook secrets. If several processes share one database, it needs a configured key: one
+    process could not read what another encrypted with a key of its own folder."""
     shared = settings.cluster == "local" or settings.database.startswith("sqlite")
     if settings.secret_key_file is None and not shared:
         return Sealing(None)

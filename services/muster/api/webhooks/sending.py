@@ -108,7 +108,7 @@ class _Checked(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def _fault(reply: ClientResponse, at: float) -> str | None:
@@ -136,6 +136,6 @@ def _clock(reply: ClientResponse) -> float:
 
 
 def _retry_after(reply: ClientResponse) -> float:
-    """In seconds; 0 where the answer says nothing, or a date."""
+    """Return the requested delay in seconds; 0 if the reply gives none, or a date."""
     text = reply.headers.get("Retry-After", "")
     return min(float(text), RETRY_AFTER_SECONDS_MAX) if text.isascii() and text.isdigit() and len(text) < 9 else 0.0

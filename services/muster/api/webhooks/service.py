@@ -162,7 +162,8 @@ async def find_delivery(session: AsyncSession, webhook: WebhookRow, message_id: 
 
 
 def recorded(row: WebhookRow) -> dict[str, Any]:
-    """For the audit: without the address's path, which is a password to services such as Slack."""
+    """Return the webhook for the audit log, without the path of its address, which is a password to services such as
+    Slack."""
     parts = urlsplit(row.url)
     return {
         "url": f"{parts.scheme}://{parts.netloc}/…",

@@ -18,7 +18,8 @@ Start = Callable[[ModelPlace], Awaitable[Worker]]
 
 
 class WorkerPool:
-    """At most `workers_max` workers; 0 answers nobody. The one that was idle longest makes room for another model."""
+    """Pool of at most `workers_max` workers; with 0 nothing is answered. The worker that was idle longest makes room
+    for another model."""
 
     def __init__(self, workers_max: int, start: Start = Worker.start) -> None:
         self.workers_max = workers_max

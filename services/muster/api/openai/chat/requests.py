@@ -66,8 +66,8 @@ class _GenerationRequest(OpenAIRequest):
     user: Annotated[str, Field(max_length=512)] | None = None
 
     def sampling(self, tokens: int) -> dict[str, Any]:
-        """For the worker. OpenAI's defaults draw from all tokens at temperature 1; the same seed gives the same text,
-        and without one it is 0."""
+        """Return the sampling options for the worker. OpenAI's defaults draw from all tokens at temperature 1. The same
+        seed gives the same text; without one, the seed is 0."""
         return {
             "max_tokens": tokens,
             "temperature": 1.0 if self.temperature is None else float(self.temperature),
@@ -104,7 +104,8 @@ def _is_token(value: Any) -> bool:
 
 
 def _prompts(value: Any) -> Any:
-    """All that may be wrong is said here: a fault of the union below would name one of its kinds beside the field."""
+    """Check the prompts here, because an error of the union below would also name one of its types alongside the
+    field."""
     many = isinstance(value, list) and 0 < len(value) <= PROMPTS_MAX and all(map(_is_prompt, value))
     if many or _is_prompt(value):
         return value

@@ -61,7 +61,7 @@ class ChatCompletion(BaseModel):
 
 
 class Logprobs(BaseModel):
-    """Of each token; nothing is known of the first token of all."""
+    """Log probabilities of each token; there is none for the very first token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

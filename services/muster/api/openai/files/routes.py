@@ -65,7 +65,7 @@ def form_body(schema: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]
 
 
 def length_of(request: Request) -> int | None:
-    """Of the body; None where it is sent without saying so before."""
+    """Return the length of the body, or None if it is sent without an announced length."""
     told = request.headers.get("content-length", "")
     return int(told) if told.isascii() and told.isdigit() else None
 

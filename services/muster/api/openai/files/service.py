@@ -1,4 +1,4 @@
-"""From requests in OpenAI's words to files, by the service that `/api/v1/files` stands on."""
+"""Files for requests in OpenAI's terms, by the same service as `/api/v1/files`."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def _error(found: FineTune) -> JobError | None:
 
 
 def _tokens(found: FineTune) -> int | None:
-    """Of the steps that were done, padding included."""
+    """Return the tokens of the steps that were done, including padding."""
     step = (found.job.status.get("progress") or {}).get("step")
     return int(step) * int(found.job.spec["training"]["batch"]["tokensPerStep"]) if step is not None else None
 

@@ -64,7 +64,7 @@ def _none_carried(value: Any) -> Any:
 
 
 class Hyperparameters(OpenAIRequest):
-    """Of supervised fine-tuning."""
+    """Hyperparameters of supervised fine-tuning."""
 
     n_epochs: Epochs = "auto"
     batch_size: Batch = "auto"
@@ -72,7 +72,7 @@ class Hyperparameters(OpenAIRequest):
 
 
 class DpoHyperparameters(Hyperparameters):
-    """Of direct preference optimisation."""
+    """Hyperparameters of direct preference optimisation."""
 
     beta: Beta = "auto"
 
@@ -84,8 +84,8 @@ def _only_default(value: Any) -> Any:
 
 
 class ReinforcementHyperparameters(Hyperparameters):
-    """Of reinforcement fine-tuning: `batch_size` counts prompts, and `compute_multiplier` multiplies how many answers
-    each of them is given."""
+    """Hyperparameters of reinforcement fine-tuning: `batch_size` counts prompts, and `compute_multiplier` multiplies
+    the number of answers per prompt."""
 
     compute_multiplier: Compute = "auto"
     eval_interval: Count = "auto"

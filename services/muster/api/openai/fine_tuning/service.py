@@ -1,4 +1,4 @@
-"""From a request in OpenAI's words to a job, by the services that `/api/v1` stands on."""
+"""Jobs for requests in OpenAI's terms, by the same services as `/api/v1`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ class _File(Spec):
 
 @dataclass(frozen=True)
 class BaseModels:
-    """By name, in the order of the file. `created` is when the file was written, in seconds since the epoch."""
+    """Mapped models by name, in the order of the file. `created` is when the file was written, in seconds since the
+    epoch."""
 
     models: Mapping[str, MappedModel] = field(default_factory=dict)
     created: int = 0

@@ -21,6 +21,6 @@ def fine_tuned_model(base: str, project: str, suffix: str | None, job_id: str, s
 
 
 def fine_tuned_of(model: str) -> FineTuned | None:
-    """None for a name that no fine-tuned model has."""
+    """Parse the name of a fine-tuned model, or return None for a name that no fine-tuned model has."""
     found = _FINE_TUNED.fullmatch(model)
     return FineTuned(found[1], int(found[2]) if found[2] else None) if found else None
