@@ -36,7 +36,7 @@ class ControlGroup:
         self._group = dist.new_group(backend="gloo") if self.world_size > 1 else None
 
     def any(self, mine: bool) -> bool:
-        """True when it is true on some rank."""
+        """Return whether it is true on some rank."""
         if self._group is None:
             return mine
         flag = torch.tensor([int(mine)], dtype=torch.int32)

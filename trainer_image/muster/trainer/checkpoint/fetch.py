@@ -136,7 +136,7 @@ class Reader:
 
     @functools.cached_property
     def _slices_in(self) -> list[list[tuple[str, Slice]]]:
-        """For each file the commit's slices in it, with their dtypes."""
+        """The commit's slices in each file, with their dtypes."""
         found: list[list[tuple[str, Slice]]] = [[] for _ in self._commit.files]
         for tensor in self._commit.tensors.values():
             for held in tensor.slices:

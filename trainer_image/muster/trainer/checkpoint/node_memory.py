@@ -43,7 +43,7 @@ class SharedBuffer:
         return self._memory
 
     def of_another(self, pid: int, descriptor: int, size: int) -> SharedMemory | None:
-        """None where the kernel does not let us open it."""
+        """Open the memory of another process; None where the kernel does not allow it."""
         self.close()
         try:
             self._memory = SharedMemory.attach(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR), size)

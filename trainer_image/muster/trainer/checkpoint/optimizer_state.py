@@ -67,8 +67,8 @@ def state_names(commit: Commit, parameter: str) -> list[str]:
 
 
 def state_to_fill(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """For each trained parameter the state that the commit has, by full name: the live tensor, or a new one of its
-    kind."""
+    """Return the state that the commit has for each trained parameter, by full name: the live tensor, or a new one of
+    its kind."""
     by_parameter: dict[str, list[str]] = {}
     for full_name in commit.tensors:
         if full_name.startswith("optimizer/"):
@@ -86,8 +86,8 @@ def state_to_fill(commit: Commit, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def state_bytes(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> list[int]:
-    """Of each tensor that an optimizer will keep beside one of a model's, over all ranks. A buffer has none; of an
-    optimizer that does not say what it keeps, AdamW's two moments are expected."""
+    """Return the size in bytes, over all ranks, of each tensor that an optimizer will keep for one of a model's. A
+    buffer has none. For an optimizer that does not say what it keeps, AdamW's two moments are assumed."""
     if not (isinstance(tensor, nn.Parameter) and tensor.requires_grad):
         return []
     if isinstance(optimizer, DescribesState):

@@ -276,8 +276,8 @@ def _stateless(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
 
 
 def _identities(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:
-    """Of every tensor, and of the memory it lies in. Quick, because every snapshot asks; a layer that FSDP has gathered
-    has others than one that lies in shards."""
+    """Return the identities of all tensors and of the memory that they lie in. This is quick, because every snapshot
+    needs it. A layer that FSDP has gathered has other identities than one that lies in shards."""
     states = (value for state in optimizer.state.values() for value in state.values())
     tensors = chain(model.parameters(), model.buffers(), (value for value in states if isinstance(value, torch.Tensor)))
     return tuple((id(tensor), getattr(tensor, "_local_tensor", tensor).data_ptr()) for tensor in tensors)

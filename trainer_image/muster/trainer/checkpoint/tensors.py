@@ -1,4 +1,4 @@
-"""From a model and its optimizer to named chunks of tensors, whatever shards them.
+"""Chunks of tensors, with their names, of a model and its optimizer, whatever shards them.
 
 Names are free of wrappers and of world size: `model/<parameter or persistent buffer>`,
 `optimizer/<parameter>/<state>`. A tensor that two names share (tied weights) appears once, under the first.

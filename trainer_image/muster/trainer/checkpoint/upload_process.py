@@ -108,7 +108,8 @@ def _start_anew() -> tuple[Process, Channel]:
 
 
 class UploadProcess:
-    """Not thread-safe but for `send_save`, which a staging thread may call while the rank only polls."""
+    """Upload process of this rank. It is not thread-safe except for `send_save`, which a staging thread may call while
+    the rank only polls."""
 
     def __init__(self, init: Message, listener: socket.socket | None) -> None:
         self._init, self._listener = init, listener

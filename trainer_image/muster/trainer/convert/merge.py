@@ -55,7 +55,8 @@ class Delta:
 
 
 def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
-    """By the name of each weight that the commit has an adapter beside. All of the adapter is in memory from now on."""
+    """Return the change to each weight for which the commit has an adapter, by the weight's name. All of the adapter is
+    in memory from now on."""
     parts = [name for name in commit.tensors if name.startswith("model/") and is_part(name)]
     weights = sorted({weight_of(part) for part in parts})
     if other := [name for name in parts if commit.tensors[name].dtype != "F32"]:

@@ -19,7 +19,8 @@ FILE = "adapter_model.safetensors"
 
 
 def tensors_of(weights: Collection[str], adapter: Adapter) -> list[str]:
-    """Those of a commit's weights that an adapter's file holds: its matrices, and what was trained whole."""
+    """Return those of a commit's weights that an adapter's file holds: its matrices, and the weights that were trained
+    whole."""
     parts = [name for name in weights if is_part(name)]
     own = [name for name in weights if not is_part(name)]
     return parts + saved_weights(own, adapter, has_tied_head(own))

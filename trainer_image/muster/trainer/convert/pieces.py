@@ -67,7 +67,7 @@ def stream(
 
 
 def whole(store: Store, commit: Commit, names: Iterable[str]) -> dict[str, bytearray]:
-    """These tensors, each in memory as a whole."""
+    """Read these tensors, each in memory as a whole."""
     entries = {name: commit.tensors[name] for name in names}
     found = {name: bytearray(prod(entry.shape) * ITEM_BYTES[entry.dtype]) for name, entry in entries.items()}
 

@@ -138,7 +138,8 @@ class Responder:
             yield from enumerate(torch.log_softmax(rows.float(), dim=-1), begin + 1)
 
     def _named(self, best: Any) -> dict[str, float]:
-        """By their text, the likeliest last, so that of tokens with one text the likeliest one counts."""
+        """Return the values by the tokens' text, the likeliest last: where several tokens have the same text, the
+        likeliest one counts."""
         pairs = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         return {self._loaded.tokenizer.spell([token]): value for token, value in reversed(pairs)}
 

@@ -89,7 +89,7 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
 
 
 def _places_for_bytes(commit: Commit, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """For weights that the commit holds in four bits: memory for the bytes of this rank's rows, by name."""
+    """Return memory for the bytes of this rank's rows, by name, for weights that the commit holds in four bits."""
     found = {}
     for weight in weights_among(commit.tensors):
         if weight not in own:

@@ -22,8 +22,8 @@ def ends_of_turn(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def after_turn(tokenizer: Tokenizer) -> dict[int, tuple[int, ...]]:
-    """By the special token that ends what the assistant says in a conversation: the ids that are written behind it at
-    the end of all. Empty where the tokenizer writes no turns, or none that a special token ends."""
+    """Return the ids that are written after the last turn of a conversation, by the special token that ends the
+    assistant's turn. Empty where the tokenizer writes no turns, or none that a special token ends."""
     if tokenizer.chat is None and tokenizer.template is None:
         return {}
     try:

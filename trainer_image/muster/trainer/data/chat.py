@@ -108,8 +108,9 @@ class Divided(NamedTuple):
 
 
 def divided(prompt: str, answer: str, tokenizer: Tokenizer, prompted: bool = False) -> Divided | None:
-    """None where the two are to be tokenised one by one: they are too long together, nothing would stand before the
-    answer, or its first token reaches into the prompt, which is to be `prompted` with."""
+    """Tokenise a prompt and its answer together, and divide the ids; None where the two must be tokenised one by one:
+    they are too long together, nothing would precede the answer, or its first token reaches into a prompt that the
+    model is to be `prompted` with."""
     if len(prompt) + len(answer) > WHOLE_CHARACTERS:
         return None
     ids, places = tokenizer.encode_places(prompt + answer)

@@ -72,7 +72,8 @@ class ChatTemplate:
     with_tools: str | None = None
 
     def describe(self) -> dict[str, Any]:
-        """For a commit; without what there is not, so that data prepared before stays what it was."""
+        """Return the template as a commit holds it. Absent values are left out, so that data prepared before stays the
+        same."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @cached_property
@@ -410,8 +411,8 @@ class _Finding:
         return False
 
     def _end(self, number: int, start: int) -> int:
-        """Behind the special token that ends the turn; what templates write behind it (a line end, the end of the text)
-        is not learnt."""
+        """Return the end of the turn, after its special token. What templates write after that (a line end, the end of
+        the text) is not learnt."""
         upto = self._upto(number + 1)
         specials = self.special.finditer(upto, start) if self.special else ()
         closings = [found for found in specials if not THOUGHT_MARKS.search(found[0])]

@@ -1,4 +1,5 @@
-"""From a store of preferences to rows of pairs: cut, looked at, packed, and what is lost on the way told."""
+"""Preparation of preferences, from a store to rows of pairs: they are cut, examined and packed, and pairs that are
+lost on the way are reported."""
 
 from __future__ import annotations
 

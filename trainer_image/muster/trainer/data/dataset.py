@@ -1,4 +1,4 @@
-"""From a training configuration to data sets: stores are prepared, split, packed and mixed."""
+"""Data sets of a training configuration: their stores are prepared, split, packed and mixed."""
 
 from __future__ import annotations
 
@@ -279,7 +279,8 @@ class _Maker:
 
 
 def _limit_documents(sources: Sequence[Source], documents: Sequence[Documents], report: Report) -> list[Documents]:
-    """Of each source, what maxDocuments and maxTokens leave. Raises UserError where they leave nothing."""
+    """Return the documents of each source that maxDocuments and maxTokens leave. Raises UserError where they leave
+    nothing."""
     found = []
     for source, whole in zip(sources, documents, strict=True):
         part = capped(whole, source.max_documents, source.max_tokens)
@@ -295,7 +296,7 @@ def _limit_documents(sources: Sequence[Source], documents: Sequence[Documents], 
 
 
 def _those_with_samples(packed: Sequence[Packed]) -> dict[int, Packing]:
-    """By the source's number."""
+    """Return the packings that have samples, by the number of their source."""
     return {number: each.packing for number, each in enumerate(packed) if each.packing is not None}
 
 

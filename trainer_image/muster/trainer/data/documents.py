@@ -1,4 +1,5 @@
-"""From records to documents: each is parsed, held against the rules and cut into parts to tokenise, in bounded memory.
+"""Conversion of records to documents: each is parsed, checked against the rules and cut into parts to tokenise, in
+bounded memory.
 
 Every fault names file and line (or row), what is wrong there and what to do.
 """

@@ -32,7 +32,7 @@ RAW: Final = ("rows.raw", "sketches.raw", "grams.raw")
 
 
 class Position(NamedTuple):
-    """Of the input: all files before number `file` were read, and `units` of that one."""
+    """Position in the input: all files before number `file` were read, and `units` of that one."""
 
     file: int = 0
     units: int = 0
@@ -85,7 +85,7 @@ class Draft:
         self._closing.close()
 
     def add_tokens(self, ids: Array) -> None:
-        """Of a text that may go on. Raises OSError."""
+        """Write tokens of a text that may go on. Raises OSError."""
         self._files["tokens.bin"].write(ids.data)
         self.progress.tokens += len(ids)
         self.progress.open += len(ids)
@@ -111,7 +111,7 @@ class Draft:
         self._files["tokens.bin"].truncate(progress.tokens * self.dtype.itemsize)
 
     def keep(self) -> None:
-        """From now on a new preparation goes on from here, also after a power cut."""
+        """Save the progress, so that a new preparation resumes from here, also after a power cut."""
         self.flush()
         sizes = {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
         for file in self._files.values():

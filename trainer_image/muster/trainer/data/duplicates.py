@@ -40,7 +40,7 @@ AT_ONCE: Final = 1 << 16  # sketches in memory: 32 MB
 
 @dataclass(frozen=True)
 class _Groups:
-    """Of each document of all sources the first of its group, which may be itself."""
+    """Groups of duplicates: for each document of all sources the first of its group, which may be itself."""
 
     first: Int64s
 

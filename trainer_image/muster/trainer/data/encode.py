@@ -1,4 +1,4 @@
-"""From records to ids, many at a time: what is the same in whichever process it is done."""
+"""Encoding of records into ids, many at a time. The result is the same in every process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Work:
 
     @property
     def dtype(self) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
-        """Of the ids in a store."""
+        """Return the dtype of the ids in a store."""
         return np.dtype(np.uint16) if self.tokenizer.vocab_size <= 1 << 16 else np.dtype(np.uint32)
 
 

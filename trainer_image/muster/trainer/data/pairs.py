@@ -26,7 +26,8 @@ PROMPT, ANSWER, OTHER_PROMPT, OTHER_ANSWER = range(4)
 
 @dataclass(frozen=True)
 class Stretches:
-    """Of each pair four stretches of the store's tokens: prompt and answer of one side, prompt and answer of the other.
+    """Stretches of the store's tokens, four for each pair: prompt and answer of one side, prompt and answer of the
+    other.
 
     `starts` and `sizes` are int64 [pairs, 4]; `values` is float32 [pairs]: the pair's margin, or a single answer's
     label.
@@ -63,8 +64,8 @@ def stretches_of(documents: Documents) -> Stretches:
 
 
 def unlike_prompts(documents: Documents) -> Bools:
-    """Of which pairs the prompts of the two sides have different numbers of tokens, as where a chat template writes the
-    end of a prompt by what follows it."""
+    """Return a mask of the pairs whose prompts have different numbers of tokens on the two sides, as where a chat
+    template ends a prompt differently depending on the answer."""
     store = documents.store
     here = slice(documents.first, documents.last)
     assert store.splits is not None, "a store of pairs says where the second side begins"

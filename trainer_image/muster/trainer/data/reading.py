@@ -1,4 +1,4 @@
-"""From files to units of work, in bounded memory: a record that nobody has parsed yet, or a piece of a text file.
+"""Reading of files into units of work, in bounded memory: a record that is not parsed yet, or a piece of a text file.
 
 Every fault names file and line (or byte), what is wrong there and what to do.
 """

@@ -60,7 +60,8 @@ def first_samples(data: Data, tokenizer: Tokenizer, count: int) -> Iterator[Rend
 
 
 def shown_sample(rendered: Rendered) -> ShownSample:
-    """As the report keeps it: whole stretches up to SHOWN_TOKENS_MAX tokens, and the beginning of the one after."""
+    """Return a sample as the report keeps it: whole stretches up to SHOWN_TOKENS_MAX tokens, and the beginning of the
+    one after."""
     kept, left = list[Stretch](), SHOWN_TOKENS_MAX
     for each in rendered.stretches:
         if left <= 0:

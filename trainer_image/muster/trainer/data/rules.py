@@ -99,7 +99,7 @@ class Reader:
         return Look(self)
 
     def why_dropped(self, look: Look, tokens: int) -> str | None:
-        """Of a document of so many tokens; None where it is kept."""
+        """Return why a document of so many tokens is dropped; None where it is kept."""
         if reason := look.verdict():
             return reason
         given = self.rules.curation.length if self.rules.curation else None

@@ -24,8 +24,8 @@ CONVERT = "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)` write
 
 
 def why_not_fast(configuration: str | None, exists: Callable[[str], bool]) -> str:
-    """One or two sentences for a message. `configuration` is the text of tokenizer_config.json, None where there is
-    none; `exists` tells whether the folder has a file of that name."""
+    """Return the explanation, one or two sentences for a message. `configuration` is the text of tokenizer_config.json,
+    None where there is none; `exists` tells whether the folder has a file of that name."""
     from transformers.convert_slow_tokenizer import SLOW_TO_FAST_CONVERTERS
 
     document = _document(configuration)

@@ -80,7 +80,8 @@ class _Words(dict[str, Sequence[int]]):
 
 
 def word_cache(tokenizer: tokenizers.Tokenizer) -> WordCache | None:
-    """None where the tokenizer is no byte-level BPE, or splits by more than one pattern or one that `re` can't read."""
+    """Make the cache of a tokenizer; None where it is no byte-level BPE, or splits by more than one pattern or one that
+    `re` can't read."""
     pattern = _pattern(_described(tokenizer.pre_tokenizer))
     normalizer = _described(tokenizer.normalizer)
     added = [each.content for each in tokenizer.get_added_tokens_decoder().values() if not each.special]

@@ -21,7 +21,7 @@ MESSAGE = "asked to stop before the ranks were started"
 
 
 def end_on_signals() -> None:
-    """From now on end at once when asked to stop."""
+    """Make this process end at once, from now on, when it is asked to stop."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: end_now())
 

@@ -87,7 +87,8 @@ def verdict(faults: list[Fault], answers: dict[str, str]) -> WorkerExit:
 
 
 def gpus() -> str | None:
-    """As many as this worker has ranks, each answers to an allocation. Raises UserError for a torch without CUDA."""
+    """Check that this worker has as many GPUs as ranks, and that each answers to an allocation. Raises UserError for a
+    torch without CUDA."""
     ranks, device = int(os.environ.get(Rendezvous.RANKS_PER_NODE, "1")), os.environ.get(Env.DEVICE)
     if device == "cpu" or (not device and not has_control_device()):
         return None

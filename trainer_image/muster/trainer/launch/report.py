@@ -79,7 +79,7 @@ def fitting(end: WorkerExit, size: int) -> str:
 
 
 def heartbeats(directory: Path) -> list[dict[str, Any]]:
-    """Of all ranks that have left one, in no order."""
+    """Return the heartbeats of all ranks that have left one, in no order."""
     found = []
     for path in directory.glob(HEARTBEAT.format(rank="*")):
         if heartbeat_rank(path.name) is not None:

@@ -26,7 +26,7 @@ _HERE = "muster/trainer/"
 
 
 def answer_dumps(directory: Path, rank: int) -> None:
-    """From now on DUMP_SIGNAL writes the stacks of all threads into a file. Main thread only, once."""
+    """Make DUMP_SIGNAL write the stacks of all threads into a file, from now on. Main thread only, once."""
     with contextlib.suppress(OSError):  # a full disk: no evidence, but training
         file = (directory / STACKS.format(rank=rank)).open("w")
         faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)

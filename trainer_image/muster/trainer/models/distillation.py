@@ -44,9 +44,9 @@ def distilled_chunk(
     wants_grad: bool,
     transform: LogitTransform,
 ) -> tuple[Tensor, Tensor | None]:
-    """Of some rows of logits (fp32 [rows, vocab], and used up): fp32 [3] with the loss, the cross-entropy and the
-    divergence KL(teacher, student), each summed over the rows that count; and the loss's derivative by what was
-    transformed to the logits.
+    """Return the distilled loss of some rows of logits (fp32 [rows, vocab], and used up): fp32 [3] with the loss, the
+    cross-entropy and the divergence KL(teacher, student), each summed over the rows that count; and the loss's
+    derivative by what was transformed to the logits.
     """
     temperature, share = teacher.temperature, teacher.share
     logits = transform.apply_(logits)

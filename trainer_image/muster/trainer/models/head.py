@@ -60,8 +60,8 @@ def cross_entropy(
     bias: Tensor | None = None,
     transform: LogitTransform = PLAIN,
 ) -> Tensor:
-    """Of hidden [B, T, dim] against labels [B, T]: an fp32 scalar, or by token fp32 [B, T]. With what a teacher
-    predicts it is fp32 [3], as `summed_cross_entropy` says.
+    """Return the cross-entropy of hidden [B, T, dim] against labels [B, T]: an fp32 scalar, or by token fp32 [B, T].
+    With a teacher's predictions it is fp32 [3], as `summed_cross_entropy` says.
     """
     if not isinstance(reduction, ByToken):
         teacher = None if reduction == "sum" else reduction

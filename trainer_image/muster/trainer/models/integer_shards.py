@@ -39,7 +39,7 @@ def integers_expected() -> Iterator[None]:
 
 @cache
 def _gather_as_they_are() -> None:
-    """From now on, FSDP casts no integers."""
+    """Keep FSDP, from now on, from casting integers."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     sharded: Any = _fsdp_param.FSDPParam

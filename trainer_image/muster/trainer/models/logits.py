@@ -24,7 +24,7 @@ class LogitTransform:
     temperature: float = 1.0
 
     def apply_(self, logits: Tensor) -> Tensor:
-        """In place; the same tensor."""
+        """Transform the logits in place, and return the same tensor."""
         if self.scale != 1.0:
             logits = logits.mul_(self.scale)
         if self.cap is not None:

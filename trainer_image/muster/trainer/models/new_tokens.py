@@ -26,7 +26,7 @@ class NewTokens:
         return max(stored.shape[0], max(self.ids) + 1)
 
     def tables(self, model: Any, names: Iterable[str]) -> list[str]:
-        """Those of a folder's tensors that have a row per token: embedding and head, by their modules' names."""
+        """Return those of a folder's tensors that have a row per token: embedding and head, by their modules' names."""
         tables = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
         modules = [name for name, module in model.named_modules() if id(module) in tables]
         own = {f"{module}.{part}" for module in modules for part in ("weight", "bias")}

@@ -81,7 +81,7 @@ def checkpoint_scheduler(
 
 
 def evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainStep) -> Evaluator | None:
-    """None where the configuration asks for no evaluation."""
+    """Make the evaluator; None where the configuration requests no evaluation."""
     config, model = run.training, step.model
     asked = config.evaluation
     if asked is None:
@@ -109,7 +109,7 @@ def rollouts(
     model: sharding.ParallelModel,
     scorer: LoadedSecond | None,
 ) -> Rollouts | None:
-    """None where the task does not answer while it trains."""
+    """Make the rollouts; None where the task does not answer prompts while it trains."""
     if run.training.grpo is None:
         return None
     tokenizer = origin.tokenizer
@@ -120,7 +120,7 @@ def rollouts(
 
 
 def _answer_evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainStep) -> AnswerEvaluator | None:
-    """None where no set's prompts are answered."""
+    """Make the evaluator of answers; None where no set's prompts are answered."""
     asked = run.training.evaluation
     if asked is None or not data.prompts:
         return None
@@ -133,7 +133,7 @@ def _answer_evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: 
 
 
 def sample_maker(run: Run, origin: Origin, ranks: Ranks, step: TrainStep) -> SampleMaker | None:
-    """None where the configuration names no prompts."""
+    """Make the sample maker; None where the configuration names no prompts."""
     if run.training.evaluation is None or run.training.evaluation.generate is None:
         return None
     return SampleMaker(run, ranks, origin.model, step.model.module, origin.tokenizer, step.model.device)

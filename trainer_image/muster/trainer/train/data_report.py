@@ -11,7 +11,7 @@ from muster.trainer.train.records import say
 
 
 def full_report(data: Data, tokenizer: Tokenizer) -> DataReport:
-    """With the first samples as the model sees them."""
+    """Return the report with the first samples as the model sees them."""
     shown = tuple(map(shown_sample, first_samples(data, tokenizer, SHOWN_SAMPLES)))
     return data_report(data, tokenizer).model_copy(update={"shown": shown})
 

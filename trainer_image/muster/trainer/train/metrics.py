@@ -233,7 +233,7 @@ class Metrics:
         self.registry.register(_FromHeartbeat(heartbeat))
 
     def stepped(self, record: StepRecord, samples: int, own_data_wait: float) -> None:
-        """As for `SpeedMetrics.stepped`."""
+        """Note that a step has ended, as `SpeedMetrics.stepped` does."""
         self.speed.stepped(record, samples, own_data_wait)
         self.learning.stepped(record)
 

@@ -104,7 +104,8 @@ def _begun(training: TrainingConfig) -> Origin:
 
 
 def _as_trained(origin: Origin, training: TrainingConfig) -> Origin:
-    """With what the configuration freezes. Raises UserError for patterns of weights that the model does not have."""
+    """Return the origin with the weights frozen that the configuration names. Raises UserError for patterns of weights
+    that the model does not have."""
     if not (training.freeze or training.optimizer.groups):
         return origin
     model = origin.model.freezing(training.freeze)

@@ -175,7 +175,7 @@ class StepProfiler:
             self._fault = self._fault or f"{type(error).__name__}: {error}"[:500]
 
     def _write(self, action: Callable[..., None], *arguments: object) -> None:
-        """From a thread of its own: a slow store does not hold up the training."""
+        """Run `action` in a thread of its own, so that a slow store does not hold up the training."""
         self._writing = [thread for thread in self._writing if thread.is_alive()]
         self._writing.append(threading.Thread(target=action, args=arguments, name="profile", daemon=True))
         self._writing[-1].start()

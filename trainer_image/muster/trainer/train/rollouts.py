@@ -143,7 +143,7 @@ class Rollouts:
 
 
 def advantages(rewards: Tensor, config: Grpo) -> tuple[Tensor, Tensor]:
-    """Of rewards [prompts × completions] the advantages, and the standard deviation of the rewards of each one's
+    """Return the advantages of rewards [prompts × completions], and the standard deviation of the rewards of each one's
     prompt."""
     if not len(rewards):  # of a rank without prompts of its own
         return rewards, rewards

@@ -120,7 +120,7 @@ def _step(field: str, origin: Origin) -> int | None:
 
 
 def _key(field: str) -> str:
-    """By which a commit's state tells of it."""
+    """Return the key under which a commit's state describes the model."""
     return "referenceModel" if field == REFERENCE else field.rpartition(".")[2]
 
 

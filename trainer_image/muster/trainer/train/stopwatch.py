@@ -32,7 +32,8 @@ class Stopwatch:
             self._account, self._since = account, moment
 
     def seconds(self) -> dict[str, float]:
-        """By account, the open one up to this moment. They sum to the time since the process started."""
+        """Return the seconds by account, with the open one up to this moment. Their sum is the time since the process
+        started."""
         with self._lock:
             totals = dict(self._totals)
             totals[self._account] += self._now() - self._since

@@ -72,7 +72,8 @@ class StragglerTimer:
         self._own.append((began, self._now()))
 
     def seconds(self) -> float:
-        """Of work since this was last asked; every moment that was noted must have come."""
+        """Return the seconds of work since the previous call; the device must have reached every moment that was
+        noted."""
         total = sum(map(self._between, self._own)) - sum(map(self._between, self._elsewhere))
         self._own.clear()
         self._elsewhere.clear()
@@ -141,7 +142,7 @@ class Stragglers:
 
 
 def _medians_of_the_others(work: Work) -> Work:
-    """For each rank the lower median of all but itself, by one sort."""
+    """Return, for each rank, the lower median of all other ranks, by one sort."""
     order = np.argsort(work)
     place = np.empty_like(order)
     place[order] = np.arange(len(work))

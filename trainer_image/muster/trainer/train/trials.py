@@ -35,7 +35,7 @@ class Trial(Protocol):
 
 
 def trial_of(training: TrainingConfig) -> Trial | None:
-    """None for a run that is made to learn."""
+    """Return the trial of a configuration; None for a run that trains a model."""
     if training.optimizer.range_test is not None:
         return RangeTest()
     if training.data.overfit is not None:

@@ -12,8 +12,9 @@ SHOWN_CHARACTERS: Final = 120  # of the program that is the example
 
 
 class LimitWarnings:
-    """Of one verifier on one rank. Each limit is told of at the first program, and again whenever their number has
-    doubled: a model that always writes such programs would else fill the log."""
+    """Warnings of one verifier on one rank about programs that reach a limit. Each limit is reported at the first
+    program, and again whenever their number has doubled: a model that always writes such programs would otherwise fill
+    the log."""
 
     def __init__(self, called: str, config: UnitTests, say: Callable[[str], None] | None) -> None:
         self._called, self._say = called, say
@@ -24,7 +25,7 @@ class LimitWarnings:
         }
 
     def note(self, ended: Sequence[tuple[str, str | None]]) -> None:
-        """Of each program that was run its text, and the limit that stopped it."""
+        """Note each program that was run, by its text, and the limit that stopped it."""
         self._run += len(ended)
         for limit, (words, setting) in self._limits.items():
             stopped = [text for text, reached in ended if reached == limit]

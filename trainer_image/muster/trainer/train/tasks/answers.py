@@ -121,6 +121,6 @@ def pair_values(rewards: Tensor, log_probs: Tensor, there: Tensor) -> tuple[tupl
 
 
 def reward_values(rewards: Tensor, there: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Those of PAIR_VALUES that tell of rewards [B, P, 2] alone."""
+    """Return those of PAIR_VALUES that depend on rewards [B, P, 2] alone."""
     chosen, rejected = rewards.detach().unbind(-1)
     return tuple((value, there) for value in (chosen, rejected, (chosen > rejected).float(), chosen - rejected))

@@ -24,7 +24,7 @@ from muster.trainer.train.tasks.objective import Losses
 
 
 class DpoObjective:
-    """By how much more the chosen answer gains on the reference than the rejected one."""
+    """Objective of DPO: how much more the chosen answer gains on the reference than the rejected one."""
 
     names = PAIR_VALUES
 

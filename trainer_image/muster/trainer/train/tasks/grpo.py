@@ -39,8 +39,8 @@ class Rollout(Batch):
 
 
 class GrpoObjective:
-    """By how much likelier the better answers of each prompt become. The reference is the model without its adapter,
-    where no other is given."""
+    """Objective of GRPO: how much likelier the better answers of each prompt become. The reference is the model without
+    its adapter, where no other is given."""
 
     stored_reference = False
 

@@ -18,7 +18,8 @@ from muster.trainer.train.tasks.objective import Losses
 
 
 class KtoObjective:
-    """By how much a good answer gains on the reference, and a bad one loses, beyond what any answer does."""
+    """Objective of KTO: how much a good answer gains on the reference, and a bad one loses, beyond what any answer
+    does."""
 
     names = (
         "rewards/chosen",

@@ -17,7 +17,7 @@ from muster.trainer.train.tasks.objective import Losses
 
 
 class RewardObjective:
-    """By how much the chosen answer's score is above the rejected one's."""
+    """Objective of a reward model: how far the chosen answer's score is above the rejected one's."""
 
     names = PAIR_VALUES[:4]
     stored_reference = False

@@ -19,7 +19,8 @@ from muster.trainer.train.tasks.objective import Losses
 
 
 class SimpoObjective:
-    """By how much the chosen answer is more probable per token than the rejected one, less a margin."""
+    """Objective of SimPO: how much more probable per token the chosen answer is than the rejected one, less a
+    margin."""
 
     names = PAIR_VALUES
     stored_reference = False
