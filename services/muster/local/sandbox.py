@@ -10,6 +10,7 @@ import contextlib
 import os
 import stat
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
 from glob import has_magic, iglob
@@ -215,10 +216,10 @@ def _resolved(path: Path) -> Path:
 
 
 def _split_at_missing(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """The folder up to which the path is there, and the parts below. Looks at no part below the first missing one, so
-    that a path of a thousand parts costs no more than a short one."""
+    """The folder up to which the path is there, and the parts below. Below a missing part nothing is there, so halving
+    finds the first one: a path of a thousand parts (`/usr/../usr/..` is there all along) costs ten looks."""
     parts = path.parts
-    depth = next((n for n in range(1, len(parts)) if not os.path.lexists(Path(*parts[: n + 1]))), len(parts))
+    depth = 1 + bisect_left(range(1, len(parts)), True, key=lambda n: not os.path.lexists(Path(*parts[: n + 1])))
     return Path(*parts[:depth]), parts[depth:]
 
 

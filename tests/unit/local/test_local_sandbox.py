@@ -448,6 +448,11 @@ def test_an_address_costs_no_more_than_the_folders_of_it_that_are_there(
         looks.clear()
         assert not state_problems(of(training__data__train=[{"source": deep}]), state), deep
         assert len(looks) < 20 * len(home.parts), (deep, len(looks))
+    for there in (f"{home}/.." * (1_900 // len(f"{home}/..")), "/usr/.." * 270):
+        looks.clear()
+        assert not state_problems(of(training__data__train=[{"source": f"{there}/nothing"}]), state), there
+        walked = sum(len(os.fspath(path)) for path in looks)
+        assert walked < 40 * len(there), (there, walked)  # the kernel goes along each path that it looks up
     missing = f"{home}/missing/../link/state/admin-token"
     assert state_problems(of(training__data__train=[{"source": missing}]), state), "what is there later leads there"
 
