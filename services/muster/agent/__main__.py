@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def watch(settings: settings_of.Settings, xids: Xids) -> int:
-    """Until SIGTERM or SIGINT."""
+    """Watch until SIGTERM or SIGINT."""
     gpus, fabric, disks = Gpus(), Fabric(settings.sysfs), Disks(settings.disks)
     sources: list[Source] = [KernelLog(settings.kernel_log, xids), gpus, fabric, disks]
     sources += [Imds(settings.imds)] if settings.imds else []

@@ -20,7 +20,7 @@ class Board:
         self._now = NodeNotices(node=node, at=clock(), boot_id=boot_id)
 
     def put(self, source: str, notices: tuple[Notice, ...]) -> None:
-        """All that this source finds now. The same finding again keeps the time at which it was first seen."""
+        """Replace the findings of this source. A finding that recurs keeps the time at which it was first seen."""
         with self._changed:
             before = self._found.get(source, ())
             first = {_key(notice): notice.at for notice in before}

@@ -37,7 +37,7 @@ class Disks:
         return tuple(_turned(path) for path, space in self.spaces.items() if space.read_only)
 
     def acknowledge(self) -> None:
-        """It is looked at again anyway."""
+        """Do nothing: the disks are checked again anyway."""
 
     def _space(self, path: Path) -> Space | None:
         try:

@@ -38,7 +38,7 @@ class Fabric:
         return ()
 
     def acknowledge(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no state to clear."""
 
     def _counters(self) -> Iterator[tuple[tuple[str, str, str], float]]:
         for path in sorted(self._root.glob("class/infiniband/*/ports/*/hw_counters/*")):

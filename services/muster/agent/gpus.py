@@ -72,7 +72,7 @@ class Gpus:
         return tuple(notice for reading in self.readings for notice in judge(reading))
 
     def acknowledge(self) -> None:
-        """It is asked again anyway."""
+        """Do nothing: the driver is asked again anyway."""
 
     def _start(self) -> bool:
         try:

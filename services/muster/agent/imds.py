@@ -26,11 +26,11 @@ BODY_BYTES_MAX = 65_536
 
 
 class _Absent(Exception):
-    """There is no instance metadata here, or it can't be reached; the message says why."""
+    """Error that no instance metadata can be reached here; the message says why."""
 
 
 class _Troubled(Exception):
-    """It is there and can't be used; the message says why."""
+    """Error that the instance metadata exists but can't be used; the message says why."""
 
 
 class Imds:
@@ -63,7 +63,7 @@ class Imds:
         return tuple(notice for notice in (_action(action), _rebalance(rebalance)) if notice)
 
     def acknowledge(self) -> None:
-        """It is asked again anyway."""
+        """Do nothing: the service is asked again anyway."""
 
     def _ask(self, path: str) -> str | None:
         """Return the service's value at the path, or None if there is none. A refused token is replaced once."""

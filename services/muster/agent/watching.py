@@ -63,7 +63,7 @@ class Watching:
 
 
 def keep_file(folder: Path, board: Board, stop: threading.Event) -> None:
-    """Until told to stop; the file is there while there is something to say."""
+    """Keep the file up to date until `stop` is set. It exists while there are findings."""
     changes, version = LogOnChange("folder"), -1
     while not stop.is_set():
         seen = board.wait(version, 0.5)
@@ -101,7 +101,7 @@ def keep_node(
 async def publish_on_node(
     node: NodeObject, board: Board, stop: threading.Event, acknowledge: Callable[[], None]
 ) -> None:
-    """Until told to stop: write what changes, and a heartbeat; then say that nobody watches any more."""
+    """Publish changes and a heartbeat until `stop` is set, and then that nobody watches any more."""
     changes, version, retry, begun, due = LogOnChange("kubernetes"), -1, RETRY_SECONDS, False, 0.0
     while not stop.is_set():
         try:
@@ -132,7 +132,7 @@ async def publish_on_node(
 
 
 def boot_id() -> str:
-    """Of the running kernel; empty where it does not say."""
+    """Return the boot id of the running kernel; empty if it gives none."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -141,7 +141,7 @@ def boot_id() -> str:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """Not through the interpreter's end: a thread may sit in the driver for ever."""
+    """End the process without the interpreter's shutdown, because a thread may hang in the driver for ever."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

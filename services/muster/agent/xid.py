@@ -148,7 +148,7 @@ class Xids:
 
 
 def recovery_remedy(words: str) -> Remedy:
-    """Of a recovery action in the driver's words; what we don't know is recorded."""
+    """Return the remedy for a recovery action in the driver's words; an unknown one is only recorded."""
     text = words.lower()
     return next((remedy for word, remedy in _RECOVERY_ACTIONS if word in text), Remedy.RECORD)
 

@@ -20,5 +20,5 @@ def text(name: str) -> str:
 
 
 def licence() -> str:
-    """That of uPlot, which goes wherever uPlot goes."""
+    """Return the licence of uPlot, which must accompany it."""
     return (FOLDER / "uplot.LICENSE").read_text(encoding="utf-8")

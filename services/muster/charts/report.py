@@ -77,7 +77,8 @@ def render_report(report: Report) -> str:
 
 
 def _policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
-    """These scripts and styles and nothing else: no request to any host, no other script, no form."""
+    """Return a policy that allows these scripts and styles and nothing else: no request to any host, no other script,
+    no form."""
     allowed = {"script-src": scripts, "style-src": styles}
     parts = [f"{kind} {' '.join(map(_hash, texts))}" for kind, texts in allowed.items()]
     return "; ".join(["default-src 'none'", *parts, "base-uri 'none'", "form-action 'none'"])
@@ -122,7 +123,7 @@ def _environment() -> Environment:
 
 
 def moment(at: float | str | None) -> str:
-    """In UTC, for a report is read in any time zone."""
+    """Format the time in UTC, because a report is read in any time zone."""
     if not at:
         return "–"
     return datetime.fromtimestamp(epoch_seconds(at), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -39,7 +39,7 @@ def curve(curves: Mapping[str, Any], name: str, label: str) -> str:
 
 @dataclass(frozen=True)
 class _Plane:
-    """From values to places in a drawing whose y grows downwards."""
+    """Mapping from values to places in a drawing whose y grows downwards."""
 
     x: tuple[float, float]
     y: tuple[float, float]

@@ -77,7 +77,7 @@ def _print_csv(lines: Iterator[dict[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """As text. What a spreadsheet would take for a formula begins with an apostrophe."""
+    """Return the value as text. Text that a spreadsheet would take for a formula begins with an apostrophe."""
     if isinstance(value, dict):
         return json_text.dumps(value, separators=(",", ":"))
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value

@@ -18,7 +18,7 @@ CONTAINER = "trainer"
 
 
 class ClusterObjects:
-    """Of one namespace. Every question raises CliError where the cluster refuses it or does not answer."""
+    """Objects of one namespace. Every method raises CliError if the cluster refuses the request or does not answer."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -22,7 +22,7 @@ class Right:
 
     @property
     def kind(self) -> str:
-        """As kubectl spells it."""
+        """Return the kind as kubectl spells it."""
         resource, slash, subresource = self.resource.partition("/")
         return f"{resource}{f'.{self.group}' if self.group else ''}{slash}{subresource}"
 

@@ -216,7 +216,7 @@ def generate(folder: str, seconds_max: float, start_seconds: float) -> Sample:
 
 
 def _cancel(client: Connection, job_id: str) -> None:
-    """So that workers end by themselves before the platform does; what stays is swept."""
+    """Cancel the job, so that its workers end by themselves before the platform does; those that remain are swept."""
     with contextlib.suppress(MusterError, KeyboardInterrupt):
         client.exchange.patience_seconds = 2
         client.post(f"jobs/{job_id}:cancel")

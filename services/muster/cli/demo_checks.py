@@ -197,7 +197,7 @@ CHECKS: dict[str, Callable[[Evidence], str]] = {
 
 
 def slowest_start_seconds(attempts: Sequence[dict[str, Any]], points: Sequence[dict[str, Any]]) -> float:
-    """From an attempt's beginning to the end of its first step, the longest of all attempts; 0 where none made a step.
+    """Return the longest time from an attempt's start to the end of its first step; 0 if no attempt made a step.
 
     It says how busy this machine is: most of a start is the same import of torch that other programs wait for, too.
     """
@@ -210,7 +210,7 @@ def slowest_start_seconds(attempts: Sequence[dict[str, Any]], points: Sequence[d
 
 
 def recovery_seconds(evidence: Evidence) -> float | None:
-    """From the SIGKILL to the end of the first step of the next attempt."""
+    """Return the time from the SIGKILL to the end of the first step of the next attempt."""
     if evidence.kill is None:
         return None
     after = [
@@ -220,7 +220,7 @@ def recovery_seconds(evidence: Evidence) -> float | None:
 
 
 def detection_seconds(evidence: Evidence) -> float | None:
-    """From the SIGKILL to the operator's record that the attempt is over."""
+    """Return the time from the SIGKILL to the operator's record that the attempt has ended."""
     failed = [_happened_at(e) for e in evidence.events if e["type"] == "attempt.failed"]
     return min(failed) - evidence.kill.at if evidence.kill and failed else None
 
@@ -244,7 +244,8 @@ def _attempt(evidence: Evidence, number: int) -> dict[str, Any]:
 
 
 def _exit_code(evidence: Evidence, attempt: int) -> int | None:
-    """As the failure in the status or the event of the attempt's end tells it."""
+    """Return the exit code of the attempt as the failure in the status, or the event of the attempt's end, reports
+    it."""
     failure = evidence.job["status"].get("lastFailure") or {}
     if failure.get("attempt") == attempt and failure.get("exitCode") is not None:
         return int(failure["exitCode"])

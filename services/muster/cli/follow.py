@@ -75,7 +75,7 @@ class Display:
             self._line(moment)
 
     def _line(self, moment: Moment) -> None:
-        """In a pipe: each phase once, and progress now and then."""
+        """Print a line, as for a pipe: each phase once, and progress now and then."""
         now = time.monotonic()
         changed = moment.phase != self._last_phase
         if not changed and (moment.phase != "Running" or now - self._last_line_at < PLAIN_LINE_SECONDS):

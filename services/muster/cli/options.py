@@ -14,7 +14,7 @@ from muster.cli.output import json_wanted, say, use_json
 
 
 def _job_names(incomplete: str) -> list[str]:
-    """For shell completion: quiet and quick, whatever is wrong."""
+    """Return the names of jobs for shell completion, quietly and quickly, whatever is wrong."""
     from muster.client.address import find_server
     from muster.client.connection import Connection
 

@@ -100,7 +100,7 @@ def _lines(limits: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _limits(client: JobsClient, project: str) -> dict[str, Any]:
-    """Those that the project has; none if it is still to be made."""
+    """Return the limits of the project; none if it is still to be created."""
     try:
         limits: dict[str, Any] = client.get(f"projects/{project}")["limits"]
     except MusterError as error:

@@ -96,7 +96,7 @@ def format_progress(step: int | None, steps: int | None) -> str:
 def show_job(
     job: dict[str, Any], attempts: Sequence[dict[str, Any]], points: Sequence[Point], cost: dict[str, Any] | None = None
 ) -> None:
-    """Everything that `muster get` says of one job."""
+    """Print the output of `muster get` for one job."""
     console = answers()
     status, metadata = job["status"], job["metadata"]
     progress, checkpoint = status.get("progress") or {}, status.get("checkpoint") or {}
@@ -147,7 +147,7 @@ def format_age(status: dict[str, Any], created: str) -> str:
 
 
 def _lasted(begin: str, end: str | None) -> str:
-    """Until now, where there is no end yet."""
+    """Return the duration, until now if there is no end yet."""
     return formatting.duration((epoch_seconds(end) if end else time.time()) - epoch_seconds(begin))
 
 
@@ -232,7 +232,7 @@ def samples_heading(evaluation: dict[str, Any]) -> str:
 
 
 def _beginning(text: str) -> str:
-    """On one line, and not longer than a line should be."""
+    """Return the beginning of the text on one line, no longer than a line should be."""
     line = one_line(text)
     return line if len(line) <= SAMPLE_CHARACTERS else line[: SAMPLE_CHARACTERS - 2] + " …"
 

@@ -101,7 +101,7 @@ class _Landing(BaseHTTPRequestHandler):
         self.wfile.write(b"Muster has heard of it: go back to the terminal.\n")
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the code is in the address."""
+        """Log nothing, because the code is in the address."""
 
 
 def _refused(why: str) -> CliError:

@@ -55,7 +55,7 @@ class PlatformOptions:
 
     @property
     def url(self) -> str:
-        """As seen from this machine: an address that means all of them is no place to connect to."""
+        """Return the address as seen from this machine: nobody can connect to an address that means all of them."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - it is looked for
         return f"http://{host}:{self.port}"
 

@@ -72,7 +72,8 @@ def server_for(given: str | None, token: str | None) -> Server:
 
 
 def _opened(url: str, source: str, own: State | None, environ: Mapping[str, str], signing_in: bool) -> Server:
-    """With MUSTER_TOKEN, else the sign-in to this server, else the token's file, else one's own platform's."""
+    """Return the server with its token: MUSTER_TOKEN, else the sign-in to this server, else the token's file, else that
+    of one's own platform."""
     if signing_in:
         return Server(url, source)
     if not environ.get(ENV_TOKEN) and (token := token_for(url, environ)):

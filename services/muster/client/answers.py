@@ -135,7 +135,8 @@ class JobView:
 
     @property
     def spec(self) -> JobSpec:
-        """With all defaults. Values of secret-looking variables are ***; what a newer release added is left out."""
+        """Return the spec with all defaults. Values of secret-looking variables are ***, and fields of a newer release
+        are left out."""
         return parsed(JobSpec, known_part(JobSpec, self.document["spec"]))
 
     @property

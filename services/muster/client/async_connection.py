@@ -61,7 +61,8 @@ class AsyncConnection:
         return walk_async(steps, self.ask)
 
     async def token(self) -> str | None:
-        """In a thread where a sign-in may have to be renewed: the provider is asked then."""
+        """Return the token. If a sign-in may have to be renewed, it is renewed in a thread, because that calls the
+        provider."""
         signed_in = self.server.signed_in
         return await asyncio.to_thread(self.exchange.token) if signed_in else self.exchange.token()
 
@@ -90,7 +91,7 @@ class AsyncConnection:
 
 
 class _Stream:
-    """At most one open stream of server-sent events."""
+    """Connection to at most one open stream of server-sent events."""
 
     def __init__(self, http: httpx2.AsyncClient, token: Callable[[], Any]) -> None:
         self._http, self._token = http, token

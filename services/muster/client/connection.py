@@ -105,7 +105,8 @@ class Connection:
         return self.run(operations.plan(document))
 
     def _send(self, send: Send) -> Reply:
-        """In a thread, because a time-out of httpx ends a silence and not a server that sends a byte now and then."""
+        """Send the request in a thread, because a time-out of httpx ends a silence and not a server that sends a byte
+        now and then."""
         from muster.client.wire import address, meant, reply_of, request_options
 
         answers: queue.SimpleQueue[Reply | Exception] = queue.SimpleQueue()
@@ -134,7 +135,7 @@ class Connection:
 
 
 class _Stream:
-    """At most one open stream of server-sent events."""
+    """Connection to at most one open stream of server-sent events."""
 
     def __init__(self, http: httpx2.Client, exchange: Exchange) -> None:
         self._http, self._exchange = http, exchange

@@ -107,7 +107,7 @@ class RelativePath:
 
     @property
     def purpose(self) -> str | None:
-        """As what its file may be uploaded; None for a model, which is no single file."""
+        """Return the purpose with which the path's file may be uploaded; None for a model, which is no single file."""
         if self.path.startswith("spec.training.data.train"):
             return "fine-tune"
         if self.path.startswith("spec.training.evaluation"):

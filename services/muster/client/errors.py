@@ -32,7 +32,7 @@ class MusterError(Exception):
 
 
 class Unavailable(MusterError):
-    """Nobody has answered. What was asked for may be asked for again."""
+    """Error of a request that nobody has answered. The request may be repeated."""
 
 
 class Unreachable(Unavailable):
@@ -60,11 +60,11 @@ class Refused(MusterError):
 
 
 class NotAllowed(Refused):
-    """Nobody is signed in, or this person may not do that."""
+    """Error of a request without a sign-in, or of a person without the permission."""
 
 
 class NotFound(Refused):
-    """There is no such thing, or none that this person may see."""
+    """Error for a resource that does not exist, or that this person may not see."""
 
 
 class Conflict(Refused):

@@ -42,7 +42,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Send:
-    """To be answered by a Reply within `seconds_max`. A person is told after `silence_seconds`."""
+    """Step to send a request, which must be answered by a Reply within `seconds_max`. The user is notified after
+    `silence_seconds`."""
 
     ask: Ask
     headers: dict[str, str]
@@ -75,7 +76,7 @@ class StreamEvent:
     id: str = ""
 
     def json(self) -> Any:
-        """Its data. Raises MusterError."""
+        """Return the event's data, decoded. Raises MusterError."""
         try:
             return json.loads(self.data)
         except ValueError:

@@ -35,7 +35,7 @@ class Moment:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """As in the status, brought up to date by the newest step."""
+        """Return the progress of the status, updated by the newest step."""
         told: dict[str, Any] = self.status.get("progress") or {}
         if not self.steps or self.ended:
             return told

@@ -70,7 +70,7 @@ class Source:
         self._hashed += len(block)
 
     def _hash_until(self, offset: int) -> None:
-        """Of what another process, or an earlier request, has sent."""
+        """Hash the bytes that another process, or an earlier request, has sent."""
         self._file.seek(self._hashed)
         while self._hashed < offset and (block := self._file.read(min(BLOCK_BYTES, offset - self._hashed))):
             self._hash_beside(block)

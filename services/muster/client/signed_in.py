@@ -68,7 +68,8 @@ def forget(server: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def kept_from(server: str, client_id: str, token_endpoint: str, answer: Mapping[str, Any]) -> SignedIn:
-    """Of a token endpoint's answer. Raises NotAllowed where there is no ID token in it, nor for its refresh token."""
+    """Return the sign-in of a token endpoint's reply. Raises NotAllowed if neither the reply nor the use of its refresh
+    token gives an ID token."""
     if "id_token" not in answer and answer.get("refresh_token"):
         # Providers made of oauthlib answer a device code without one, and give it with the first renewal
         # (https://github.com/oauthlib/oauthlib/issues/968).
@@ -128,7 +129,7 @@ def _renewed(kept: SignedIn) -> SignedIn:
 
 
 def _expires_at(token: str) -> float:
-    """Of an ID token, which the server judges and this program only keeps."""
+    """Return the expiry of an ID token, which the server verifies and this program only stores."""
     import base64
 
     try:

@@ -46,7 +46,7 @@ class SweepView:
 
     @property
     def trials(self) -> tuple[SweepTrial, ...]:
-        """Those that were started, in their order."""
+        """Return the trials that were started, in their order."""
         return tuple(parsed(SweepTrial, each) for each in self.document["table"])
 
     @property

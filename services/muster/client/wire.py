@@ -23,7 +23,8 @@ def client_options(server: Server, transport: Any) -> dict[str, Any]:
 
 
 def address(ask: Ask) -> str:
-    """Of the request, relative to the server's. Not of `jobs:estimate` alone: that would be an address of a scheme."""
+    """Return the address of the request, relative to the server's. It is not `jobs:estimate` alone, which would be an
+    address with a scheme."""
     return f"/api/v1/{ask.path}"
 
 

@@ -87,7 +87,7 @@ class Adapter(Spec):
         return self.alpha / (math.sqrt(self.rank) if self.kind == "rslora" else self.rank)
 
     def parameters(self, architecture: Architecture) -> int:
-        """Its weights beside a decoder of this shape."""
+        """Return the number of its weights alongside a decoder of this shape."""
         ends = {target.rpartition(".")[2] for target in self.targets}
         shapes = [s for name, s in architecture.projections.items() if name in ends or ALL_LINEAR in ends]
         magnitudes = sum(outputs for outputs, _ in shapes) if self.kind == "dora" else 0

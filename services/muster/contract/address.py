@@ -41,7 +41,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class AddressError(UserError, ValueError):
-    """Not an address, or not one for this purpose. The message names the address and says what to write."""
+    """Error for text that is no address, or not one for this purpose. The message names the address and says what to
+    write."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Address:
 
     @property
     def is_absolute(self) -> bool:
-        """False for a path that counts from the working directory, which other processes do not share."""
+        """Return False for a path relative to the working directory, which other processes do not share."""
         return self.scheme != "file" or self.path.startswith(("/", "~"))
 
     def child(self, name: str) -> Address:
@@ -203,7 +204,7 @@ def hub_path(address: Address) -> HubPath:
 
 
 def _host_name(host: str) -> str:
-    """Of `name:port`, `[v6]:port` or a bare one."""
+    """Return the host name of `name:port`, `[v6]:port` or a bare one."""
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 

@@ -160,7 +160,8 @@ def _by_failure(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
 
 
 def _out_of_memory(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
-    """By the limit that was hit: the container's memory, or the device's; and only what this job has left to change."""
+    """Advise by the limit that was hit, the container's memory or the device's, and only with what this job has left to
+    change."""
     gang, training = spec.get("gang") or {}, spec.get("training") or {}
     memory = (gang.get("resources") or {}).get("memory")
     if failure.exit_code != ExitCode.OUT_OF_MEMORY:  # the kernel killed it: the container's limit, or the node's memory
@@ -210,5 +211,5 @@ def _queued(status: JobStatus, ahead: int) -> list[str]:
 
 
 def unreadable(raw: Mapping[str, Any]) -> list[str]:
-    """For a status that a newer operator wrote."""
+    """Advise on a status that a newer operator wrote."""
     return [f"The operator is newer than this API and says {raw.get('phase')!r}; upgrade the API to read the rest."]

@@ -221,12 +221,12 @@ class Commit(Record):
 
     @property
     def bytes(self) -> int:
-        """Of all its files, also those that earlier commits name too."""
+        """Return the bytes of all its files, including those that earlier commits name too."""
         return sum(file.bytes for file in self.files)
 
     @property
     def added_bytes(self) -> int:
-        """Of the files that were written for this commit."""
+        """Return the bytes of the files that were written for this commit."""
         folder = attempt_prefix(self.step, self.attempt) + "/"
         return sum(file.bytes for file in self.files if file.key.startswith(folder))
 

@@ -32,7 +32,7 @@ def second_models(training: TrainingConfig) -> dict[str, SecondModel]:
 
 
 def commits_read(training: TrainingConfig) -> dict[str, FromCommit]:
-    """By the path of the field that names each."""
+    """Return the commits that the job reads, by the path of the field that names each."""
     named = {"model.from": training.model.from_}
     named |= {f"{path}.from": second.from_ for path, second in second_models(training).items()}
     return {path: origin for path, origin in named.items() if origin is not None}

@@ -228,7 +228,7 @@ def _host(spec: JobSpec, known: Known, machine: InstancePrice | None) -> Host:
 
 
 def _requested_bytes(spec: JobSpec) -> int | None:
-    """Of gang.resources.memory, what a rank gets."""
+    """Return the part of gang.resources.memory that a rank gets."""
     text = spec.gang.resources.memory
     if not text:
         return None
@@ -295,7 +295,7 @@ def _price(machine: InstancePrice, spec: JobSpec) -> float | None:
 
 
 def _hourly(machine: InstancePrice, gpus: int, nodes: int, spec: JobSpec) -> float | None:
-    """Of a gang; a worker that takes half of a machine's GPUs pays half, as in prices.bill."""
+    """Return the hourly price of a gang; a worker that takes half of a machine's GPUs pays half, as in prices.bill."""
     each = _price(machine, spec)
     if each is None:
         return None

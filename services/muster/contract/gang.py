@@ -143,7 +143,8 @@ class Gang(Spec):
 
 
 def ranks_per_node(document: Mapping[str, Any]) -> int:
-    """Of a spec as a document, complete or as it was sent, for those who read many and parse none."""
+    """Return the ranks per node of a spec as a document, complete or as it was sent, for code that reads many and
+    parses none."""
     gang = document.get("gang") or {}
     return _ranks(int(gang.get("gpusPerNode") or 0), int(gang.get("processesPerNode") or 0))
 

@@ -49,7 +49,7 @@ class Need:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Of the device's memory."""
+        """Return the parts of the device's memory."""
         return {field.name: int(getattr(self, field.name)) for field in fields(self) if field.name != "host"}
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ def _second_models(sizes: tuple[ModelSize, ...], training: TrainingConfig, shard
 
 
 def weight_bytes(training: TrainingConfig) -> int:
-    """Of one trained weight, and of its gradient."""
+    """Return the bytes of one trained weight, and of its gradient."""
     return 4 if training.optimizer.master_weights else 2
 
 
@@ -266,7 +266,7 @@ def _layer_inputs(size: ModelSize, training: TrainingConfig, width: int) -> int:
 
 
 def _mask(training: TrainingConfig, width: int, device: Device) -> int:
-    """Of packed rows; a block mask is next to nothing."""
+    """Return the bytes of the mask of packed rows; a block mask is negligible."""
     if _by_blocks(width, device):
         return 0
     return training.batch.micro_batch * training.data.sequence_length**2 * width

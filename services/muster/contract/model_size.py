@@ -73,7 +73,7 @@ class Dimensions:
 def decoder_size(
     architecture: Architecture, adapter: Adapter | None, scores: int | None = None, freeze: Sequence[str] = ()
 ) -> ModelSize:
-    """Of our own decoder. `scores` and `freeze` are as in `size_of`."""
+    """Return the size of our own decoder. `scores` and `freeze` are as in `size_of`."""
     a = architecture
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (a.vocab_size, a.dim), "norm.weight": (a.dim,)}
     if not a.tied_head:
@@ -88,7 +88,7 @@ def decoder_size(
 
 
 def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
-    """From a config.json. Raises ValueError naming the key that is not there."""
+    """Parse the dimensions of a config.json. Raises ValueError naming the missing key."""
 
     def number(*names: str, default: int | None = None) -> int:
         for name in names:
@@ -219,7 +219,7 @@ def size_of(
 
 
 def _names_of(weight: str, tied_head: bool) -> tuple[str, ...]:
-    """All that a weight may be called: a tied embedding is the head too."""
+    """Return all names that a weight may have: a tied embedding is the head too."""
     return (weight, "lm_head.weight", "head.weight") if tied_head and is_embedding(weight) else (weight,)
 
 
@@ -273,7 +273,8 @@ def is_token_head(weight: str) -> bool:
 
 
 def saved_weights(weights: Iterable[str], adapter: Adapter | None, tied_head: bool) -> list[str]:
-    """Those of these weights that are trained whole beside an adapter, by the name of their module or of one around it.
+    """Return those of these weights that are trained whole alongside an adapter, by the name of their module or of one
+    around it.
 
     `tied_head` tells that embedding and head are one weight, which either name means.
     """

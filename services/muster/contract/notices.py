@@ -64,7 +64,7 @@ class Notice(Record):
 
 
 class NodeNotices(Record):
-    """All that a node has to say now."""
+    """Current notices of a node."""
 
     node: str
     at: float  # seconds since the epoch

@@ -106,7 +106,7 @@ class Finding(Reply):
 
 
 class Accumulation(Reply):
-    """On so many nodes an optimizer step takes `micro_steps` forward and backward passes."""
+    """Gradient accumulation on so many nodes: an optimizer step takes `micro_steps` forward and backward passes."""
 
     nodes: int
     ranks: int

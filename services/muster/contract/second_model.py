@@ -28,7 +28,7 @@ class SecondModel(Spec):
 
     @property
     def words(self) -> str:
-        """Its address, for messages and to compare by."""
+        """Return its address, for messages and comparisons."""
         if self.source is not None:
             return self.source
         assert self.from_ is not None, "a second model is a folder or a commit"

@@ -175,7 +175,8 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _trackers_have_their_tokens(self) -> Self:
-        """Only where it is certain that there is none: a variable may come from `envFrom`, too."""
+        """Refuse a tracker without its token, but only if it is certain that there is none: a variable may come from
+        `envFrom`, too."""
         wandb, runtime = self.tracking.wandb, self.runtime
         named = {variable.name for variable in runtime.env}
         if wandb is not None and wandb.mode == "online" and not runtime.env_from and WANDB_KEY not in named:
@@ -271,7 +272,7 @@ def past_of(status: JobStatus) -> Past | None:
 
 
 class WorkerConfig(Record):
-    """All that a worker needs to know of its job, as JSON in MUSTER_CONFIG."""
+    """Configuration of a worker: the part of its job that it needs, as JSON in MUSTER_CONFIG."""
 
     training: TrainingConfig
     checkpoint: CheckpointSpec

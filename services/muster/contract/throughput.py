@@ -86,7 +86,8 @@ def from_records(
 
 
 def from_literature(size: ModelSize, training: TrainingConfig, ranks: int, gpu: str) -> Throughput | None:
-    """None where the device's peak is not known, or not in the job's precision."""
+    """Estimate the throughput from published figures, or return None if the device's peak is not known, or not in the
+    job's precision."""
     peak = flops.peak(gpu, training.precision)
     if peak is None or training.precision in ("fp32", "fp8"):  # what is published was done in bf16
         return None

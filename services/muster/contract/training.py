@@ -75,7 +75,7 @@ class Length(Spec):
 
 
 class TrainingConfig(Spec):
-    """All that decides what is computed. Two equal configurations with equal world sizes train equal models."""
+    """Configuration of the computation. Two equal configurations with equal world sizes train equal models."""
 
     task: Task = "pretrain"
     """`pretrain` learns every token of a document, `sft` what the assistant says in a conversation. `dpo`, `orpo` and

@@ -110,7 +110,7 @@ COLUMNS = ("month", "project", "person", "job", "name", *(str(field.alias) for f
 
 
 def held_of(attempt: Attempt, job: str, name: str, person: str, cpus_per_worker: float) -> Held | None:
-    """None for an attempt that holds nothing, because another scheduler has not placed it."""
+    """Return what an attempt holds, or None if it holds nothing because another scheduler has not placed it."""
     if attempt.outcome == "waiting":
         return None
     return Held(
@@ -133,7 +133,7 @@ def month_of(time: float) -> str:
 
 
 def month_range(month: str) -> tuple[float, float]:
-    """Its first moment and that of the month after, in UTC. Raises ValueError."""
+    """Return the first moment of the month and that of the next month, in UTC. Raises ValueError."""
     match = _MONTH.fullmatch(month)
     if match is None or not 1970 <= int(match[1]) < 9999:
         raise ValueError(f"must be a month such as 2026-11, not {month[:40]!r}")

@@ -24,7 +24,7 @@ class Example:
 
 @cache
 def examples_folder() -> Path | None:
-    """None where they were left out of the installation."""
+    """Return the folder of the examples, or None if the installation left them out."""
     bases = Path(__file__).resolve().parents
     places = (base / place for base in bases for place in _PLACES)
     return next((place for place in places if (place / _SIGN).is_file()), None)

@@ -14,7 +14,7 @@ WHOLE = None
 
 
 def decoder(fields: Fields) -> Callable[[bytes], Any]:
-    """Of a page of a list and of an event of a watch, with these fields of each object. Raises ValueError.
+    """Return a decoder of a list's page and of a watch's event, with these fields of each object. Raises ValueError.
 
     What is of another shape is decoded as a whole: a watch may send a Status, whose `status` is a word.
     """

@@ -13,10 +13,10 @@ def seconds_of(timestamp: str | None) -> float:
 
 
 def now() -> str:
-    """To the second: metav1.Time."""
+    """Return the time to the second (metav1.Time)."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def now_micro() -> str:
-    """To the microsecond: metav1.MicroTime, as events and leases have it."""
+    """Return the time to the microsecond (metav1.MicroTime), as events and leases have it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -26,10 +26,10 @@ class ObjectCache(Protocol):
     """Store for objects of one kind. It is called from one task only."""
 
     def put(self, item: Object) -> None:
-        """It is there, new or changed."""
+        """Store a new or changed object."""
 
     def drop(self, item: Object) -> None:
-        """It is gone; this was its last state."""
+        """Remove a deleted object; this was its last state."""
 
     def keep_only(self, uids: set[str]) -> None:
         """A fresh list had these and no others."""
@@ -63,7 +63,7 @@ class Reflector:
         self.lists = 0
 
     async def run(self) -> None:
-        """Never returns."""
+        """Run forever."""
         failures = 0
         while True:
             try:

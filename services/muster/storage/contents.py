@@ -51,7 +51,7 @@ class Contents:
         return f"{project}/{sha256}{ending_of(name)}"
 
     def address(self, key: str) -> str:
-        """As a job's document names it."""
+        """Return the address as a job's document names it."""
         return str(self.place.child(key))
 
     def has(self, key: str) -> bool:
@@ -83,5 +83,5 @@ class Contents:
         return open_store(self.place, replace(S3Settings.from_environment(os.environ), kms_key_id=kms_key_id))
 
     def delete(self, key: str) -> None:
-        """Nothing happens where they are not there. Raises StoreError."""
+        """Delete the bytes; a missing object is ignored. Raises StoreError."""
         self.store.delete(key)

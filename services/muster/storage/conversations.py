@@ -68,7 +68,7 @@ class Turn(NamedTuple):
     more: Mapping[str, Any] = NOTHING  # tool_calls, whose arguments may be JSON text, and all else of the message
 
     def message(self) -> dict[str, Any]:
-        """As templates read it."""
+        """Return the turn as templates read it."""
         return {"role": self.role, "content": self.content, **self.more}
 
 

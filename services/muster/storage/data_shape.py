@@ -36,7 +36,8 @@ class _Look:
 
 
 def look_at(training: TrainingConfig) -> DataShape | None:
-    """None where a source can't be looked at from here: on another machine's disk, on the web, built in, not there."""
+    """Return the shape of the data, or None if a source can't be read from here: it is on another machine's disk, on
+    the web, built in or missing."""
     per_token = 1.0 if training.data.tokenizer == "bytes" and training.model.shape is not None else BYTES_PER_TOKEN
     looks = list[_Look]()
     for source in training.data.train:

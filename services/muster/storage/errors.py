@@ -17,7 +17,7 @@ class StoreError(StorageError):
 
 
 class NotFound(StoreError):
-    """There is no such object."""
+    """Error for an object that does not exist."""
 
 
 class Truncated(StoreError):
@@ -41,8 +41,8 @@ class Replaced(StoreError):
 
 
 class Refused(StoreError):
-    """Nobody will ever be let do this until a person changes something: there is no such bucket, access is denied, a
-    name of the address is wrong. What another attempt, on another node, may well be let do is a plain StoreError."""
+    """Error that lasts until a person changes something: there is no such bucket, access is denied, a name of the
+    address is wrong. A plain StoreError is for what may succeed in another attempt, on another node."""
 
 
 @contextlib.contextmanager

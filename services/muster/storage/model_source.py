@@ -38,8 +38,8 @@ class ModelFacts:
 
 
 def model_facts(training: TrainingConfig) -> ModelFacts:
-    """Of the model that a job starts from, and of its second ones. Raises UserError where it can't be trained,
-    StorageError where it can't be read now; both name the place."""
+    """Return the facts of the model that a job starts from, and of its second ones. Raises UserError if it can't be
+    trained, and StorageError if it can't be read now; both name the place."""
     found = _own_facts(training)
     beside = tuple(_second_size(second) for second in second_models(training).values())
     return replace(found, size=replace(found.size, second=beside))

@@ -373,7 +373,7 @@ def _rows_of_parquet(file: File) -> Iterator[RawRecord]:
 
 
 def _rows_of_arrow(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
-    """Of a stream of record batches, as `datasets` keeps a data set (`save_to_disk`)."""
+    """Yield the rows of a stream of record batches, as `datasets` stores a data set (`save_to_disk`)."""
     pa, ipc = arrow(), arrow("pyarrow.ipc")
     number = 0
     try:

@@ -42,7 +42,7 @@ def probe(
     at = {"Bucket": bucket, "Key": f"{prefix}probe-{uuid.uuid4().hex}", **encryption}
 
     def accepts_crc32(checksum: str) -> bool | None:
-        """None where the store does not know what a checksum is."""
+        """Return whether the store accepts the checksum, or None if it does not know checksums."""
         try:
             client.put_object(**at, Body=body, ChecksumCRC32=crc32_header(checksum))
         except Exception as error:

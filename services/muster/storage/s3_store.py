@@ -51,7 +51,8 @@ class S3Store:
         )
 
     def verify(self, entry: FileEntry) -> None:
-        """By what the server does: it keeps the checksum, it checked every part on arrival, or all is read again."""
+        """Verify by the server's means: it stores the checksum, it checked every part on arrival, or everything is read
+        again."""
         if self.server.integrity == "crc32":
             self._compare_kept_checksum(entry)
         elif self.server.integrity == "read_back" or entry.key in self._uploads.doubtful:

@@ -39,7 +39,7 @@ class S3Uploads:
         return ThreadPoolExecutor(self._bucket.settings.streams, thread_name_prefix="s3")
 
     def write(self, key: str, data: memoryview, sent: Callable[[int], None]) -> list[tuple[str, int]]:
-        """As Store.write. Returns checksum and length of each of the 16 MiB parts that a COMMIT names."""
+        """Write as Store.write does. Returns checksum and length of each of the 16 MiB parts that a COMMIT names."""
         part_bytes = upload_part_bytes(len(data))
         if len(data) > part_bytes:
             return self._write_in_parts(key, data, part_bytes, sent)

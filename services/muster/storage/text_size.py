@@ -10,7 +10,7 @@ _NOT_TEXT: Final = ("role", "from", "type", "id")
 
 
 def text_bytes(record: Any, format: str, field: str = "text") -> int | None:
-    """Of the document in a record, in UTF-8. None where the record is none."""
+    """Return the bytes of the document in a record, in UTF-8, or None if the record has none."""
     if not isinstance(record, Mapping):
         return None
     if format == "jsonl":

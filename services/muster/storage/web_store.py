@@ -175,7 +175,7 @@ _NO_HEAD = (400, 403, 405, 501)  # what servers answer to HEAD that would give t
 
 
 def _wait_for(error: Exception) -> tuple[bool, float | None] | None:
-    """As Retry.call asks: whether the error passes, whether it concerns all requests, and for how long."""
+    """Answer for Retry.call whether the error passes, whether it concerns all requests, and how long to wait."""
     if isinstance(error, StoreError):
         return None
     if isinstance(error, urllib.error.HTTPError):
@@ -186,7 +186,7 @@ def _wait_for(error: Exception) -> tuple[bool, float | None] | None:
 
 
 def _object(key: str, answer: Any, size: str) -> Object | None:
-    """None where `size` is none."""
+    """Return the object, or None if `size` is not a number."""
     if not size.isdigit():
         return None
     changed = answer.headers.get("Last-Modified")

@@ -1,7 +1,7 @@
-"""Everything that the pages use of the API. No other module of the pages imports it.
+"""Facade of the API for the pages. No other module of the pages imports the API.
 
-A page asks the API's services with the same caller as a program would. Where a route puts an answer together, that
-route is called, as the function that it is.
+A page calls the API's services with the same caller as a program would. Where a route composes a reply, the route is
+called, because it is a function.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ async def free_name(services: Services, row: JobRow) -> str:
 
 
 async def project_names(services: Services, caller: Principal) -> list[str]:
-    """Of the projects that the caller may submit to."""
+    """Return the names of the projects that the caller may submit to."""
     async with services.database.read() as session:
         rows = await projects.visible(session, caller)
     return [row.name for row in rows if (role := caller.role_in(row.name)) is not None and role.covers(Role.MEMBER)]
@@ -277,8 +277,8 @@ async def project_list(services: Services, caller: Principal) -> list[dict[str, 
 
 
 async def webhooks(services: Services, caller: Principal, project: str) -> list[dict[str, Any]]:
-    """Those of a project that the caller maintains, without secrets, each with its `host`: the rest of an address is a
-    password to some services."""
+    """Return the webhooks of a project that the caller maintains, without secrets, each with its `host`: the rest of an
+    address is a password to some services."""
     items = document_of(await webhook_routes.list_webhooks(services, caller, project))["items"]
     return [{**each, "host": urlsplit(each["url"]).netloc.rpartition("@")[2]} for each in items]
 
@@ -299,7 +299,7 @@ def project_request(given: dict[str, Any]) -> ProjectRequest:
 
 
 async def tokens(services: Services, caller: Principal) -> list[dict[str, Any]]:
-    """Those that the caller may see, without the tokens themselves."""
+    """Return the tokens that the caller may see, without their secret values."""
     items: list[dict[str, Any]] = document_of(await token_routes.list_tokens(services, caller))["items"]
     return items
 
@@ -312,7 +312,7 @@ def token_request(given: dict[str, Any]) -> TokenRequest:
 async def events(
     services: Services, job_id: str, after: int, limit: int = EVENTS_PER_PAGE, kinds: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Of a job that the caller was found to see. Oldest first."""
+    """Return the events, oldest first, of a job that the caller is known to see."""
     async with services.database.read() as session:
         rows = await event_rows.after(session, job_id, after, limit, kinds)
     return [event_of(row).model_dump(mode="json", by_alias=True) for row in rows]
@@ -332,7 +332,7 @@ async def as_now(services: Services, request: Request, caller: Principal) -> Pri
 
 
 async def versions_of(services: Services, job_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """By job, numbers of which one grows whenever the job, or any job for ANY_JOB, has news."""
+    """Return, by job, numbers of which one grows whenever the job, or any job for ANY_JOB, has news."""
     found: dict[str, tuple[int, ...]] = {}
     async with services.database.read() as session:
         if ANY_JOB in job_ids:

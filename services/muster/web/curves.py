@@ -27,7 +27,7 @@ async def show_curves(
     begin: Annotated[float | None, Query(alias="from", allow_inf_nan=False)] = None,
     end: Annotated[float | None, Query(alias="to", allow_inf_nan=False)] = None,
 ) -> Response:
-    """As `GET /api/v1/jobs/{id}/curves`."""
+    """Return the same as `GET /api/v1/jobs/{id}/curves`."""
     low, high = -math.inf if begin is None else begin, math.inf if end is None else end
     found = await api.curves(services, visitor, job_id, CurveQuery(points, axis, low, high))
     return JSONResponse(found, headers=_NOT_KEPT)

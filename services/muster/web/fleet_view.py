@@ -70,7 +70,7 @@ def tile(node: Mapping[str, Any]) -> Tile:
 
 
 def recoveries(jobs: Iterable[tuple[str, str, Mapping[str, Any]]], now: float) -> list[Recovery]:
-    """Of the last day, newest first. `jobs` are ids, names and statuses."""
+    """Return the recoveries of the last day, newest first. `jobs` are ids, names and statuses."""
     found = []
     for job_id, name, status in jobs:
         attempts: Sequence[Mapping[str, Any]] = status.get("attempts") or ()

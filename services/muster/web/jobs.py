@@ -63,7 +63,7 @@ async def list_jobs(
     sort: Text = "newest",
     p: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
 ) -> Response:
-    """Everything about the list is in its address, so that it can be shared."""
+    """Show the list of jobs. Its address holds everything about the list, so that it can be shared."""
     order = sort if sort in ORDERS else "newest"
     wanted = Wanted(
         search=q.strip(),

@@ -64,7 +64,7 @@ class Chosen:
 
 
 async def choose(services: Services, job_id: str, attempt: int | None, worker: int) -> Chosen:
-    """Of the newest attempt where none is named."""
+    """Return the chosen log; without an attempt, that of the newest one."""
     logs = await api.fetch_log(services, job_id, attempt, worker)
     attempts = await run_in_threadpool(logs.attempts)
     number = attempt or (attempts[-1] if attempts else 0)
@@ -166,7 +166,7 @@ def _pieces(file: File) -> Iterator[bytes]:
 
 
 def ranks_of(row: JobRow, worker: int) -> range:
-    """Those that write to the worker's log."""
+    """Return the ranks that write to the worker's log."""
     count = ranks_per_node(row.spec)
     return range(worker * count, (worker + 1) * count)
 

@@ -27,8 +27,8 @@ class News:
         self._known: dict[str, Version] = {}
 
     async def version(self, services: Services, job_id: str) -> Version:
-        """As `newest`, but as it was when somebody asked since this process last told of news, or within POLL_SECONDS:
-        for those who wait, and ask again."""
+        """Return `newest`, but as it was when somebody asked since this process last announced news, or within
+        POLL_SECONDS: for those who wait, and ask again."""
         known = self._of_this_moment(services)
         return known[job_id] if job_id in known else await self.newest(services, job_id)
 

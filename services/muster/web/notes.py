@@ -24,7 +24,7 @@ class Note:
 
 
 def go_on(address: str, notes: list[Note]) -> RedirectResponse:
-    """To the page that follows a form (303, so that reading it again sends nothing)."""
+    """Redirect to the page that follows a form (303, so that reading it again sends nothing)."""
     response = RedirectResponse(address, status_code=303)
     shown = notes[:_NOTES_MAX] + (
         [Note(True, f"and {len(notes) - _NOTES_MAX} more")] if len(notes) > _NOTES_MAX else []
@@ -36,7 +36,7 @@ def go_on(address: str, notes: list[Note]) -> RedirectResponse:
 
 
 def read_notes(request: Request) -> list[Note]:
-    """None where the cookie is nobody's we know."""
+    """Return the notes of the cookie; none if it is not ours."""
     try:
         raw = json.loads(base64.urlsafe_b64decode(request.cookies.get(NOTE_COOKIE, "")))
         return [Note(bool(good), str(words)) for good, words in raw]

@@ -76,7 +76,8 @@ def render(template: str, **values: Any) -> Markup:
 
 @cache
 def environment() -> Environment:
-    """Everything is escaped; a name that no page was given is a fault and not an empty text."""
+    """Return the template environment. It escapes everything, and a name that a page was not given is an error rather
+    than an empty text."""
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -103,7 +104,8 @@ def environment() -> Environment:
 
 
 def clip(value: object, characters: int = 300) -> str:
-    """At most so many characters of it, the end said by an ellipsis: a page is not for a megabyte of text."""
+    """Return at most so many characters of the value, with an ellipsis at the end: a page is not for a megabyte of
+    text."""
     whole = str(value)
     shown = text.readable(whole[: characters * 4])  # what is taken out may leave less
     return shown if len(whole) <= characters else shown[: characters - 1] + "…"

@@ -33,7 +33,7 @@ def sign_in_page(request: Request, onward: str, status: int = 200, fault: str = 
 
 @router.post("/sign-in")
 async def sign_in(request: Request, services: ServicesDependency) -> Response:
-    """By a token, which is kept nowhere: the cookie is a secret of its own."""
+    """Sign in by a token, which is not stored: the cookie is a secret of its own."""
     refuse_other_sites(request)
     fields = await read_form(request)
     token, onward = fields.get("token", [""])[0].strip(), local_path(fields.get("next", [HOME])[0])

@@ -28,13 +28,13 @@ Files = tuple[tuple[Path, int], ...]
 
 
 class Sparklines:
-    """For threads. Losses by job, oldest first."""
+    """Thread-safe cache of losses by job, oldest first."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[Files, list[float]]] = OrderedDict()
 
     def of(self, layout: State, uids: Sequence[str]) -> dict[str, list[float]]:
-        """By uid; an empty list where nothing was trained yet."""
+        """Return the losses by uid; an empty list if nothing was trained yet."""
         return {uid: self._one(layout, uid) for uid in uids}
 
     def _one(self, layout: State, uid: str) -> list[float]:
@@ -62,7 +62,8 @@ def _files(layout: State, uid: str) -> Files:
 
 
 def sampled(files: Files, points: int) -> list[float]:
-    """At most so many losses, evenly spaced over the bytes of the files, by step; the last one among them."""
+    """Return at most so many losses by step, evenly spaced over the bytes of the files, with the last one among
+    them."""
     whole = sum(size for _, size in files)
     if not whole:
         return []

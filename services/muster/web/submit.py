@@ -136,7 +136,7 @@ async def _show(
 
 
 async def _guessed(services: Services, visitor: Principal) -> dict[str, str]:
-    """As many GPUs as the largest node has."""
+    """Return the guessed fields: as many GPUs as the largest node has."""
     nodes = (await api.overview(services, visitor, waiting_max=0)).nodes
     return {"gpus": str(max((node["gpus"] for node in nodes["items"]), default=0)), "project": visitor.home}
 
@@ -173,7 +173,7 @@ def _warnings(checked: api.drafting.Checked) -> list[tuple[str, str]]:
 
 
 def _cheapest(estimate: dict[str, Any]) -> str:
-    """Of the gangs that the job fits into, where its price is known."""
+    """Return the cheapest of the gangs that the job fits into, if its price is known."""
     found = estimate.get("cheapest")
     if not found or found.get("price") is None:
         return ""

@@ -93,7 +93,7 @@ def _tuned(fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _tokens_per_step(fields: Mapping[str, str]) -> Any:
-    """As many samples as every rank can have equally many of."""
+    """Return a number of tokens that gives every rank equally many samples."""
     sequence, nodes, gpus = (_number(fields[name]) for name in ("sequence", "nodes", "gpus"))
     if not all(isinstance(each, int) and each >= 0 for each in (sequence, nodes, gpus)) or not nodes:
         return sequence
