@@ -95,7 +95,8 @@ def newest(commits: tuple[CommitSummary, ...]) -> Committed | None:
 
 
 def _silent(folder: str, seconds: float) -> KnownCommits:
-    """In words that stay the same from look to look, for each change is a write of the status."""
+    """Return the result for a silent store, in words that stay the same from read to read, because each change is a
+    write of the status."""
     minutes = int(seconds // 60)
     for_long = f"{minutes} min" if minutes else "several seconds"
     return KnownCommits(unreadable=f"the checkpoint folder {folder} has not answered for {for_long}")

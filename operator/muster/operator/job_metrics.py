@@ -40,7 +40,7 @@ Sample = tuple[str, str, float]  # family, own labels as `name="value",`, value
 
 
 def job_page(jobs: Iterable[JobSummary], prices: Prices, now: float) -> str:
-    """In Prometheus' text format."""
+    """Return the metrics of jobs in Prometheus' text format."""
     lines: dict[str, list[str]] = {name: [] for name in FAMILIES}
     for job in jobs:
         ended = job.status.finished_at

@@ -33,7 +33,7 @@ class NodeReporter:
         self._written = found
 
     async def run(self) -> str | None:
-        """For ever. What fails is tried again in the next round."""
+        """Run forever. What fails is tried again in the next round."""
         while True:
             try:
                 await self.step()

@@ -77,7 +77,7 @@ class Runner:
         self._distrusted: set[str] = set()  # a conflict showed that what we see lags behind
 
     def enqueue(self, key: str, ticks: float) -> None:
-        """There is news about a job (its uid) or the fleet (FLEET)."""
+        """Enqueue a job (its uid) or the fleet (FLEET) after a change."""
         self.queue.enqueue(key, ticks)
 
     async def turn(self, ticks: float) -> bool:

@@ -174,7 +174,7 @@ def _look_after(fleet: Fleet, months: MonthBudgets) -> float | None:
 
 
 def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
-    """Those that ask for nodes and have none, or must leave those they have; the first in line first."""
+    """Return the jobs that request nodes and have none, or must leave those they have, in the order of the queue."""
     granted = {(entry.uid, entry.number) for entry in entries}
     ready = {node.name: node for node in fleet.nodes if node.ready}
     yielding = {(entry.uid, entry.number) for entry in entries if entry.yields_to}
@@ -196,7 +196,8 @@ def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
 
 
 def _must_leave(job: JobSummary, ready: dict[str, Node], granted: set[tuple[str, int]]) -> bool:
-    """It is preempted or evicted from nodes that are going, will try again, and has nothing held for that yet."""
+    """Return whether the job is preempted or evicted from nodes that are going, will try again, and has nothing
+    reserved for that yet."""
     status, spec = job.status, job.spec
     return (
         status.phase is Phase.RESTARTING

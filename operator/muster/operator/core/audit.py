@@ -27,7 +27,7 @@ class AuditFailed(AssertionError):
 
 
 def audit(seen: Observed, decision: Decision) -> tuple[str, ...]:
-    """Everything that is wrong with the decision; empty if nothing is."""
+    """Return everything that is wrong with the decision; empty if nothing is."""
     faults = list(_general(seen, decision))
     if decision.status is not seen.status and not _only_in_todays_form(seen.status, decision.status):
         faults += _change(seen, decision)

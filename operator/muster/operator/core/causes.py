@@ -182,7 +182,7 @@ def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
 
 
 def _cause_of_end(worker: Worker) -> Cause | None:
-    """By its exit code; None if it ended well."""
+    """Return the cause by the worker's exit code; None if it ended well."""
     if worker.exit is None:
         # No container of it ever ran: the kubelet rejected it (UnexpectedAdmissionError, OutOfcpu, NodeShutdown …).
         return Cause.INFRASTRUCTURE if worker.reason else Cause.UNKNOWN
@@ -197,7 +197,7 @@ def _cause_by_reason(worker: Worker) -> Cause | None:
 
 
 def _arithmetic(worker: Worker) -> str:
-    """For a worker that was killed for its memory, and so could not say it itself."""
+    """Return the memory arithmetic for a worker that was killed for its memory, and so could not report it itself."""
     if worker.exit is not None and worker.exit.exit_code == ExitCode.OUT_OF_MEMORY:
         return ""
     return next((f"; {beat.memory}" for beat in worker.heartbeats if beat.memory), "")
@@ -228,9 +228,8 @@ def _describe_end(worker: Worker) -> str:
 
 
 def _lost_nodes(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
-    """Not while the worker itself is heard of: when an API server was away for longer than a node may be silent, every
-    node is called silent for a moment.
-    """
+    """Yield the failures of nodes that do not answer, except while the worker itself is heard of: when an API server
+    was away for longer than a node may be silent, every node is called silent for a moment."""
     for worker in summary.unreachable:
         heard_at = max((beat.at for beat in worker.heartbeats), default=0.0)
         if summary.seen.now - max(worker.since, heard_at) < UNREACHABLE_SECONDS:
@@ -289,7 +288,7 @@ def _signals(seen: Observed) -> Iterator[FailureDiagnosis]:
 
 
 def _leaving(seen: Observed, node: str) -> Cause | None:
-    """If the node was announced to go, its end is that and no fault."""
+    """Return the cause if the node was announced to go: its end is that and no fault."""
     for signal in seen.signals:
         if signal.attempt == seen.status.attempt and signal.node == node:
             if signal.kind is SignalKind.SPOT_NOTICE:
@@ -317,7 +316,8 @@ def diagnose_missing_workers(summary: WorkerSummary) -> FailureDiagnosis:
 
 
 def diagnose_preemption(summary: WorkerSummary, granted: Reservation) -> FailureDiagnosis:
-    """Its nodes go to another job (preemption.py). That is nobody's failure and speaks against no node."""
+    """Return the diagnosis of an attempt whose nodes go to another job (preemption.py). That is nobody's failure and
+    does not count against any node."""
     failure = Failure.model_construct(
         cause=Cause.EVICTION, attempt=summary.status.attempt, at=summary.seen.now, message=granted.yields_because
     )
@@ -370,7 +370,7 @@ def diagnose_refusal(summary: WorkerSummary, suspicion: Suspicion) -> FailureDia
 
 
 def diagnose_inconsistent_status(summary: WorkerSummary, why: str) -> FailureDiagnosis:
-    """Nothing failed that we know of, but the status is not to be trusted."""
+    """Return the diagnosis of a status that is not to be trusted, although nothing is known to have failed."""
     failure = Failure.model_construct(
         cause=Cause.INFRASTRUCTURE, attempt=summary.status.attempt, at=summary.seen.now, message=why
     )

@@ -164,7 +164,7 @@ def change_key(beat: Heartbeat) -> tuple[object, ...]:
 
 
 def _is_well(beat: Heartbeat, conditions: tuple[Condition, ...]) -> bool:
-    """Nothing to tell, nor to take back. Almost always so, and cheap to see."""
+    """Return whether there is nothing to report or to take back. That is almost always so, and cheap to check."""
     share, due = beat.data_wait_share, beat.commit_seconds
     if (
         beat.slow_ranks

@@ -13,7 +13,8 @@ from muster.operator.core.worker_summary import WorkerSummary
 
 
 def data_skip(summary: WorkerSummary, resume_step: int) -> DataSkip | None:
-    """For the attempt that is being started. What was passed over after the same commit before stays so."""
+    """Return the data to skip for the attempt that is being started. Data that was skipped after the same checkpoint
+    before stays skipped."""
     status = summary.status
     before, failure = status.data_skip, status.last_failure
     if failure is None or failure.attempt != status.attempt or failure.cause is not Cause.NUMERIC:

@@ -172,7 +172,7 @@ def suspended(summary: WorkerSummary) -> Decision | None:
 
 
 def queued(summary: WorkerSummary) -> Decision | None:
-    """In the queue: begin when nodes are reserved for this very request."""
+    """Decide about a job in the queue: start it when nodes are reserved for this very request."""
     seen, status = summary.seen, summary.status
     if status.phase is not Phase.QUEUED:
         return None

@@ -51,7 +51,7 @@ class Option:
 
 
 def restart_seconds(job: JobSummary) -> float:
-    """From the start of an attempt to its first step, as the newest attempt that came so far took."""
+    """Return the time from the start of an attempt to its first step, as the newest attempt that reached one took."""
     for attempt in reversed(job.status.attempts):
         if attempt.first_step_at is not None and attempt.first_step_at >= attempt.created_at:
             return attempt.first_step_at - attempt.created_at
@@ -90,7 +90,7 @@ def _knapsack(
 def _worth_trying(
     options: list[list[Option]], missing: int, price: Callable[[Option], float]
 ) -> Iterator[list[Option]]:
-    """Of units that are alike but for their price, no more than could be needed: the cheapest."""
+    """Yield, of units that differ only in their price, no more than could be needed: the cheapest."""
     alike: dict[tuple[tuple[int, int], ...], list[list[Option]]] = {}
     for unit in options:
         useful = [option for option in unit if option.workers]

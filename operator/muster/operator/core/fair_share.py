@@ -64,7 +64,7 @@ class Shares:
         self.entitled: dict[str, float] = self._entitled() if self.active else {}
 
     def hold(self, job: JobSummary, gpus: int) -> None:
-        """So many more GPUs (fewer, if negative)."""
+        """Record that the job holds so many more GPUs (fewer, if negative)."""
         levels, priority = self._held.setdefault(job.project, {}), self._fleet.priority(job)
         levels[priority] = levels.get(priority, 0) + gpus
         self._total[job.project] = self._total.get(job.project, 0) + gpus
@@ -79,9 +79,9 @@ class Shares:
         return min(self._held_from(project, priority) + change, self.entitled.get(project, 0.0))
 
     def turn(self, project: str, priority: int, change: int = 0) -> tuple[bool, float]:
-        """For sorting the projects that have gangs of one priority in the queue, the first in line first: whoever holds
-        least of its guarantee; then whoever has borrowed least for its weight. `change`: as if it held so many GPUs
-        more.
+        """Return the key that sorts the projects with queued gangs of one priority, first turn first: the project that
+        holds least of its guarantee, then the one that has borrowed least for its weight. `change`: as if it held so
+        many more GPUs.
 
         Only gangs of that priority or a higher one count: whose turn it is must not change when lower ones are put out,
         or what was freed for one gang goes to another, which is put out for the first again.
@@ -154,7 +154,7 @@ def _weight(quota: ProjectQuota) -> float:
 
 
 def _wants_nodes(job: JobSummary) -> bool:
-    """It holds nodes or is in the queue for some, and Muster places it."""
+    """Return whether the job holds nodes or waits for some, and Muster places it."""
     status, spec = job.status, job.spec
     if spec.gang.scheduler.kind != "builtin" or status.phase.terminal or job.deleting or spec.cancel or spec.suspend:
         return False

@@ -86,5 +86,5 @@ class Fleet:
         return job.spec.priority or self.priorities.get(job.spec.priority_class_name or "", 0)
 
     def line(self, job: JobSummary) -> tuple[int, float, str]:
-        """For sorting, the first in line first: by priority, then by age."""
+        """Return the key that sorts the queue: by priority, then by age."""
         return -self.priority(job), job.created_at, job.uid

@@ -172,7 +172,8 @@ def _slow_first_step(summary: WorkerSummary) -> str:
 
 
 def _is_dry_run(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> bool:
-    """In a dry run nothing is ended that has not ended by itself."""
+    """Return whether the end of this attempt is left out because of a dry run, which ends nothing that has not ended by
+    itself."""
     return diagnosis.alive and summary.status.phase is Phase.RUNNING and summary.seen.spec.recovery.dry_run
 
 
@@ -213,7 +214,7 @@ def _begins(summary: WorkerSummary) -> dict[str, Any]:
 
 
 def _begun_at(summary: WorkerSummary) -> float:
-    """From when on the ranks could meet: the attempt's beginning, or when the last worker got its place."""
+    """Return the time from which the ranks could connect: the attempt's start, or when the last worker was placed."""
     created_at = summary.status.attempts[-1].created_at if summary.status.attempts else summary.status.since
     if summary.ready == len(summary.mine):  # a large gang is asked in every pass
         return created_at

@@ -44,7 +44,7 @@ class _Budget:
         return self.used >= self.limit
 
     def lasts(self, more_per_hour: float) -> bool:
-        """For the runway, with that much more."""
+        """Return whether the budget lasts for the runway with that much more."""
         return self.used + (self.per_hour + more_per_hour) * RUNWAY_SECONDS / 3600.0 <= self.limit
 
 
@@ -105,12 +105,12 @@ class MonthBudgets:
         return None
 
     def hold(self, job: JobSummary, nodes: int, instance_type: str, capacity: str) -> None:
-        """It is given so many more nodes."""
+        """Record that the job is given so many more nodes."""
         self._use(job, nodes, job.spec.gang.gpus_per_node, instance_type, capacity)
 
     def told(self) -> dict[str, Wait]:
-        """To running jobs whose budget is used up that they must stop; to those that stopped for it that they may go
-        on, once there is some again."""
+        """Return the waits of running jobs that must stop because their budget is used up, and of those that stopped
+        for it and may continue because there is a budget again."""
         found = {}
         for job in self._fleet.jobs:
             status = job.status
@@ -210,7 +210,7 @@ class MonthBudgets:
         return spent if spent is not None and spent.month == self._month else None
 
     def _since(self, spent: MonthSpent | None) -> float:
-        """From when on nobody has counted yet."""
+        """Return the time from which usage is not counted yet."""
         known = self._spent(spent)
         return self._begins if known is None else max(self._begins, known.as_of)
 

@@ -27,7 +27,7 @@ class Nominations:
         return uid in self._known
 
     def nodes(self, uid: str) -> tuple[str, ...]:
-        """Those of the gang, as they were when the pass began."""
+        """Return the gang's nominated nodes as they were when the pass began."""
         return self._known[uid].nodes if uid in self._known else ()
 
     def turn(self, job: JobSummary, space: Space) -> None:

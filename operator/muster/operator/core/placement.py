@@ -118,7 +118,7 @@ class NodeSpace:
         return count if count and shape.allows(self.node) else 0
 
     def freedom(self, shape: Shape) -> tuple[bool, int, float, int, str]:
-        """For sorting: the freest first, by name where equal."""
+        """Return a key that sorts the freest node first, and by name where equal."""
         return (not self.carries(shape), -self.gpus, -self.cpus, -self.memory_bytes, self.node.name)
 
 
@@ -206,7 +206,7 @@ class Space:
         return new
 
     def release(self, names: tuple[str, ...]) -> None:
-        """These nodes are to be had again."""
+        """Make these nodes available again."""
         if not names:
             return
         self._kept.clear()

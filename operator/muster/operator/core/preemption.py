@@ -173,7 +173,8 @@ class Preemptor:
         return self._costs[uid]
 
     def _keep(self, found: Preemption, ask: Ask) -> None:
-        """From here on the nodes count as the gang's: for whose turn it is, and for what is fair."""
+        """Keep the nodes for the gang: from here on they count as the gang's in whose turn it is and in what is
+        fair."""
         job, shares = found.job, self._shares
         self._space.keep(found.nodes)
         self.kept[job.uid] = found.nodes

@@ -80,7 +80,7 @@ class _Limit:
         return None
 
     def has_room(self, uid: str, more: Amount) -> bool:
-        """For so much more of this job."""
+        """Return whether there is room for so much more of this job."""
         return self._may_run(uid) and self.short_of(uid, more) is None
 
     def never_has(self, amount: Amount) -> str | None:
@@ -89,7 +89,7 @@ class _Limit:
         return next((kind for kind, most in beyond if most is not None and getattr(amount, kind) > most), None)
 
     def could_have_room(self, amount: Amount) -> bool:
-        """If nobody else held anything."""
+        """Return whether there would be room if nobody else held anything."""
         return self.never_has(amount) is None and self.gangs != 0
 
     def keep(self, uid: str, amount: Amount) -> None:
@@ -128,12 +128,12 @@ class Quotas:
         return ask if sizes == ask.sizes else replace(ask, sizes=sizes)
 
     def has_room(self, job: JobSummary, nodes: int) -> bool:
-        """For so many more nodes of a job that holds some."""
+        """Return whether there is room for so many more nodes of a job that holds some."""
         more = _amount(job, nodes, job.spec.gang.gpus_per_node)
         return all(limit.has_room(job.uid, more) for limit in self._concerning(job))
 
     def hold(self, job: JobSummary, nodes: int) -> None:
-        """It is given so many more nodes."""
+        """Record that the job is given so many more nodes."""
         self._add(job, _amount(job, nodes, job.spec.gang.gpus_per_node))
 
     def keep(self, job: JobSummary, ask: Ask) -> None:

@@ -281,7 +281,7 @@ def released(status: JobStatus) -> dict[str, Any]:
 
 
 def unfit_nodes(summary: WorkerSummary) -> frozenset[str]:
-    """Those of the gang's nodes on which the next attempt should not begin."""
+    """Return those of the gang's nodes on which the next attempt should not start."""
     status, nodes = summary.status, set(summary.gang.nodes)
     if summary.seen.spec.gang.scheduler.kind != "builtin":
         return frozenset(nodes & set(summary.seen.nodes_unfit))  # another scheduler keeps its own away from the others

@@ -187,7 +187,8 @@ def _idle(gang: Sequence[RankReport], newest: Heartbeat) -> HangEvidence | None:
 
 
 def _says_it_stands(beat: Heartbeat, seconds: float) -> bool:
-    """Its own, fresh word (the newest that was heard of it may be an old one), and that is not what it may do."""
+    """Return whether the rank's own heartbeat, as of its writing (it may be old), says that the rank makes no progress
+    and is not just waiting for data."""
     learnt = beat.limit_seconds is not None and beat.doing != WAITS_FOR_DATA
     return learnt and beat.at - beat.progressed_at > seconds
 
@@ -208,7 +209,7 @@ def _only_silent(gang: Sequence[RankReport]) -> RankReport | None:
 
 
 def _silent(gang: Sequence[RankReport], newest: Heartbeat, now: float) -> HangEvidence | None:
-    """Nothing is heard of anybody."""
+    """Return the evidence that no rank is heard of, if so."""
     last = max((w.beat for w in gang), key=lambda beat: beat.at)
     silent = now - last.at
     if silent <= SILENT_SECONDS:

@@ -118,8 +118,8 @@ def current_progress(summary: WorkerSummary) -> Progress | None:
 
 
 def _resumed_progress(status: JobStatus, step: int, now: float) -> Progress | None:
-    """Of a gang that has done no step by itself yet: it goes on from a commit of a later step than anybody had heard
-    of, because whoever made it was gone before. Where that was the last step, nothing more will be heard."""
+    """Return the progress of a gang that has done no step itself yet: it resumes from a checkpoint of a later step than
+    was ever reported, because its writer was gone before. If that was the last step, nothing more will be reported."""
     before, commit = status.progress, status.checkpoint
     if before is None or commit is None or not before.step < commit.step <= step:
         return None

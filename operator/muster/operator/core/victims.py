@@ -23,7 +23,7 @@ class Victims:
 
     @cached_property
     def all(self) -> dict[str, JobSummary]:
-        """By uid. Whoever is put out in this pass is taken out of it."""
+        """Return the victims by uid. A job that is preempted in this pass is removed from them."""
         newest: dict[str, int] = {}
         for entry in self._entries:
             newest[entry.uid] = max(newest.get(entry.uid, 0), entry.number)
@@ -34,11 +34,11 @@ class Victims:
         }
 
     def lower(self, priority: int) -> set[str]:
-        """Those of lower priorities."""
+        """Return the victims of lower priorities."""
         return {uid for uid, victim in self.all.items() if self._fleet.priority(victim) < priority}
 
     def beyond_their_share(self, job: JobSummary, priority: int) -> set[str]:
-        """Those of that priority and of other projects that hold more than they are entitled to."""
+        """Return the victims of that priority and of other projects that hold more than they are entitled to."""
         shares = self._shares
         if not shares.active:
             return set()
@@ -51,9 +51,8 @@ class Victims:
         }
 
     def of_its_project(self, job: JobSummary, priority: int, gpus_max: float) -> set[str]:
-        """Those of that priority and of its own project that have had their first minutes, while the job has not; of so
-        many GPUs at most, since a large one that is made smaller restarts as a whole.
-        """
+        """Return the victims of that priority and of the job's own project that have had their first minutes, while the
+        job has not; of so many GPUs at most, because a large gang that is made smaller restarts as a whole."""
         if served_seconds(job, self._fleet.now) >= FIRST_SECONDS:
             return set()
         return {
@@ -87,7 +86,7 @@ def _may_be_put_out(job: JobSummary) -> bool:
 
 
 def is_leaving(job: JobSummary) -> bool:
-    """It gives its nodes back by itself."""
+    """Return whether the job gives its nodes back by itself."""
     return bool(job.status.gang.nodes) and (
         job.status.phase is Phase.STOPPING or job.deleting or job.spec.cancel or job.spec.suspend
     )

@@ -31,9 +31,8 @@ class WorkQueue:
             self._put(key, ticks + self._retry_seconds(key))
 
     def prefer(self, key: str, preferred: bool) -> None:
-        """From its next time on, let `key` go before all others that are due (a gang that runs before ten thousand that
-        wait), or no longer.
-        """
+        """Let `key` go before all others that are due, from its next time on (a gang that runs before ten thousand that
+        wait), or no longer."""
         if preferred:
             self._preferred.add(key)
         else:
@@ -62,7 +61,7 @@ class WorkQueue:
             self._put(key, ticks + max(0.0, wake_after))
 
     def failed(self, key: str, ticks: float) -> float:
-        """It did not work: try again after a growing while, which is returned."""
+        """Schedule `key` again after a growing delay, which is returned."""
         self._failures[key] = self._failures.get(key, 0) + 1
         self._finish(key)
         seconds = self._retry_seconds(key)

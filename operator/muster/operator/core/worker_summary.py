@@ -50,7 +50,7 @@ class WorkerSummary:
 
     @property
     def empty(self) -> bool:
-        """Nobody is left of the current attempt or any before it."""
+        """Return whether no worker is left of the current attempt or any before it."""
         return not self.mine and not self.older
 
     @property

@@ -44,7 +44,7 @@ class _Order:
     rejected: dict[int, Rejected] = field(default_factory=dict)  # by worker: why it does not exist yet
 
     def reject(self, rejected: dict[int, Rejected]) -> None:
-        """These are rejected now, and no others."""
+        """Replace the rejected workers."""
         self.rejected = {worker: entry.first_seen(self.rejected.get(worker)) for worker, entry in rejected.items()}
 
 
@@ -128,7 +128,7 @@ class Creator:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _carry_out(self, key: Attempt) -> None:
-        """Until all exist, or nobody wants them any more."""
+        """Create the workers until all exist, or nobody wants them any more."""
         await asyncio.sleep(0)  # let the rest of the gang be asked for
         pause = CREATE_RETRY_SECONDS
         try:

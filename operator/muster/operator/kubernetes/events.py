@@ -100,7 +100,7 @@ class Events(Listener):
                 continue  # its namespace may be going away
 
     def _next(self) -> list[_PendingEvent]:
-        """As much as one event holds of what happened to the job that waits the longest, bad news first."""
+        """Return the events of the job that waits longest, bad news first, as many as one event object holds."""
         uid = next(iter(self._urgent or self._waiting))
         self._urgent.pop(uid, None)
         waiting = self._waiting.pop(uid)
@@ -140,7 +140,7 @@ class Events(Listener):
 
 
 def _text_of(told: list[_PendingEvent]) -> str:
-    """Of several the reason and the time before each."""
+    """Return the note; of several events, with the reason and the time before each."""
     if len(told) == 1:
         return told[0].note
     return "; ".join(f"{each.at[11:19]} {each.reason}: {each.note}" for each in told)

@@ -21,7 +21,7 @@ from muster.operator.world import FLEET
 
 
 class FleetView:
-    """All that admission looks at, gathered from the caches.
+    """View of everything that admission considers, gathered from the caches.
 
     `limits` has the number of accelerators that the jobs of a namespace may hold together, by namespace.
     """
@@ -44,7 +44,7 @@ class FleetView:
         self._read: tuple[float, float] = (0.0, 0.0)  # when last (monotonic), seconds that it took afresh
 
     def reports(self) -> tuple[NodeReport, ...]:
-        """For whoever wants to know how the nodes are."""
+        """Return the reports of the nodes' state."""
         usable = {node.name: node for node in self._usable()}
         return node_reports(self._nodes.facts(), usable, self.others.held())
 

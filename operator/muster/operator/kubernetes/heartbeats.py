@@ -56,7 +56,7 @@ class Heartbeats:
         self._errors: dict[str, str] = {}  # pod uid → why it did not answer
 
     def of(self, pod: Pod) -> tuple[Heartbeat, ...]:
-        """Of its ranks, in rank order, with times by our clock."""
+        """Return the heartbeats of the pod's ranks, in rank order, with times by our clock."""
         return tuple(entry.beat for _, entry in sorted(self._received.get(pod.uid, {}).items()))
 
     def trouble(self, pod: Pod) -> str:
@@ -182,6 +182,6 @@ def _answers(pod: Pod) -> bool:
 
 
 def _by_clock_at(beat: Heartbeat, at: float) -> Heartbeat:
-    """As if it was written at that time."""
+    """Return the heartbeat as if it was written at that time."""
     progressed_at = min(at, beat.progressed_at + at - beat.at)
     return beat.model_copy(update={"at": at, "progressed_at": progressed_at})

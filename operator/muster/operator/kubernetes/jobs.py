@@ -89,7 +89,7 @@ class Jobs:
         return self._jobs.get(uid)
 
     def has(self, uid: str, version: str) -> bool:
-        """In that version or a newer one."""
+        """Return whether the job is known in that version or a newer one."""
         known = self._jobs.get(uid)
         return known is not None and int(known.version) >= int(version)
 

@@ -66,7 +66,8 @@ class Pod:
 
     @property
     def gone(self) -> bool:
-        """Its processes have ended, or it was deleted by force, and it is only kept by somebody's finalizer."""
+        """Return whether its processes have ended, or it was deleted by force, and only somebody's finalizer keeps
+        it."""
         return self.deleting and (self.over or self.given_up)
 
 
@@ -85,7 +86,7 @@ FIELDS: Fields = {
 
 
 def read_pod(item: Object) -> Pod | None:
-    """None for a pod whose labels make no sense: it is not one of ours, whatever it says."""
+    """Parse a pod, or return None for one whose labels are invalid: it is not one of ours, whatever it says."""
     meta, spec, status = item["metadata"], item["spec"], item.get("status") or {}
     labels = meta.get("labels") or {}
     try:
@@ -190,7 +191,7 @@ def _disruption(conditions: dict[str, Object]) -> str:
 
 
 def _only_comes(known: Pod, pod: Pod) -> bool:
-    """It was placed, or runs now; or nothing of it changed that anybody reads."""
+    """Return whether the pod was only placed, or runs now, or has no change that anybody reads."""
     return pod == replace(
         known, version=pod.version, node=pod.node, ip=pod.ip, scheduled_at=pod.scheduled_at,
         running_since=pod.running_since or known.running_since,
@@ -198,7 +199,7 @@ def _only_comes(known: Pod, pod: Pod) -> bool:
 
 
 def _only_leaves(known: Pod, pod: Pod) -> bool:
-    """It had ended, and is now being deleted."""
+    """Return whether the pod had ended, and is now only being deleted."""
     return known.over and pod == replace(known, version=pod.version, deleting=pod.deleting, given_up=pod.given_up)
 
 

@@ -20,7 +20,7 @@ class QuotaReader:
         self._version = ""
 
     async def read(self) -> Mapping[str, ProjectQuota]:
-        """By project; empty where there is no ConfigMap. Raises ApiError."""
+        """Return the quotas by project; empty if there is no ConfigMap. Raises ApiError."""
         try:
             item = await self._client.get(paths.core(self._namespace, "configmaps", QUOTAS))
         except ApiError as error:

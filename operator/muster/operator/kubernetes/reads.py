@@ -24,7 +24,7 @@ class FreshReads:
         self._client, self._jobs, self._pods, self._jobs_path = client, jobs, pods, jobs_path
 
     async def job(self, namespace: str, name: str, uid: str) -> Job | None:
-        """None where it is gone."""
+        """Read the job from the API server, or return None if it is gone."""
         try:
             item = await self._client.get(paths.job(namespace, name))
         except ApiError as error:

@@ -203,14 +203,13 @@ def pin(pod: Object, node: str) -> None:
 
 
 def hold_back(pod: Object, gate: str) -> None:
-    """Not to be scheduled before the gate is lifted."""
+    """Keep the pod from being scheduled before the gate is lifted."""
     pod["spec"].setdefault("schedulingGates", []).append({"name": gate})
 
 
 def require_node_affinity(pod: Object, job: Job, now: float) -> None:
-    """For schedulers that choose the nodes themselves: only instance types that will do, no excluded node, and one
-    worker of the gang on each unless it may share them.
-    """
+    """Require nodes, for schedulers that choose them themselves: only suitable instance types, no excluded node, and
+    one worker of the gang on each unless it may share them."""
     affinity = pod["spec"].setdefault("affinity", {})
     if job.status.gang.wanted > 1 and not job.spec.gang.share_nodes:
         # Not by attempt: Kueue takes a pod into the group that it admitted only where its spec is as the others' were.
@@ -242,7 +241,8 @@ def labels_of(job: Job) -> dict[str, str]:
 
 
 def _annotations(net: network.NetworkPlan) -> dict[str, str]:
-    """Nobody should move a training pod to save a node; the operator moves the whole gang when it must."""
+    """Return the annotations of a pod. Nobody should move a training pod to save a node; the operator moves the whole
+    gang when it must."""
     kept = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     return kept | ({OVERRIDES: "; ".join(net.overrides)} if net.overrides else {})
 
@@ -408,7 +408,7 @@ def _container_security(net: network.NetworkPlan, read_only_root: bool) -> Objec
 
 
 def _answers(job: Job, site: Site) -> str:
-    """Those of the job come last, so they win."""
+    """Return the preflight answers. Those of the job come last, so they win."""
     told = [f"{check}={answer}" for check, answer in job.spec.recovery.preflight.items()]
     return ",".join([*([site.preflight_answers] if site.preflight_answers else []), *told])
 

@@ -136,7 +136,7 @@ async def _lead(
     previews: Previews,
     server: ThreadingHTTPServer,
 ) -> None:
-    """Until told to stop. Raises LeadershipLost, and whatever ends the watch."""
+    """Lead until told to stop. Raises LeadershipLost, and whatever ends the watch."""
     events, prices = Events(client, identity), load_prices(settings.prices_file)
     world = KubernetesWorld(
         client,

@@ -45,6 +45,6 @@ class Slices:
 
 
 def _is_whole(device: Object) -> bool:
-    """Not a MIG partition of one."""
+    """Return whether the device is a whole GPU and not a MIG partition of one."""
     kind = ((device.get("attributes") or {}).get("type") or {}).get("string", "gpu")
     return bool(kind == "gpu")

@@ -189,7 +189,7 @@ class KubernetesWorld:
         return tuple(job.summary for job in found if job is not None)
 
     def current_attempt(self, uid: str) -> int | None:
-        """Of a job that is not over. From any thread."""
+        """Return the current attempt of a job that has not ended, from any thread."""
         job = self.job_cache.get(uid)
         return None if job is None or job.status.phase.terminal else job.status.attempt
 

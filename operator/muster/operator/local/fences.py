@@ -28,11 +28,11 @@ class Fences:
         self._state, self._cluster = state, cluster
 
     def address(self, uid: str) -> str:
-        """For MUSTER_FENCE."""
+        """Return the address for MUSTER_FENCE."""
         return str(parse_address(str(self._path(uid))))
 
     def tell(self, uid: str, status: JobStatus) -> None:
-        """From now on the attempt that lives by this status passes, and no other. Raises OSError."""
+        """Let only the attempt that lives by this status pass from now on. Raises OSError."""
         path = self._path(uid)
         if not status.attempt and not path.exists():
             return  # it never ran: nobody asks
@@ -41,7 +41,7 @@ class Fences:
         self._write(path, json.dumps({"metadata": {"uid": uid}, "status": about}))
 
     def announce_written(self, uid: str) -> None:
-        """As `tell`, by the status that is written. A job that is gone lets nobody pass. Raises OSError."""
+        """Do as `tell`, with the status that is written. A job that is gone lets nobody pass. Raises OSError."""
         try:
             status = JobStatus.model_validate_json(self._cluster.raw(uid).status)
         except NotFound:

@@ -34,7 +34,7 @@ class LocalFleet:
         self._turn = threading.Lock()
 
     def read(self, now: float, fresh: bool) -> Fleet:
-        """From any thread: admission asks, and whoever answers what it would do."""
+        """Read the fleet, from any thread: admission calls it, and so does the preview of its decisions."""
         with self._turn:
             jobs = self.jobs.refresh()
             nodes = self._nodes.all(self._notices.unfit(self._nodes.names()))
@@ -45,7 +45,7 @@ class LocalFleet:
         return node_reports(self._nodes, self._notices)
 
     def unfit(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """Those that must not be used, or are not there."""
+        """Return the nodes that must not be used, or do not exist."""
         unfit = self._notices.unfit(nodes)
         return tuple(name for name in nodes if name in unfit or name not in self._nodes.names())
 
@@ -59,7 +59,7 @@ class JobCache:
         self._jobs: dict[str, JobSummary] = {}
 
     def refresh(self) -> tuple[JobSummary, ...]:
-        """As of now. A job that can't be read stays as it was last understood."""
+        """Return the jobs as of now. A job that can't be read stays as it was last understood."""
         version = self._cluster.version()
         if version != self._version:
             for uid in self._cluster.written_after(self._version):
@@ -68,7 +68,7 @@ class JobCache:
         return self.known()
 
     def known(self) -> tuple[JobSummary, ...]:
-        """As of the last look."""
+        """Return the jobs as of the last read."""
         return tuple(self._jobs.values())
 
     def _look(self, uid: str) -> None:

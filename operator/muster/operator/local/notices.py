@@ -32,7 +32,7 @@ class Notices:
         self._read: dict[str, tuple[Stamp, tuple[Notice, ...]]] = {}
 
     def stamps(self) -> dict[str, Stamp]:
-        """Of each node that has something to say; changes when that does."""
+        """Return a stamp for each node that has notices, which changes when they do."""
         try:
             with os.scandir(self._folder) as entries:
                 return {
@@ -59,7 +59,7 @@ class Notices:
             return ()
 
     def unfit(self, nodes: Iterable[str]) -> frozenset[str]:
-        """Those where no new worker should go."""
+        """Return the nodes where no new worker should go."""
         return frozenset(node for node in nodes if any(notice.keeps_out for notice in self.of(node)))
 
     def signals(self, status: JobStatus, workers: Iterable[Worker]) -> tuple[Signal, ...]:

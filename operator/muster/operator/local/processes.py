@@ -243,7 +243,8 @@ def reap() -> None:
 
 
 def exit_code_of(pid: int) -> int | None:
-    """As a shell would show it (128 + signal); None for a process that another operator started."""
+    """Return the exit code as a shell would show it (128 + signal); None for a process that another operator
+    started."""
     reap()
     code = _ended.get(pid)
     return code if code is None or code >= 0 else 128 - code

@@ -17,7 +17,7 @@ class QuotaReader:
         self._written: Mapping[str, str] = {}
 
     def read(self) -> Mapping[str, ProjectQuota]:
-        """By project."""
+        """Return the quotas by project."""
         written = self._cluster.quotas()
         if written != self._written:
             self._known, faults = read_quotas(written, self._known)

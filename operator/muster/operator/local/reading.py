@@ -113,7 +113,7 @@ def read_exit(state: State, key: WorkerKey) -> WorkerExit | None:
 
 
 def exit_without_record(state: State, key: WorkerKey, exit_code: int | None, write: bool) -> WorkerExit:
-    """For a launcher that is gone and left no record: it was killed, or its machine went down.
+    """Return the exit of a worker whose launcher is gone and left no record: it was killed, or its machine went down.
 
     Its exit code is known only where this process was its parent. With `write` the record is put down, so that every
     later reader sees the same.

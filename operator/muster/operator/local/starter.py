@@ -42,7 +42,7 @@ class WorkerStarter:
         self._refused = RefusedWorkers()
 
     def start(self, job: TrainingJob, action: CreateWorker) -> WorkerRecord | None:
-        """None for a worker that is there already, or can't start (see `refused`). Raises Conflict."""
+        """Start a worker. Return None if it exists already, or can't start (see `refused`). Raises Conflict."""
         uid = job.metadata.uid
         if (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
             now = f"attempt {job.status.attempt} is, and {job.status.phase}"

@@ -51,7 +51,7 @@ class Watch:
         self._news.put_nowait(uid)
 
     def follow(self, record: WorkerRecord) -> None:
-        """From now on this worker's death and its heartbeats' phases are news."""
+        """Watch this worker's death and its heartbeats' phases from now on."""
         key = record.key
         if key in self._watched:
             return

@@ -169,7 +169,7 @@ class LocalWorld:
         return gathered(places)
 
     def current_attempt(self, uid: str) -> int | None:
-        """Of a job that is not over. From any thread."""
+        """Return the current attempt of a job that has not ended, from any thread."""
         try:
             status = self.cluster.get(uid).status
         except (NotFound, ValidationError):

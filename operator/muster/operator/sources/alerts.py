@@ -1,7 +1,7 @@
-"""From the labels of an alert (or of a recording rule) to a signal about one attempt of one job. Pure.
+"""Conversion of an alert's labels (or a recording rule's) to a signal about one attempt of one job. Pure.
 
-An alert concerns Muster when it carries `muster_action`. Which job and which attempt it means is in `job_uid` and
-`attempt`, as on every per-job series; `node`, `worker` and `rank` are taken where they are there.
+An alert concerns Muster when it carries `muster_action`. `job_uid` and `attempt` name its job and attempt, as on every
+per-job series; `node`, `worker` and `rank` are used if they are there.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Hub:
         return Outcome.RESOLVED
 
     def replace(self, source: str, reports: Iterable[Report]) -> None:
-        """From now on this source says these and nothing else."""
+        """Replace the reports of this source by these."""
         wanted = {(report.uid, report.key): report for report in reports}
         with self._lock:
             here = [(uid, key) for uid, told in self._told.items() for from_, key in told if from_ == source]

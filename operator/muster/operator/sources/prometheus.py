@@ -108,7 +108,7 @@ class Progress:
 
 
 def requested_actions(samples: Iterable[Sample], now: float) -> tuple[Report, ...]:
-    """Of rules that carry muster_action and hold: their value is a number and not 0."""
+    """Return the reports of rules that carry muster_action and hold: their value is a number other than 0."""
     found = []
     for sample in samples:
         labels = sample.labels

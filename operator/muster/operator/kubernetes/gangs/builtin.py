@@ -17,7 +17,7 @@ class Builtin:
         return ()
 
     def decorate(self, pod: Object, gang: GangRef) -> None:
-        """Nothing: it is told by its node affinity alone."""
+        """Do nothing: the node affinity alone places the pod."""
 
     def refusal(self, pod: Object) -> str:
         return ""

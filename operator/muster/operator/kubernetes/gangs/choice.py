@@ -62,7 +62,7 @@ class Gangs:
         return before != (self.claims_served, self._versions)
 
     async def follow_apis(self, changed: Callable[[], None]) -> None:
-        """Never returns. Calls `changed` whenever other APIs are served than before: they may be installed after us."""
+        """Run forever, and call `changed` whenever the served APIs have changed: they may be installed after us."""
         while True:
             await asyncio.sleep(APIS_SECONDS)
             try:
@@ -145,7 +145,7 @@ class Gangs:
                 raise
 
     async def _newest(self, group: Object | None, known: tuple[str, ...]) -> str | None:
-        """Of the versions that we know, the newest that is served with Workloads."""
+        """Return the newest of the known versions that is served with Workloads."""
         served = {version["version"] for version in (group or {}).get("versions") or ()}
         for version in known:
             if version in served and group is not None:

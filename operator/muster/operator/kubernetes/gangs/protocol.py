@@ -83,7 +83,7 @@ class Gang(Protocol):
 
 
 def unplaced(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-    """Those that have no node and have not ended."""
+    """Return the pods that have no node and have not ended."""
     return tuple(pod for pod in pods if not pod.node and not pod.over and not pod.deleting)
 
 
