@@ -8,7 +8,7 @@ against whoever may write to the bucket. The choice and its measurements: docs/d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from zlib_ng import zlib_ng
@@ -29,14 +29,22 @@ def crc32_value(data: memoryview | bytes, before: int = 0) -> int:
 
 def whole_file(data: memoryview, algorithm: str) -> str:
     """The checksum of a file's bytes in any algorithm that a commit may name. Raises ValueError for another."""
-    functions: dict[str, Callable[[memoryview], str]] = {
-        "crc32": crc32,
-        "sha256": lambda view: hashlib.sha256(view).hexdigest(),
-        "blake2b": lambda view: hashlib.blake2b(view).hexdigest(),
-    }
-    if algorithm not in functions:
-        raise ValueError(f"unknown checksum algorithm {algorithm!r}; this version knows {', '.join(functions)}")
-    return functions[algorithm](data)
+    return running_checksum((data,), algorithm)
+
+
+def running_checksum(blocks: Iterable[memoryview], algorithm: str) -> str:
+    """`whole_file` of successive blocks, without holding them all. Raises ValueError for an unknown algorithm."""
+    if algorithm == "crc32":
+        value = 0
+        for block in blocks:
+            value = crc32_value(block, value)
+        return f"{value:08x}"
+    if algorithm not in ("sha256", "blake2b"):
+        raise ValueError(f"unknown checksum algorithm {algorithm!r}; this version knows crc32, sha256, blake2b")
+    state = hashlib.new(algorithm)
+    for block in blocks:
+        state.update(block)
+    return state.hexdigest()
 
 
 def parts_of(size: int, part_bytes: int = PART_BYTES) -> list[tuple[int, int]]:

@@ -31,7 +31,9 @@ def browser(here: Platform) -> Browser:
     return Browser(here.client)
 
 
-async def test_a_commit_is_read_again(here: Platform, browser: Browser) -> None:
+async def test_a_commit_is_read_again(here: Platform, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As S3 servers that are verified by ETags on arrival, and of what they hold say nothing later.
+    monkeypatch.setattr("muster.storage.file_store.FileStore.verify", lambda store, entry: None)
     uid = await lived(here)
     entry = FileEntry(key="step-7/shard", bytes=len(SHARD), checksum=f"{zlib.crc32(SHARD):08x}")
     here.commit(uid, 7, files=(entry,))
