@@ -13,7 +13,7 @@ from tests.integration.checkpoint import gang
 from tests.integration.checkpoint.one_rank import outcomes, saver, state, trained
 from tests.s3_servers import BUCKET, KEYS, S3Server
 
-from muster.contract.checkpoint import FileEntry, is_frozen_key
+from muster.contract.checkpoint import Commit, FileEntry, is_frozen_key
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
 from muster.storage.errors import NotFound, StorageError, StoreError, Truncated
@@ -21,7 +21,7 @@ from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
 from muster.storage.pins import pin
 from muster.storage.store import Object
-from muster.trainer.checkpoint import list_commits, load, resume
+from muster.trainer.checkpoint import UnusableCommit, list_commits, load, resume
 from muster.trainer.checkpoint.__main__ import main
 from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in
@@ -221,6 +221,23 @@ def test_a_commit_that_training_failed_from_stays_aside(tmp_path: Path, capsys: 
     assert "was set aside because training failed from it" in capsys.readouterr().out
     assert list_commits(folder.as_uri()) == (1, 2)
     assert main(["verify", str(folder), "9"]) == ExitCode.STORAGE
+
+
+def test_a_sound_commit_that_training_cant_go_on_from_is_not_put_back(tmp_path: Path) -> None:
+    """It would be tried and set aside again by every second attempt, and count as progress each time."""
+    folder = tmp_path / "uid"
+    trained(folder.as_uri(), STEPS)
+    model, optimizer = gang.build("none", seed=1)
+
+    def check(commit: Commit) -> None:
+        if commit.step == STEPS:
+            raise UnusableCommit("the random generators' state is none")
+
+    for _ in range(2):
+        said: list[str] = []
+        assert resume(folder.as_uri(), 9, model, optimizer, said.append, check).step == STEPS - 1
+        assert list_commits(folder.as_uri()) == (1, 2)
+    assert said == []
 
 
 # --- real servers, behind a proxy ---

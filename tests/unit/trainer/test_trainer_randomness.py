@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from muster.contract.checkpoint import Commit, DataCursor
-from muster.trainer.checkpoint import DamagedCommit
+from muster.trainer.checkpoint import UnusableCommit
 from muster.trainer.train import randomness
 
 
@@ -40,7 +40,7 @@ def test_damaged_generators_are_told_and_those_in_use_stay(number: int) -> None:
     randomness.must_be_restorable(commit(sound), 0, 1)
     damaged = copy.deepcopy(sound)
     DAMAGES[number](damaged)
-    with pytest.raises(DamagedCommit, match="the state of rank 1's random generators is damaged"):
+    with pytest.raises(UnusableCommit, match="the state of rank 1's random generators is damaged"):
         randomness.must_be_restorable(commit(sound, damaged), 1, 2)
     randomness.must_be_restorable(commit(sound, damaged), 0, 1)  # another number of ranks has no use for them
     assert randomness.state() == sound

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from muster.trainer.checkpoint.commits import list_commits, read_commit
-    from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit
+    from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit, UnusableCommit
     from muster.trainer.checkpoint.loader import load, load_weights, resume
     from muster.trainer.checkpoint.policy import Policy, retained
     from muster.trainer.checkpoint.quarantine import newest_readable
@@ -26,6 +26,7 @@ _HOMES = {
     "SaveOutcome": "saver",
     "Saver": "saver",
     "TrainState": "saver",
+    "UnusableCommit": "failures",
     "list_commits": "commits",
     "load": "loader",
     "load_weights": "loader",
@@ -44,6 +45,7 @@ __all__ = [
     "SaveOutcome",
     "Saver",
     "TrainState",
+    "UnusableCommit",
     "list_commits",
     "load",
     "load_weights",

@@ -147,7 +147,11 @@ def _put_back(store: Store, step: int, progress: Callable[[int, int], None]) -> 
     except DamagedCommit as damaged:
         return {"step": step, "quarantined": True, "error": f"was set aside, and does not verify: {damaged}"}
     if commit is None:
-        return {"step": step, "quarantined": True, "error": "was set aside because training failed from it twice"}
+        return {
+            "step": step,
+            "quarantined": True,
+            "error": "was set aside because training failed from it, and stays aside",
+        }
     seconds = round(time.monotonic() - began, 3)
     return {"step": step, "verified": True, "putBack": True, "bytes": commit.bytes, "seconds": seconds}
 

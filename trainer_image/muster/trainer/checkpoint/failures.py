@@ -13,6 +13,10 @@ class DamagedCommit(CheckpointError):
     """The store answers, and what it holds is not what was committed: nothing to be had from trying again."""
 
 
+class UnusableCommit(DamagedCommit):
+    """The bytes are those that were committed, and training can't go on from them; they won't be others later."""
+
+
 class UnknownFormat(CheckpointError):
     """The commit is a newer Muster's. It stays where it is, for that one to read."""
 

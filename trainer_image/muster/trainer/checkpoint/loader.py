@@ -24,6 +24,7 @@ from muster.trainer.checkpoint.failures import (
     DamagedCommit,
     GoneCommit,
     UnknownFormat,
+    UnusableCommit,
 )
 from muster.trainer.checkpoint.fetch import Reader, Span, read_all
 from muster.trainer.checkpoint.fit import Wanted, differences
@@ -168,7 +169,7 @@ def _as_reader(store: Store, step: int, group: ControlGroup) -> Iterator[None]:
 def _all_or_none(group: ControlGroup) -> Iterator[None]:
     """Collective. What fails on one rank fails on all, with the same kind of error and the failing rank's words."""
     failure: list[str] | None = None
-    kinds = {kind.__name__: kind for kind in (DamagedCommit, GoneCommit, UnknownFormat)}
+    kinds = {kind.__name__: kind for kind in (DamagedCommit, GoneCommit, UnknownFormat, UnusableCommit)}
     try:
         yield
     except (CheckpointError, StoreError) as error:

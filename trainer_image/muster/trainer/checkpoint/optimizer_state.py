@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from muster.contract.checkpoint import Commit
-from muster.trainer.checkpoint.failures import DamagedCommit
+from muster.trainer.checkpoint.failures import UnusableCommit
 from muster.trainer.checkpoint.fit import Wanted
 from muster.trainer.checkpoint.tensors import DTYPES, trained_parameters
 
@@ -48,7 +48,7 @@ def wanted_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def expect_whole_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer, where: str) -> None:
-    """Raises DamagedCommit where a trained parameter has less optimizer state than its optimizer keeps."""
+    """Raises UnusableCommit where a trained parameter has less optimizer state than its optimizer keeps."""
     adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     for name, parameter in trained_parameters(model, optimizer):
         kinds = ADAM_STATE if adam else frozenset[str]()
@@ -57,7 +57,7 @@ def expect_whole_state(commit: Commit, model: nn.Module, optimizer: torch.optim.
         found = {full_name.rpartition("/")[2] for full_name in state_names(commit, name)}
         if name not in commit.stateless and (not found or not kinds <= found):
             missing = ", ".join(sorted(kinds - found)) or "everything"
-            raise DamagedCommit(f"{where}: of the optimizer's state of {name}, {missing} is missing")
+            raise UnusableCommit(f"{where}: of the optimizer's state of {name}, {missing} is missing")
 
 
 def state_names(commit: Commit, parameter: str) -> list[str]:

@@ -16,7 +16,13 @@ from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
 from muster.storage.store import Store
 from muster.trainer.checkpoint.commits import commit_in, parse, read_and_parse
-from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit, UnknownFormat
+from muster.trainer.checkpoint.failures import (
+    CheckpointError,
+    DamagedCommit,
+    GoneCommit,
+    UnknownFormat,
+    UnusableCommit,
+)
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import UserError
 
@@ -30,8 +36,8 @@ PUT_BACK_SECONDS_MAX = 30.0
 def quarantine(store: Store, step: int, reason: str, damaged: bool = True) -> None:
     """Move the COMMIT of `step` to quarantine/. Its files stay until a newer commit outlives them.
 
-    `damaged` says that its bytes did not verify; they may do so later. Raises StoreError, also where it is too large to
-    be kept there; then it stays where it is.
+    `damaged` says that its bytes did not verify, and may do so later; if not, training can't go on from them. Raises
+    StoreError, also where it is too large to be kept there; then it stays where it is.
     """
     try:
         commit = _text(store, step)
@@ -151,7 +157,7 @@ def first_good(
             return read(step)
         except DamagedCommit as damaged:
             if report is not None:
-                set_aside(store, step, str(damaged), report)
+                set_aside(store, step, damaged, report)
         except GoneCommit:
             say(f"commit {step} was removed meanwhile, the one before it is tried")
         except (UnknownFormat, UserError) as unfit:
@@ -167,10 +173,10 @@ def first_good(
     )
 
 
-def set_aside(store: Store, step: int, reason: str, report: Callable[[str], None]) -> None:
+def set_aside(store: Store, step: int, why: DamagedCommit, report: Callable[[str], None]) -> None:
     """Quarantine a commit, or at least say so where the folder can't be written."""
-    report(f"commit {step} is damaged and set aside, the one before it is tried: {reason}")
+    report(f"commit {step} is damaged and set aside, the one before it is tried: {why}")
     try:
-        quarantine(store, step, reason)
+        quarantine(store, step, str(why), damaged=not isinstance(why, UnusableCommit))
     except StoreError as error:
         report(f"commit {step} could not be moved to {QUARANTINE}/: {error}")

@@ -18,7 +18,7 @@ from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.training import TrainingConfig
 from muster.storage.errors import Refused
 from muster.storage.model_folder import CONFIG, ModelFolder, open_folder
-from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commit
+from muster.trainer.checkpoint import DamagedCommit, UnusableCommit, newest_readable, read_commit
 from muster.trainer.checkpoint.failures import GoneCommit
 from muster.trainer.config import Run
 from muster.trainer.data import (
@@ -127,12 +127,12 @@ def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
 
 
 def _must_be_described(commit: Commit, run: Run) -> None:
-    """Raises DamagedCommit, or UserError for what a newer Muster may know, where model or tokenizer can't be built."""
+    """Raises UnusableCommit, or UserError for what a newer Muster may know, where model or tokenizer can't be built."""
     definition_of(commit, run.folder, run.training.whole_adapter)
     try:
         tokenizer_from_commit(commit.tokenizer)
     except StorageError as error:
-        raise DamagedCommit(f"the commit at step {commit.step} in {run.folder}: {error}") from None
+        raise UnusableCommit(f"the commit at step {commit.step} in {run.folder}: {error}") from None
 
 
 def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from muster.contract.checkpoint import Commit
-from muster.trainer.checkpoint import DamagedCommit
+from muster.trainer.checkpoint import UnusableCommit
 
 
 def make_deterministic(device: torch.device) -> None:
@@ -77,7 +77,7 @@ def of_rank(commit: Commit, rank: int, world: int) -> dict[str, Any]:
 
 
 def must_be_restorable(commit: Commit, rank: int, world: int) -> None:
-    """Raises DamagedCommit where `restore` would fail. No generator in use is touched."""
+    """Raises UnusableCommit where `restore` would fail. No generator in use is touched."""
     saved = of_rank(commit, rank, world)
     try:
         if "python" in saved:
@@ -91,7 +91,7 @@ def must_be_restorable(commit: Commit, rank: int, world: int) -> None:
 
             numpy.random.RandomState().set_state(_numpy_state(saved["numpy"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
-        raise DamagedCommit(
+        raise UnusableCommit(
             f"the commit at step {commit.step}: the state of rank {rank}'s random generators is damaged: {error!r}"
         ) from None
 
