@@ -25,6 +25,7 @@ from muster.trainer.checkpoint.coordinator import Coordinator, Job
 from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX, worth_a_commit
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.staging import Staging
+from muster.trainer.checkpoint.uploader import STEP_LOG_BYTES_BEFORE, Uploader
 from muster.trainer.launch.process_control import LAUNCHER
 
 
@@ -183,6 +184,28 @@ def test_a_file_laid_out_anew_gives_up_one_copy_only() -> None:
     copies.train()  # now there is a state of the optimizer
     copies.take(3)
     assert copies.left() == {2: 1, 3: 2}
+
+
+def test_records_that_lie_far_behind_in_the_log_are_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quick job writes megabytes between two commits."""
+    monkeypatch.setenv(Env.WORKER_DIR, str(tmp_path))
+    rank, process = socket.socketpair()
+    init = {"uri": (tmp_path / "uid").as_uri(), "rank": 1, "world_size": 2, "job_uid": "uid", "attempt": 1}
+    uploader = Uploader(Channel(process), init, None)
+    lines, log = [f'{{"step":{number}}}' for number in range(1, 60_001)], tmp_path / STEP_LOG
+    log.write_text("\n".join(lines[:40]) + "\n")
+    monkeypatch.setattr(uploader, "_write", lambda key, order: {})
+    monkeypatch.setattr(uploader, "_ask", lambda report, deadline: {"committed": True})
+    uploader._save({"step": 41, "seq": 1, "deadline_seconds": 9.0, "records": lines[39:41]})
+    log.write_text("\n".join(lines * 3) + "\n")
+    assert log.stat().st_size > STEP_LOG_BYTES_BEFORE
+    size = log.stat().st_size
+    uploader._write_missing_records()
+    assert log.stat().st_size == size
+    for held in (rank, process):
+        held.close()
 
 
 @pytest.mark.parametrize("written", ['{"step":1}\n', '{"step":1}\n{"step":2,"lo', '{"step":1}\n{"step":2,"loss":3}\n'])

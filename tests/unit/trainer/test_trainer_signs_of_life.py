@@ -1,5 +1,7 @@
 """Heartbeats, exit codes, and the judgement over a worker's end."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -165,6 +167,20 @@ def test_the_heart_beats_without_progress(tmp_path: Path) -> None:
         process.stdout.close()
     assert later
     assert later.progressed_at <= first.at + 1  # only `at` moved
+
+
+def test_step_lines_are_written_once_also_where_nobody_listens(tmp_path: Path) -> None:
+    class Deaf(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError(32, "nobody reads it")
+
+    log = StepLog(tmp_path, Deaf())
+    for number in (1, 2):
+        log.write(record(number))
+        for _ in range(3):
+            with contextlib.suppress(OSError):  # as the heartbeat's thread does
+                log.flush()
+    assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [1, 2]
 
 
 def test_step_lines_and_metrics(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT, left_in
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, die_with_adopter, has_adopter, name_process
 
-STEP_LOG_BYTES_READ = 1 << 20  # of its end: what was written since the newest copy is among it
+# Before the end that the log of steps had when a save was ordered: what it had for that save is behind it.
+STEP_LOG_BYTES_BEFORE = 1 << 20
 
 
 class Frozen:
@@ -68,6 +69,7 @@ class Uploader:
         self._peer: Channel | None = None
         self._rank_is_dead = False
         self._committed_records: list[str] = []  # of the newest step that was committed
+        self._records_from = 0  # the byte of the log of steps behind which they are written, if they are
 
     def warm_up(self) -> str | None:
         """Make ready for the first save. Returns why the store will take none, where it says so for good."""
@@ -138,12 +140,13 @@ class Uploader:
         if not (folder := os.environ.get(Env.WORKER_DIR)) or not self._committed_records:
             return
         with contextlib.suppress(OSError), Path(folder, STEP_LOG).open("rb+") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - STEP_LOG_BYTES_READ))
-            written = file.read().decode(errors="replace")
-            there = set(written.split("\n"))
-            missing = "".join(f"{line}\n" for line in self._committed_records if line not in there)
+            file.seek(self._records_from)
+            lacking, last = dict.fromkeys(self._committed_records), b"\n"
+            for last in file:
+                lacking.pop(last.decode(errors="replace").rstrip("\n"), None)
+            missing = "".join(f"{line}\n" for line in lacking)
             # A line that was broken off ends here, and is written whole.
-            file.write(f"{'' if written.endswith(chr(10)) or not written else chr(10)}{missing}".encode())
+            file.write((b"" if last.endswith(b"\n") else b"\n") + missing.encode())
             sys.stdout.write(missing)
             sys.stdout.flush()
 
@@ -169,6 +172,7 @@ class Uploader:
 
     def _save(self, order: Message) -> Message:
         started, deadline = time.monotonic(), time.monotonic() + float(order["deadline_seconds"])
+        records_from = max(0, _step_log_bytes() - STEP_LOG_BYTES_BEFORE)
         key = shard_key(order["step"], self._init["attempt"], self._rank, self._world)
         again = bool(order.get("again"))
         if again and self._coordinator is not None and self._coordinator.committed(order["step"], key):
@@ -183,7 +187,7 @@ class Uploader:
             else:
                 outcome = self._ask(report, deadline)
         if outcome["committed"]:
-            self._committed_records = list(order.get("records", ()))
+            self._committed_records, self._records_from = list(order.get("records", ())), records_from
             if self._cache is not None and copied.is_set():
                 self._cache.drop_all_but(order["step"], frozen_too=self._frozen is not None)
             self._use_frozen(None, named=self._frozen is not None or self._frozen_named)
@@ -313,6 +317,13 @@ class Uploader:
             keep=Keep.model_validate(init["keep"]),
         )
         return Coordinator(self._store, job, listener, init["token"])
+
+
+def _step_log_bytes() -> int:
+    """The size of the log of steps by now; 0 where there is none."""
+    with contextlib.suppress(OSError, KeyError):
+        return Path(os.environ[Env.WORKER_DIR], STEP_LOG).stat().st_size
+    return 0
 
 
 def main(parent: int, connection: socket.socket) -> None:

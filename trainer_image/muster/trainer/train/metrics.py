@@ -55,12 +55,16 @@ class StepLog:
         with self._flushing:
             count = len(self._waiting)
             lines = "".join(dump_json(self._waiting[number]) + "\n" for number in range(count))
-            if lines:
-                for stream in (self._file, self._out):
-                    stream.write(lines)
-                    stream.flush()
-            for _ in range(count):  # only what is written waits no more: see unwritten
-                self._waiting.popleft()
+            try:
+                if lines:
+                    for stream in (self._file, self._out):
+                        stream.write(lines)
+                        stream.flush()
+            finally:
+                # Only now, see unwritten; and also where a disk is full or nobody listens, as the file would get the
+                # same lines ten times a second.
+                for _ in range(count):
+                    self._waiting.popleft()
 
     def close(self) -> None:
         self.flush()
