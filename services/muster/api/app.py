@@ -1,4 +1,4 @@
-"""The app: opened, its rooms joined, closed."""
+"""Assembly of the app: it is opened, its modules are joined, and it is closed."""
 
 from __future__ import annotations
 

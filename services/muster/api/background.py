@@ -1,4 +1,4 @@
-"""Work beside the requests: each piece is repeated for ever, and what goes wrong is logged, shown and retried."""
+"""Background work of the API: each piece is repeated for ever, and what goes wrong is logged, shown and retried."""
 
 from __future__ import annotations
 

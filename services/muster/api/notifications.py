@@ -1,8 +1,8 @@
 """PostgreSQL's NOTIFY between API processes: the news of one wake the streams of all.
 
-Ids go out after the commit, beside the requests and many at a time: within the transaction, PostgreSQL would order all
-commits of the database by one lock (PreCommit_Notify in its async.c). A process that is killed in between tells nobody,
-so streams still look by themselves now and then.
+Ids go out after the commit, outside the requests and many at a time: within the transaction, PostgreSQL would order all
+commits of the database by one lock (PreCommit_Notify in its async.c). A process that is killed in between notifies
+nobody, so streams still look by themselves now and then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOTIFY = "SELECT count(pg_notify($1, id)) FROM unnest($2::text[]) AS id"
 
 
 class Notifications:
-    """One connection, outside the pool, that listens and tells; made anew when it is lost."""
+    """One connection, outside the pool, that listens and notifies; it is replaced when it is lost."""
 
     def __init__(self, database: Database, hub: Hub) -> None:
         self._database, self._hub = database, hub

@@ -159,7 +159,7 @@ def _describe_other_inputs(schemas: dict[str, Any]) -> None:
 
 def _describe_defaults(node: Any) -> None:
     """Say defaults in words. Generators of clients take a key with a default for one that must be sent, and refuse one
-    that is a mapping or stands beside a $ref; the server fills them in.
+    that is a mapping or stands alongside a $ref; the server fills them in.
     """
     if isinstance(node, list):
         for item in node:

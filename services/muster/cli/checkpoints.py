@@ -1,4 +1,4 @@
-"""Commands on checkpoints. What reads bytes is the trainer's tool, run as a process: this room knows no tensors."""
+"""Commands on checkpoints. The trainer's tool, run as a process, reads the bytes: this module knows no tensors."""
 
 from __future__ import annotations
 

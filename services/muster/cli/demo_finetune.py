@@ -1,7 +1,7 @@
 """`muster demo --finetune`: a model in transformers' own layout, from random weights to preferences.
 
-A small model is made on the spot, pretrained on Python's own source, exported, and fine-tuned on conversations from
-its exported weights. What it then still answers wrongly becomes pairs of answers. A QLoRA adapter beside the exported
+A small model is made on the spot, pretrained on Python's own source, exported, and fine-tuned on conversations from its
+exported weights. What it then still answers wrongly becomes pairs of answers. A QLoRA adapter alongside the exported
 weights learns from them by direct preference optimisation, and a rank is killed meanwhile. Each stage is opened and
 judged by transformers, which has never heard of Muster.
 """
@@ -108,7 +108,8 @@ def _mistakes(examples: Path, model: Path, chat: Path, pairs: Path, draws: int) 
 
 
 def _held_out(examples: Path, work: Path) -> Path:
-    """Hundreds of conversations like those of examples/chat.jsonl, and none of them: few tell no stage from another."""
+    """Hundreds of conversations like those of examples/chat.jsonl, but none of those: with a few, the stages can't be
+    told apart."""
     held_out = work / "held-out.jsonl"
     _must(_tool(examples / "make_chat.py", "--seed", HELD_OUT_SEED, "--to", held_out), "no conversations could be made")
     seen = set((examples / "chat.jsonl").read_text().splitlines())

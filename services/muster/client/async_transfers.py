@@ -1,4 +1,4 @@
-"""Transfers for programs with asyncio: in a thread beside the loop, which a cancellation ends too."""
+"""Transfers for programs with asyncio: in a thread alongside the loop, which a cancellation ends too."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ def is_named(module: str, name: str) -> bool:
 
 
 class Adapter(Spec):
-    """Small matrices A and B that are trained beside the weights W of some layers, which stay as they are."""
+    """Small matrices A and B that are trained alongside the weights W of some layers, which stay as they are."""
 
     kind: Literal["lora", "rslora", "dora", "qlora"] = "lora"
     """`lora` computes W + alpha / rank × B A, and `rslora` W + alpha / sqrt(rank) × B A. `dora` is lora with the length
-    of each row of the sum trained apart. `qlora` is lora beside weights in four bits (NF4, all linear layers but the
+    of each row of the sum trained apart. `qlora` is lora alongside weights in four bits (NF4, all linear layers but the
     output head), and needs model.source.
     """
     rank: Positive = 16
@@ -42,7 +42,7 @@ class Adapter(Spec):
     dropout: Fraction = 0.0
     """The share of a layer's input that the adapter does not see, while training only."""
     modules_to_save: Many[Text] = ()
-    """Names of modules or ends of names (`embed_tokens`, `lm_head`) that are trained whole, in fp32, beside the
+    """Names of modules or ends of names (`embed_tokens`, `lm_head`) that are trained whole, in fp32, alongside the
     adapter. Where embedding and head are one weight, either name trains it for both.
     """
 

@@ -20,7 +20,7 @@ class Reference(SecondModel):
 
 
 def second_models(training: TrainingConfig) -> dict[str, SecondModel]:
-    """The models that the job computes forward beside its own, by the paths of the fields that name them."""
+    """The models that the job computes forward in addition to its own, by the paths of the fields that name them."""
     found: dict[str, SecondModel] = {}
     if training.distillation is not None:
         found[TEACHER] = training.distillation.teacher

@@ -47,8 +47,8 @@ def fits_task(format: str, task: str) -> bool:
 
 def looks_like(record: object, field: str = "text", task: str | None = None) -> str | None:
     """The format whose columns a record has, after `columns` has renamed them; None for none of them. Where it has
-    those of several, as a data set of preferences that is published with `messages` beside `chosen` and `rejected`, it
-    is one that the task reads.
+    those of several, as a data set of preferences that is published with `messages` alongside `chosen` and `rejected`,
+    it is one that the task reads.
 
     `field` is the column that holds a document of format jsonl.
     """

@@ -1,4 +1,4 @@
-"""A second model whose predictions a job learns, beside the tokens of its data."""
+"""A second model whose predictions a job learns, in addition to the tokens of its data."""
 
 from __future__ import annotations
 

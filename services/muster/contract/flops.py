@@ -8,9 +8,9 @@ a tied table counts once, as the head), L layers of H heads of Q dimensions, and
 
 (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198, on repeated
 work.) Attention counts the full square of T x T, also where a mask is causal and a kernel skips half of it: so do the
-sources, and so figures compare. A weight that is frozen beside an adapter needs no gradient of its own: 4 N in place of
-6 N, and (4 + 2 r) N with repeated work; the adapter's own weights count as any trained ones. Attention has no weights
-and costs the same.
+sources, and so figures compare. A weight that is frozen alongside an adapter needs no gradient of its own: 4 N in place
+of 6 N, and (4 + 2 r) N with repeated work; the adapter's own weights count as any trained ones. Attention has no
+weights and costs the same.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def estimate(
 def _second_models(sizes: tuple[ModelSize, ...], training: TrainingConfig, shard: Shard, parts: int) -> int:
     """Models that compute forward, one after the other, in the activations' dtype: their parts of the weights, those
     that are gathered, of which the root group stays, and what one layer makes of a batch. A teacher's head is used
-    beside the student's, chunk by chunk; a reward model's has one row."""
+    alongside the student's, chunk by chunk; a reward model's has one row."""
     held, passing = 0, [0]
     for size in sizes:
         layer = (size.parameters - size.root_group) // size.layers
@@ -278,8 +278,8 @@ def _by_blocks(width: int, device: Device) -> bool:
 
 
 def _head(size: ModelSize, training: TrainingConfig, width: int, device: Device) -> tuple[int, int]:
-    """Bytes at the head: its most (a chunk of logits, which becomes its own derivative, beside the weight's gradient),
-    and the weight's gradient, which it leaves."""
+    """Bytes at the head: its most (a chunk of logits, which becomes its own derivative, alongside the weight's
+    gradient), and the weight's gradient, which it leaves."""
     tokens, table = _tokens(training), size.vocab_size * size.dim
     logits = 4 * tokens * size.vocab_size
     chunk, several = min(LOGIT_CHUNK_BYTES[device], logits), logits > LOGIT_CHUNK_BYTES[device]

@@ -153,7 +153,7 @@ def size_of(
     scores: int | None = None,
     freeze: Sequence[str] = (),
 ) -> ModelSize:
-    """The size of a model with these weights, and with this adapter beside them.
+    """The size of a model with these weights, and with this adapter alongside them.
 
     `shapes` has the shape of each weight by its name, without an adapter's: as in a folder's files, or as in a module,
     whose experts are held together. It may list a tied head, which is counted once. `frozen_bytes` is the size of one
@@ -276,7 +276,7 @@ def saved_weights(weights: Iterable[str], adapter: Adapter | None, tied_head: bo
     """Return those of these weights that are trained whole alongside an adapter, by the name of their module or of one
     around it.
 
-    `tied_head` tells that embedding and head are one weight, which either name means.
+    `tied_head` says that embedding and head are one weight, which either name means.
     """
     if adapter is None or not adapter.modules_to_save:
         return []

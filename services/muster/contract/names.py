@@ -1,4 +1,4 @@
-"""Names that more than one room must spell alike: environment, labels, workers, exit codes, files of a worker."""
+"""Names that more than one module must spell alike: environment, labels, workers, exit codes, files of a worker."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Orpo(Spec):
     """Odds ratio preference optimisation, which needs no reference (Hong et al. 2024, arXiv 2403.07691)."""
 
     beta: Beta = 0.1
-    """The weight of the odds ratio's loss, beside the chosen conversation's cross-entropy."""
+    """The weight of the odds ratio's loss, in addition to the chosen conversation's cross-entropy."""
 
 
 class Simpo(Spec):
@@ -125,7 +125,7 @@ class Grpo(Spec):
     """
 
     verifiers: Annotated[Many[Verifier], Field(max_length=16)] = ()
-    """Programs that reward an answer, beside rewardModel or without it: the reward is the sum of the scores by their
+    """Programs that reward an answer, alongside rewardModel or without it: the reward is the sum of the scores by their
     weights.
     """
     reward_model: RewardModel | None = None

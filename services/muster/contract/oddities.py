@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def oddities_of(training: TrainingConfig) -> tuple[tuple[str, str], ...]:
-    """(path, what is odd there) of what is allowed and seldom meant."""
+    """Return the warnings, as (path, text), about settings that are allowed and seldom meant."""
     schedule, steps = training.optimizer.schedule, training.known_steps()
     found = []
     if steps is not None and schedule.warmup_steps >= steps:

@@ -111,7 +111,8 @@ class OptimizerConfig(Spec):
     It is slower by the time that the state takes over the bus and back; on a CPU it changes nothing.
     """
     ema: Ema | None = None
-    """The mean of the weights over the last steps, which is kept beside them and exported with `--ema`; left out, none.
+    """The mean of the weights over the last steps, which is kept alongside them and exported with `--ema`; left out,
+    none.
     """
     groups: Annotated[Many[ParameterGroup], Field(max_length=32)] = ()
     """Parameters with a learning rate or weight decay of their own. No two groups may name one parameter."""

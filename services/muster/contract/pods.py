@@ -137,7 +137,7 @@ class PreferredNodes(Spec):
     """Preferred properties of a node."""
 
     weight: Annotated[int, Field(ge=1, le=100)]
-    """How much the preference counts beside others."""
+    """Weight of the preference relative to others."""
     preference: NodeTerm
     """What is preferred."""
 
@@ -164,15 +164,15 @@ class PodMarks(Spec):
     node_selector: dict[LabelKey, LabelValue] = {}
     """Labels that each node must have."""
     tolerations: Many[Toleration] = ()
-    """Taints of nodes that the pods put up with, beside those that the platform tolerates."""
+    """Taints of nodes that the pods tolerate, in addition to those that the platform tolerates."""
     affinity: Affinity | None = None
     """Which nodes the pods may run on, where labels alone can't say it."""
     labels: dict[OwnKey, LabelValue] = {}
-    """Labels of the pods, beside Muster's own."""
+    """Labels of the pods, in addition to Muster's own."""
     annotations: dict[OwnKey, str] = {}
-    """Annotations of the pods, beside Muster's own."""
+    """Annotations of the pods, in addition to Muster's own."""
     image_pull_secrets: Many[Text] = ()
-    """Names of Secrets in the job's namespace by which the image is pulled, beside the platform's own."""
+    """Names of Secrets in the job's namespace with which the image is pulled, in addition to the platform's own."""
 
     @property
     def node_terms(self) -> tuple[NodeTerm, ...]:

@@ -34,12 +34,12 @@ class PreviewedEviction(Record):
     restart_gpu_seconds: float = 0.0
     """What its restart costs, as its newest attempt that came to a step took."""
     because: str = ""
-    """Why it may be put out; it names no gang and no project but the asking job's."""
+    """Reason why it may be preempted; it names no gang and no project but the requesting job's."""
 
 
 class Preview(Record):
-    """`nodes` that the job would be given at once; else the `code` and the reason of its wait, and who would be put out
-    for it."""
+    """`nodes` that the job would be given at once; else the `code` and the reason of its wait, and the gangs that would
+    be preempted for it."""
 
     nodes: Many[str] = ()
     code: str = ""

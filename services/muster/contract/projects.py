@@ -60,7 +60,8 @@ class ProjectLimits(Spec):
     service_accounts: Many[Text] | None = None
     """Other service accounts that a job may name; one that ends with * means all that begin so."""
     secrets: Many[Text] | None = None
-    """The Secrets of its namespace that a job may name, beside the project's own (`muster secrets`); * as above."""
+    """The Secrets of its namespace that a job may name, in addition to the project's own (`muster secrets`); * as
+    above."""
     claims: Many[Text] | None = None
     """The PersistentVolumeClaims of its namespace that a job may mount; * as above."""
     namespaces: Many[Text] | None = None

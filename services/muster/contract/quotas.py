@@ -58,9 +58,9 @@ class ProjectQuota(Quota):
     """Quota of a project: what its jobs may hold together, and its share of a contended fleet."""
 
     weight: Annotated[float, Field(gt=0, le=1_000)] | None = None
-    """The project's share beside others', where any project names a weight or a guarantee: among jobs of one priority
-    whoever holds least for its weight comes first. 1 if it is left out. It is never 0: who has no share would wait for
-    ever where the others always ask."""
+    """The project's share relative to others', where any project names a weight or a guarantee: among jobs of one
+    priority whoever holds least for its weight comes first. 1 if it is left out. It is never 0: who has no share would
+    wait for ever where the others always ask."""
     guaranteed_gpus: Count | None = None
     """Accelerators that are its share before the rest is divided by weight; others may borrow them while they idle."""
     preempts: bool = False
@@ -69,7 +69,7 @@ class ProjectQuota(Quota):
     person: Quota = Quota()
     """What the jobs of any one person may hold of it."""
     spent: MonthSpent | None = None
-    """Written by the API beside a budget, for the operator; nobody else sets it."""
+    """Written by the API alongside a budget, for the operator; nobody else sets it."""
 
     @property
     def bounds_queue(self) -> bool:

@@ -1,4 +1,4 @@
-"""A second model that a job computes forward beside its own: a teacher, or a reward model."""
+"""A second model that a job computes forward in addition to its own: a teacher, or a reward model."""
 
 from __future__ import annotations
 

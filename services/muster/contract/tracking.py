@@ -31,7 +31,7 @@ class Wandb(Spec):
     entity: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] | None = None
     """The team or person whose project it is; left out, the token's own."""
     mode: Literal["online", "offline"] = "online"
-    """`online` needs the variable WANDB_API_KEY. `offline` keeps each attempt's files beside the commits, for
+    """`online` needs the variable WANDB_API_KEY. `offline` keeps each attempt's files alongside the checkpoints, for
     `wandb sync`.
     """
     url: ServiceUrl | None = None
@@ -48,12 +48,12 @@ class Mlflow(Spec):
 
 
 class Tracking(Spec):
-    """Experiment trackers that are told every step and evaluation. None of them can hold up or end a run: one that
-    hangs or fails is left out, and the condition TrackingFailed says so.
+    """Experiment trackers that receive every step and evaluation. None of them can hold up or end a run: one that hangs
+    or fails is left out, and the condition TrackingFailed says so.
     """
 
     tensorboard: bool = False
-    """Whether TensorBoard's event files are written beside the commits, in the folder `tensorboard`."""
+    """Whether TensorBoard's event files are written alongside the checkpoints, in the folder `tensorboard`."""
     wandb: Wandb | None = None
     """Weights & Biases; left out, not."""
     mlflow: Mlflow | None = None

@@ -95,7 +95,7 @@ class TrainingConfig(Spec):
     grpo: Grpo | None = None
     """The settings of task grpo, which needs them: what rewards its answers has no default."""
     distillation: Distillation | None = None
-    """A teacher whose predictions pretrain and sft learn beside the tokens; left out, none."""
+    """A teacher whose predictions pretrain and sft learn in addition to the tokens; left out, none."""
     model: ModelConfig
     adapter: Adapter | None = None
     freeze: NamePatterns = ()
@@ -306,7 +306,7 @@ class TrainingConfig(Spec):
 
     @property
     def whole_adapter(self) -> Adapter | None:
-        """The adapter, with all that is trained whole beside it."""
+        """The adapter, with everything that is trained whole alongside it."""
         return self.adapter if self.adapter is None or self.scores is None else self.adapter.with_score_head()
 
     def sources(self) -> Iterator[tuple[str, Source]]:

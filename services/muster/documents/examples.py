@@ -40,7 +40,7 @@ def examples() -> dict[str, Example]:
 
 
 def on_this_machine(example: Example) -> str:
-    """The text with the data and models that lie beside it named by their whole paths, as `muster submit` sends it."""
+    """The text in which the data and models next to it are named by their full paths, as `muster submit` sends it."""
     folder = examples_folder()
     if folder is None:
         return example.text

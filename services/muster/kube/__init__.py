@@ -1,1 +1,1 @@
-"""Kubernetes as every room of Muster speaks to it: one connection, one client, one list-and-watch."""
+"""Access of every part of Muster to Kubernetes: one connection, one client, one list-and-watch."""

@@ -54,7 +54,7 @@ class Conflict(Exception):
 
 
 class AlreadyExists(Exception):
-    """A job of that name, or with that uid, is there already; `uid` tells which."""
+    """A job of that name, or with that uid, exists already; `uid` says which."""
 
     def __init__(self, message: str, uid: str) -> None:
         super().__init__(message)
@@ -265,12 +265,12 @@ class LocalCluster:
                 db.execute("INSERT INTO quotas VALUES (?,?)", (project, dump_json(quota)))
 
     def secrets(self) -> dict[tuple[str, str], str]:
-        """The payload of each secret by project and name, as `secrets.box.SecretBox` sealed it."""
+        """The payload of each secret by project and name, as `secrets.box.SecretBox` encrypted it."""
         rows = self._connection().execute("SELECT project, name, payload FROM secrets ORDER BY project, name")
         return {(row["project"], row["name"]): row["payload"] for row in rows}
 
     def write_secret(self, project: str, name: str, payload: str | None) -> None:
-        """Keep the sealed payload in place of the one before; None for no secret of that name."""
+        """Store the encrypted payload in place of the previous one; None for no secret of that name."""
         with self._write() as db:
             db.execute("DELETE FROM secrets WHERE project = ? AND name = ?", (project, name))
             if payload is not None:

@@ -230,7 +230,7 @@ def _interpreter() -> Iterator[str]:
 
 
 def _around(folder: Path, state: Path) -> Iterator[Path]:
-    """The folder; where the state folder lies in it, all that lies beside the way there, links left out."""
+    """The folder; where the state folder lies in it, everything off the way there, links left out."""
     folder = Path(os.path.realpath(folder))
     if not state.is_relative_to(folder):
         yield folder

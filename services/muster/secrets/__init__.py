@@ -1,1 +1,1 @@
-"""Secrets at rest on one machine: sealed by the API, opened by the operator where a worker starts."""
+"""Secrets at rest on one machine: encrypted by the API, decrypted by the operator where a worker starts."""

@@ -1,7 +1,7 @@
-"""Secrets of one machine, encrypted at rest: sealed by the API, opened by the operator where a worker starts.
+"""Secrets of one machine, encrypted at rest: encrypted by the API, decrypted by the operator where a worker starts.
 
-The keys are lines of one file that only its user may read. The first seals; the others still open what they sealed, so
-a key is replaced by putting a new one above it (docs/sharing.md).
+The keys are lines of one file that only its user may read. The first encrypts; the others still decrypt what they
+encrypted, so a key is replaced by putting a new one above it (docs/sharing.md).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from muster.secrets import kms
 
 
 class SecretsLocked(Exception):
-    """The key file can't be used, or has not the key of a payload; the message says which and what to do."""
+    """The key file can't be used, or lacks the key of a payload; the message says which and what to do."""
 
 
 class SecretBox:
-    """Seals the entries of secrets by the keys in the file at `path`. The file is read at each use: they are few, and a
-    key that was put into it counts at once."""
+    """Encryption of secrets' entries with the keys in the file at `path`. The file is read at each use: uses are few,
+    and a key that was added counts at once."""
 
     def __init__(self, path: Path, kms_key_id: str | None = None) -> None:
         """`kms_key_id` is the key of AWS KMS by which a key that is made here is encrypted; None for none."""
         self.path, self._kms_key_id = path, kms_key_id
 
     def seal(self, project: str, name: str, data: Mapping[str, str]) -> str:
-        """A payload that tells nothing without a key. Makes the key file where there is none. Raises SecretsLocked."""
+        """Encrypt the entries. Creates the key file if there is none. Raises SecretsLocked."""
         if not self.path.exists():
             self._make()
         document = {"project": project, "name": name, "data": dict(data)}
@@ -48,7 +48,7 @@ class SecretBox:
         return {str(key): str(value) for key, value in document["data"].items()}
 
     def renewed(self, payload: str) -> str | None:
-        """The payload sealed by the first key; None if no key opens it. Raises SecretsLocked."""
+        """Return the payload encrypted with the first key; None if no key decrypts it. Raises SecretsLocked."""
         try:
             return self._keys().rotate(payload.encode()).decode()
         except InvalidToken:

@@ -76,7 +76,7 @@ def _capped(look: _Look, source: Source, per_token: float) -> _Look:
 
 
 def _of_an_epoch(data: DataConfig, sizes: Sequence[float]) -> float:
-    """Return what an epoch reads of sources of these sizes: all of them, or as often as `epochs` says, and beside those
+    """Return what an epoch reads of sources of these sizes: all of them, or as often as `epochs` says, and with those
     as much of the others as their weights say."""
     if not data.in_epochs:
         return sum(sizes)

@@ -1,5 +1,5 @@
-"""Objects as files: written beside and renamed, flushed with their folders, so that a power cut leaves whole ones or
-none."""
+"""Objects as files: written to a temporary name and renamed, flushed with their folders, so that a power cut leaves
+whole ones or none."""
 
 from __future__ import annotations
 

@@ -165,8 +165,8 @@ def open_folder(files: Files) -> ModelFolder:
 
 
 def template_files(files: Files) -> tuple[str, ...]:
-    """The chat templates beside chat_template.jinja, by their files; where nothing can be listed, as on the web, those
-    that there may be by the names that are usual."""
+    """The chat templates in addition to chat_template.jinja, by their files; where nothing can be listed, as on the
+    web, those that there may be by the names that are usual."""
     try:
         found = sorted(each.key for each in files.objects(f"{TEMPLATES}/"))
     except (NotFound, Refused):

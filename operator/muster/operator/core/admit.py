@@ -8,13 +8,13 @@ Order: priority, then whose project holds least for its share (fair_share.py), t
 does not fit, but only for BACKFILL_SECONDS: from then on every node that the waiting gang could use is kept for it as
 it becomes free, so no stream of small jobs starves a large gang.
 
-A gang whose project may preempt has others put out for it (preemption.py). Whoever is put out is told so by its own
-reservation, which says whom it yields to; nodes are kept for that gang from then on (nominations.py).
+A gang whose project may preempt has others preempted for it (preemption.py). A preempted gang learns of it from its own
+reservation, which says to whom it yields; nodes are kept for that gang from then on (nominations.py).
 
-What a namespace, a project or a person may hold is kept here as well (quotas.py).
+The limits of namespaces, projects and people are enforced here as well (quotas.py).
 
-A gang whose nodes were announced to go stands in this line while it still commits: what takes their place is held for
-it from the notice on, so that it goes on at once when its last worker is gone.
+A gang whose nodes were announced to go is in this queue while it still commits: replacement nodes are held for it from
+the notice on, so that it continues at once when its last worker is gone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Plan:
     look_after: float | None = None
     """Seconds until a budget will be used up, or a job's pause in the queue is over; None where neither is coming."""
     preemptions: tuple[Preemption, ...] = ()
-    """What is put out from now on."""
+    """Preemptions that start now."""
 
     @property
     def held(self) -> tuple[Reservation, ...]:

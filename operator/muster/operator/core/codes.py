@@ -1,4 +1,4 @@
-"""Every code that a status can carry, in one place. Codes are stable; words beside them may change.
+"""Every code that a status can carry, in one place. Codes are stable; the words that accompany them may change.
 
 tests/unit/core/test_codes.py walks them all: each must be reached by a decision, and be explained in words.
 """

@@ -4,7 +4,7 @@ A project is entitled to its guarantee, and beyond it to a part, by its weight, 
 for is divided among the others, so that nothing idles for somebody who does not come. That is weighted max-min
 fairness by progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2).
 
-Shares say who comes first and who may take back what others borrowed (preemption.py). They keep no room: a gang may
+Shares say who comes first and who may take back what others borrowed (preemption.py). They reserve nothing: a gang may
 borrow whatever is idle.
 """
 
@@ -83,8 +83,8 @@ class Shares:
         holds least of its guarantee, then the one that has borrowed least for its weight. `change`: as if it held so
         many more GPUs.
 
-        Only gangs of that priority or a higher one count: whose turn it is must not change when lower ones are put out,
-        or what was freed for one gang goes to another, which is put out for the first again.
+        Only gangs of that priority or a higher one count: whose turn it is must not change when lower ones are
+        preempted, or the nodes that were freed for one gang go to another, which is preempted for the first again.
         """
         if not self.active:
             return False, 0.0
@@ -96,8 +96,8 @@ class Shares:
 
     def in_turn(self, queue: list[JobSummary], first: Container[str]) -> Iterator[JobSummary]:
         """The queue (by priority, then age) so that among jobs of one priority those come first whose uids are in
-        `first`, as others make room for them, and then the projects take turns. What `hold` is told of one job counts
-        for whose turn is next.
+        `first`, as others make room for them, and then the projects take turns. A call of `hold` for one job counts for
+        whose turn is next.
         """
         queue = sorted(queue, key=lambda job: (-self._fleet.priority(job), job.uid not in first))
         if not self.active:
@@ -116,7 +116,7 @@ class Shares:
                     heapq.heappush(turns, self._entry(project, priority, waiting[project]))
 
     def words(self, project: str, reader: JobSummary) -> str:
-        """`project nlp holds 24 GPUs of its share of 16`, as `reader` may be told; empty where there are no shares."""
+        """`project nlp holds 24 GPUs of its share of 16`, as `reader` may see it; empty where there are no shares."""
         if not self.active:
             return ""
         share, whose = self.entitled.get(project, 0.0), describe_project(reader, project)

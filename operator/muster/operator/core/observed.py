@@ -56,14 +56,14 @@ class Worker:
     rejection: Rejection | None = None
     """Set where the world refuses to let it come to be, for `reason`, since `since`."""
     message: str = ""
-    """The world's sentence about its end, beside the word: why a kubelet rejected it, or evicted it."""
+    """The world's sentence about its end, in addition to the word: why a kubelet rejected it, or evicted it."""
     refusal: str = ""
     """Why its node can't start it until its user changes the job or what it names, and what to do; empty where it
     can, or where that may pass by itself."""
     node_blameless: bool = False
     """Its end says nothing against its node: somebody on the machine ended it."""
     warning: str = ""
-    """What is wrong beside it while it runs: a container that others put into its pod has failed."""
+    """What is wrong around it while it runs: a container that others put into its pod has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Reservation:
     yields_to: str = ""
     """The uid of the job that it makes room for: it is asked to commit and to stop. Empty for nobody."""
     yields_because: str = ""
-    """Whom it makes room for and why, in words."""
+    """The gang that it makes room for and why, in words."""
     nominated: bool = False
     """The nodes are not held, but kept for the job while others make room for it."""
 
@@ -145,7 +145,7 @@ class Observed:
     budget: Wait | None = None
     """What the last pass of admission said of its month's budget: MonthLimit, stop; AwaitingAdmission, go on again."""
     notes: tuple[str, ...] = ()
-    """What the next attempt's words should say beside its nodes."""
+    """What the next attempt's words should say in addition to its nodes."""
     trouble: str = ""
     """Why what was decided can't be carried out; empty if it can."""
 

@@ -1,25 +1,24 @@
 """Preemption: the cheapest set of gangs to preempt so that a gang without room can run.
 
-A gang may put out others if its project's quota says so (`preempts`): gangs of a lower priority; where projects have
+A gang may preempt others if its project's quota says so (`preempts`): gangs of a lower priority; where projects have
 shares, gangs of the same priority that others hold beyond theirs; and in its first minutes gangs of its own project and
 priority that have had theirs, so that a short job does not wait for as long as large ones run (Tiresias' least attained
-service, NSDI '19, with one threshold). Whoever is put out is asked to commit, pays with
-no restart budget, and goes back into the queue; its nodes are kept for the gang that it made room for. An elastic gang
-may be made smaller instead.
+service, NSDI '19, with one threshold). A preempted gang is asked to commit, is charged no restart, and returns to the
+queue; its nodes are kept for the gang that it made room for. An elastic gang may be made smaller instead.
 
 **No cycle.** Count a gang as having its nodes from the moment at which others are asked to make room for it, and those
 others as gone. Let F(p) be how many gangs of priority p or higher have nodes in their first minutes, U(p) the GPUs that
 projects hold by gangs of priority p or higher as far as they are entitled to them, and H(p) all GPUs held by such
 gangs. Compare states by (F(p), U(p), H(p)), from the highest p down. Giving idle nodes to a gang of priority p lowers
-nothing and raises H(p). Putting out gangs of lower priorities for it changes nothing above p, lowers nothing at p, and
-raises H(p). No gang in its first minutes is put out for an equal: so putting out its own project's gangs for it raises
-F(p), and putting out other projects' lowers no F; that is done only if it raises U(p) (`_fair`), judged for the set
-that is truly put out (what Kueue #14543 does for another set). A gang that begins where others made room was counted
+nothing and raises H(p). Preempting gangs of lower priorities for it changes nothing above p, lowers nothing at p, and
+raises H(p). No gang in its first minutes is preempted for an equal: so preempting its own project's gangs for it raises
+F(p), and preempting other projects' lowers no F; that is done only if it raises U(p) (`_fair`), judged for the set that
+is truly preempted (what Kueue #14543 does for another set). A gang that begins where others made room was counted
 before. It finds that room, however many gangs wait at once and whichever of the others is gone first: from the order
 on, its nodes are given to none of its priority or a lower one (nominations.py). One of a higher priority that takes
 them raises what is compared before. Each step goes up, and there are finitely many states; so while nobody submits,
 ends, has had its first minutes or changes a quota, and no node fails, preemption comes to an end. A gang with others
-put out for it also comes first in line among its equals, and must stand in line before whoever was put out.
+preempted for it also comes first in the queue among its equals, and must stand before the preempted gangs.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Preemption:
     evictions: tuple[Eviction, ...]
     nodes: tuple[str, ...]
     reasons: tuple[str, ...] = ()
-    """Why each may be put out, as the gang is told for which it is done."""
+    """Reason why each may be preempted, in words for the gang for which it is done."""
 
     @property
     def cost(self) -> float:
@@ -97,8 +96,8 @@ class Preemptor:
 
     @cached_property
     def _on(self) -> dict[str, dict[str, list[Shape]]]:
-        """The workers that each job takes from each node once it is put out; by node, then by uid. Worked out only when
-        somebody has to be put out: in a large fleet it takes as long as all the rest.
+        """The workers that each job takes from each node once it is preempted; by node, then by uid. Computed only when
+        a gang has to be preempted: in a large fleet it takes as long as all the rest.
         """
         by_job: dict[str, list[Reservation]] = {}
         for entry in self._entries:

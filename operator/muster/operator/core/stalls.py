@@ -1,7 +1,7 @@
 """Is the gang hung? Told from heartbeats alone, with a deadline for each thing that a rank may be doing.
 
-Five kinds of evidence, the strongest first: a process that job control holds; a rank that falls silent beside its
-peers; one rank for which all others wait; a gang that beats and does not progress; a gang of which nothing is heard.
+Five kinds of evidence, the strongest first: a process that job control holds; a rank that falls silent while its peers
+do not; one rank for which all others wait; a gang that beats and does not progress; a gang of which nothing is heard.
 The stronger it is, the sooner it is believed (docs/decisions/0040).
 
 A clock that jumps must not kill a healthy gang. So a stall is first suspected, in the status, and believed only when

@@ -16,7 +16,7 @@ RESTARTS_BEFORE = 3.0
 
 
 class Victims:
-    """The gangs of a fleet that may be put out. `yielding` are the uids of those that already make room."""
+    """Gangs of a fleet that may be preempted. `yielding` are the uids of those that already make room."""
 
     def __init__(self, fleet: Fleet, entries: Iterable[Reservation], shares: Shares, yielding: Container[str]) -> None:
         self._fleet, self._entries, self._shares, self._yielding = fleet, entries, shares, yielding

@@ -1,7 +1,7 @@
 """Makes the pods of an attempt exist, all of them at once or none.
 
 The core asks worker by worker; requests are gathered, so that a gang of 512 is not made one round trip after another.
-What the API server refuses (a quota, a missing service account) is tried again, and told until it works or the core
+What the API server refuses (a quota, a missing service account) is tried again, and reported until it works or the core
 takes the order back.
 """
 
@@ -59,7 +59,7 @@ class RejectedWorker:
 
 
 class Creator:
-    """Makes the workers that the core orders, with all that they need beside them.
+    """Makes the workers that the core orders, with all other objects that they need.
 
     `gang_of` returns the adapter to a job's scheduler. `instance_type` returns that of a node by its name; empty if it
     is not known. `enqueue` is called with the uid of a job that changed. `enqueue_later` is called instead where

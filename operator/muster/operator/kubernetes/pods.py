@@ -37,7 +37,7 @@ class Pod:
     does not start, in the kubelet's or scheduler's words, and it is `refused` where that lasts until its user changes
     something. `disruption` is the reason of its condition DisruptionTarget (or Kueue's TerminationTarget), and `reason`
     the pod's own (Evicted, NodeLost). It is `over` when its phase is Succeeded or Failed. `failing` says which
-    containers beside ours have failed.
+    containers other than ours have failed.
     """
 
     namespace: str
@@ -231,7 +231,7 @@ class Pods:
             yield from pods.values()
 
     def leaving(self, job_uid: str) -> tuple[Pod, ...]:
-        """The last pod that was told to go, as it was then: between two looks it may have left altogether."""
+        """The last pod that was asked to end, as it was then: between two looks it may have left altogether."""
         return (self._leaving[job_uid],) if job_uid in self._leaving else ()
 
     def forget_leaving(self, job_uid: str) -> None:

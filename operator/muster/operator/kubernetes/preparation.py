@@ -16,7 +16,7 @@ from muster.operator.pacing import SHARED_SECONDS
 
 
 class Preparation:
-    """Makes the objects beside the pods exist, each once: what is known to be there is not asked for again."""
+    """Creates the objects other than pods, each once: what is known to be there is not asked for again."""
 
     def __init__(self, client: Client, site: Site) -> None:
         self._client, self._site = client, site

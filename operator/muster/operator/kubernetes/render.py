@@ -65,12 +65,12 @@ class Site:
     look at their node before the gang meets if `preflight` says so; None means where it has GPUs. `preflight_answers`
     (`gpus=exclude,disk=retry`) says what follows a failed check where the job does not. The node agents listen on
     `agent_port` of their nodes; 0 means that there are none. `report_from` are the peers, in a NetworkPolicy's form,
-    that may reach the workers' report port beside their own gang; if it is empty, no policy is made. `fence_audience`
-    is the audience of the token by which workers ask whether their attempt is current; empty means the API server's
-    own. Only jobs of `watch_namespace` are served, by the rights of a Role there; empty means all. `s3` holds variables
-    of muster.storage.settings. Each worker also gets the variables of `env_from`, over which those of its job win, and
-    asks for `resources` where its job asks for none. `read_only_root`: it can write to its volumes alone, each of which
-    holds as much as `disk` says.
+    that may reach the workers' report port in addition to their own gang; if it is empty, no policy is made.
+    `fence_audience` is the audience of the token by which workers ask whether their attempt is current; empty means the
+    API server's own. Only jobs of `watch_namespace` are served, by the rights of a Role there; empty means all. `s3`
+    holds variables of muster.storage.settings. Each worker also gets the variables of `env_from`, over which those of
+    its job win, and asks for `resources` where its job asks for none. `read_only_root`: it can write to its volumes
+    alone, each of which holds as much as `disk` says.
     """
 
     image: str

@@ -44,8 +44,8 @@ _NO_PATHS = ("HOME", "TMPDIR", "SHELL", "XDG_")
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """Command of each worker, the variables that it inherits beside those that every worker needs, and those that come
-    from secrets."""
+    """Command of each worker, the variables that it inherits in addition to those that every worker needs, and those
+    that come from secrets."""
 
     command: tuple[str, ...]
     inherited: tuple[str, ...] = ()

@@ -51,11 +51,11 @@ _ENTRIES = TypeAdapter(tuple[Reservation, ...])
 class LocalWorld:
     """Jobs as processes of this machine, in the state folder `root` (an absolute path).
 
-    `worker_command` runs as each worker, which inherits the variables that `worker_env` names beside those that every
-    worker needs, and may read the files and folders of `worker_paths`. `secret_key` has the keys of secrets; None for
-    the file in `root`. `on_error` is told of a poll that failed. With `reads_only`, for somebody who looks while the
-    operator works, nothing is written and nothing may be applied. Only one operator may act on a state folder; its
-    process sees to that (`claim.py`).
+    `worker_command` runs as each worker, which inherits the variables that `worker_env` names in addition to those that
+    every worker needs, and may read the files and folders of `worker_paths`. `secret_key` has the keys of secrets; None
+    for the file in `root`. `on_error` is called with a poll that failed. With `reads_only`, for somebody who looks
+    while the operator works, nothing is written and nothing may be applied. Only one operator may act on a state
+    folder; its process sees to that (`claim.py`).
     """
 
     def __init__(

@@ -19,7 +19,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: its last four bytes 
 
 
 class OutOfReach(Exception):
-    """The address may not be told anything; the message says why, and never what its name resolves to."""
+    """The address may not receive messages; the text says why, and never what its name resolves to."""
 
 
 class Unresolved(Exception):
@@ -28,7 +28,7 @@ class Unresolved(Exception):
 
 @dataclass(frozen=True)
 class Reach:
-    """The internet, by https; and the `networks` that an administrator allows beside it, by http too."""
+    """The internet, by https; and the `networks` that an administrator allows in addition, by http too."""
 
     networks: tuple[Network, ...] = ()
 

@@ -29,7 +29,7 @@ class ExpiresAfter(OpenAIRequest):
 
 
 class CreateFile(OpenAIRequest):
-    """The fields of a form that stand beside its file."""
+    """Fields of a form alongside its file."""
 
     purpose: PurposeName
     expires_after: ExpiresAfter | None = None
