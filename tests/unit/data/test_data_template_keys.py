@@ -159,6 +159,18 @@ def test_thoughts_are_given_under_the_name_that_the_template_reads(
     assert preference.fitted(one, tokenizer)[0].sides[0] == fitted.given.turns[1:]
 
 
+def test_a_key_of_which_a_template_asks_for_one_value_is_given_to_it_whatever_came_before(tmp_path: Path) -> None:
+    template = CHATML.replace("{{ m.content }}", "{% if m.channel == 'analysis' %}(thinks) {% endif %}{{ m.content }}")
+    tokenizer = made(tmp_path, template)
+    for channel in ("final", "analysis", "final"):
+        assert ids_of(asked(channel=channel), tokenizer) == theirs(tmp_path, asked(channel=channel))
+        pair = {"prompt": asked()["messages"][:1], "rejected": [{"role": "assistant", "content": "b"}]}
+        one = preference.pair({**pair, "chosen": asked(channel=channel)["messages"][1:]})
+        fitted, _ = preference.fitted(one, tokenizer)
+        (chosen, _) = preference.parts(fitted, tokenizer)
+        assert [token for part in chosen for token in part.ids] == theirs(tmp_path, asked(channel=channel))
+
+
 def test_what_nobody_learns_or_sees_is_counted(tmp_path: Path) -> None:
     """Thoughts as a warning, further keys and columns in a line; the documents are those without."""
     records = [asked("x", thinking="t", id=1) | {"source": "s"}, asked("y", thinking="t"), asked("z")]

@@ -53,7 +53,8 @@ class Rendered:
 @dataclass(frozen=True)
 class Fitted:
     """A conversation as a template reads it: `renamed` keys of its messages stand under the name that the template
-    looks for, and those that change nothing of what it writes are left out. `unread` are such of which the model sees
+    looks for. `left_out` change nothing of what it writes of conversations like this one; thoughts of that kind are not
+    given to it, all else is, for a template may ask for one value of a key. `unread` are such of which the model sees
     nothing at all; the same thoughts may stand under two keys."""
 
     given: Conversation
@@ -116,7 +117,7 @@ class ChatTemplate:
         left_out = frozenset(key for key in keys if read[key] is None)
         unread = frozenset(key for key in left_out if key not in THOUGHTS or not _is_said_by(given, key, seen))
         renamed = {key: name for key, name in read.items() if name is not None and name != key}
-        return Fitted(fit(given, renamed, left_out), renamed, unread, left_out)
+        return Fitted(fit(given, renamed, left_out & set(THOUGHTS)), renamed, unread, left_out)
 
     def _name_read(self, given: Conversation, key: str) -> str | None:
         """The name under which the template reads a key; None where it does not."""

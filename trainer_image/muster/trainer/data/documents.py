@@ -19,7 +19,7 @@ from muster.storage.data_format import of_another_format, renamed_columns
 from muster.storage.records import RawRecord, Record, parsed
 from muster.trainer.data import chat, preference
 from muster.trainer.data.chat import Part
-from muster.trainer.data.chat_template import THOUGHTS, Fitted
+from muster.trainer.data.chat_template import THOUGHTS, Fitted, fit
 from muster.trainer.data.preference import Comparison
 from muster.trainer.data.rules import Look, Reader
 from muster.trainer.data.tokenizer import Tokenizer
@@ -149,7 +149,7 @@ class RecordReader:
         self.kinds[one.kind] += 1
         one, fitted = preference.fitted(one, self._tokenizer)
         self._note_keys(fitted, "pairs" if len(one.sides) == 2 else "answers")
-        content_hash = preference.content_hash(one)  # first, for it refuses half a character
+        content_hash = preference.content_hash(one, fitted.left_out)  # first, for it refuses half a character
         if not (look := self._looked_at(preference.words(one), record.place))[0]:
             return
         columns = self._references.of(record.value, preference.good_answer(one)) if self._references else b""
@@ -179,7 +179,7 @@ class RecordReader:
         fitted = chat.fitted(given, self._tokenizer)
         given = fitted.given
         self._note_keys(fitted, "conversations")
-        content_hash = given.hash()
+        content_hash = fit(given, {}, fitted.left_out).hash()
         words = "\n".join(turn.content for turn in given.turns if turn.role != "system")
         kept, look = self._looked_at(words, record.place)
         if kept:

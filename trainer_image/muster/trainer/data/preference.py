@@ -19,7 +19,7 @@ from muster.contract.data_formats import SHAPES, columns_of
 from muster.storage.conversations import Conversation, Turn, as_bytes, messages_or_text, tools_of, turns_of
 from muster.trainer.data import chat
 from muster.trainer.data.chat import Divided, Part
-from muster.trainer.data.chat_template import Fitted, fit_turn
+from muster.trainer.data.chat_template import THOUGHTS, Fitted, fit, fit_turn
 from muster.trainer.data.tokenizer import Tokenizer
 
 _LABELS = {"true": True, "1": True, "false": False, "0": False}  # as tables of text have them
@@ -95,7 +95,7 @@ def fitted(one: Comparison, tokenizer: Tokenizer) -> tuple[Comparison, Fitted]:
     left_out = by_all(each.left_out for each in found)
 
     def fit(turns: tuple[Turn, ...] | str) -> tuple[Turn, ...]:
-        return tuple(fit_turn(turn, renamed, left_out) for turn in _turns(turns))
+        return tuple(fit_turn(turn, renamed, left_out & set(THOUGHTS)) for turn in _turns(turns))
 
     fit_one = one._replace(prompt=fit(one.prompt), sides=tuple(fit(side) for side in one.sides))
     return fit_one, Fitted(wholes[0], renamed, by_all(each.unread for each in found), left_out)
@@ -140,15 +140,15 @@ def words(one: Comparison) -> str:
     return "\n".join(text for some in texts for text in some)
 
 
-def content_hash(one: Comparison) -> int:
-    """64 bits of BLAKE2b over prompt, sides and value, whatever the tokenizer. Raises ValueError for half a
-    character."""
+def content_hash(one: Comparison, left_out: frozenset[str] = frozenset()) -> int:
+    """64 bits of BLAKE2b over prompt, sides and value, whatever the tokenizer, without the keys of messages that are
+    `left_out`. Raises ValueError for half a character."""
     state = hashlib.blake2b(digest_size=8)
     for text in (one.prompt, *one.sides):
         if isinstance(text, str):
             state.update(f"{len(text)}:".encode() + text.encode())
         else:
-            state.update(f"{len(text)} turns:{Conversation(text).hash()}:".encode())
+            state.update(f"{len(text)} turns:{fit(Conversation(text), {}, left_out).hash()}:".encode())
     state.update(repr(one.value).encode())
     if one.tools:
         state.update(as_bytes(one.tools))
