@@ -110,7 +110,7 @@ def test_some_hard_batches_in_a_row_end_nothing() -> None:
     for step in range(1_664):
         guard.judge(0.487 + 5.0 * math.exp(-step / 100) + rng.gauss(0.0, 0.025), 0.5, step)
     for step in range(1_664, 1_664 + DIVERGED_STEPS - 1):
-        assert guard.judge(4.0, 2.0, step) == ""
+        assert guard.judge(6.0, 2.0, step) == ""
         assert guard.doubtful, "a commit waits until it is seen what becomes of it"
     assert guard.judge(0.5, 0.5, 1_700) == ""
     assert not guard.doubtful
@@ -131,6 +131,20 @@ def test_a_level_that_keeps_half_of_what_was_learnt_is_no_divergence(after: floa
     usual(guard)
     for step in range(1_000):
         assert guard.judge(after, 1.0, step) == ""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_long_easy_document_makes_no_divergence_of_the_text_after_it(seed: int) -> None:
+    """Small steps read a file of tables for longer than the guard remembers single losses; then prose comes again."""
+    guard, rng = NumericGuard(), random.Random(seed)
+    stretches = [(5.0, 8), (3.9, 600), (0.86, 400), (3.8, 600), (0.5, 900), (3.9, 300)]
+    for level, steps in stretches:
+        for step in range(steps):
+            assert guard.judge(level * math.exp(rng.gauss(0.0, 0.1)), 1.0, step) == ""
+    for step in range(DIVERGED_STEPS - 1):
+        guard.judge(7.5, 1.0, step)
+    with pytest.raises(NumericError, match="has diverged"):
+        guard.judge(7.5, 1.0, 3_000)
 
 
 def test_losses_that_do_not_compare_show_no_divergence() -> None:

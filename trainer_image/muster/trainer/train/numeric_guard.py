@@ -30,6 +30,11 @@ SPIKE_FACTOR = 3.0
 # The loss of a diverged model stays high. A run of hard batches, or a bump that the model recovers from, ends sooner;
 # at half of it, a step of one sample and a cluster of hard documents could look like a divergence.
 DIVERGED_STEPS = 32
+# Runs of DIVERGED_STEPS usual steps, of which the lowest loss is remembered: 2,048 steps in all. Data come in
+# stretches. A file of tables that fills the last 128 small steps tells nothing of the prose that follows; the prose
+# before it does. With a quarter of this, one long easy document is enough to call ordinary text a divergence.
+RUNS_REMEMBERED = 64
+RUN_RISE_MIN = 0.1  # of the lowest loss of the highest run: ordinary text has a lower loss among 32 steps
 FIRST_STEPS = 8  # whose mean loss is the level that the job began at
 RISE_MIN = 0.5  # of the usual loss: a smaller rise is no divergence, however little was learnt before
 
@@ -49,6 +54,8 @@ class NumericGuard:
         self._norms: deque[float] = deque(maxlen=REMEMBERED)  # as clipped, those of skipped batches too
         self._first: list[float] = []  # the losses of the first steps
         self._losses: deque[float] = deque(maxlen=REMEMBERED)  # of the usual steps
+        self._run: list[float] = []  # the usual losses since the last run of them was complete
+        self._lowest: deque[float] = deque(maxlen=RUNS_REMEMBERED)  # of each run of DIVERGED_STEPS usual losses
         self._raised: list[float] = []  # the losses up to now that are far above the usual ones, in a row
 
     @property
@@ -83,8 +90,8 @@ class NumericGuard:
             self._first.append(loss)
         bound = self._bound()
         if loss <= bound:
-            self._losses.extend(self._raised)
-            self._losses.append(loss)
+            for each in (*self._raised, loss):
+                self._remember(each)
             self._raised = []
             return
         self._raised.append(loss)
@@ -96,14 +103,26 @@ class NumericGuard:
                 "lengthen optimizer.schedule.warmupSteps"
             )
 
+    def _remember(self, loss: float) -> None:
+        self._losses.append(loss)
+        self._run.append(loss)
+        if len(self._run) == DIVERGED_STEPS:
+            self._lowest.append(min(self._run))
+            self._run = []
+
     def _bound(self) -> float:
-        """The loss above which a step counts towards a divergence: above every remembered one, above the usual one by
-        RISE_MIN of it, and by half of what the job has learnt since its first steps."""
+        """Return the loss above which a step counts towards a divergence.
+
+        It is above every loss of the last steps, above the lowest loss of each remembered run of steps by RUN_RISE_MIN
+        of that, and above the usual loss by RISE_MIN of it and by half of what the job has learnt from the first steps.
+        """
         if not self._losses_compare or len(self._losses) < KNOWN_MIN:
             return math.inf
         usual = statistics.median(self._losses)
         learnt = statistics.fmean(self._first) - usual
-        return max(*self._losses, usual + max(RISE_MIN * abs(usual), learnt / 2))
+        highest_run = max(self._lowest, default=usual)
+        above_runs = highest_run + RUN_RISE_MIN * abs(highest_run)
+        return max(*self._losses, above_runs, usual + max(RISE_MIN * abs(usual), learnt / 2))
 
     def _spike(self, norm: float) -> str:
         """The reason to skip a batch for its gradient. What is skipped is remembered too, so a lasting rise becomes
@@ -125,6 +144,8 @@ class NumericGuard:
     def state(self) -> dict[str, Any]:
         return {
             "losses": list(self._losses),
+            "run": self._run,
+            "lowest": list(self._lowest),
             "raised": self._raised,
             "first": self._first,
             "norms": list(self._norms),
@@ -136,6 +157,7 @@ class NumericGuard:
     def restore(self, state: dict[str, Any]) -> None:
         self._losses = deque(state.get("losses", ()), maxlen=REMEMBERED)
         self._raised, self._first = list(state.get("raised", ())), list(state.get("first", ()))
+        self._run, self._lowest = list(state.get("run", ())), deque(state.get("lowest", ()), maxlen=RUNS_REMEMBERED)
         self._norms = deque(state.get("norms", ()), maxlen=REMEMBERED)
         self.in_a_row, self.skipped = int(state.get("inARow", 0)), int(state.get("skipped", 0))
         self._spikes_in_a_row = int(state.get("spikesInARow", 0))
