@@ -13,7 +13,7 @@ log = logging.getLogger("muster.agent")
 class Source(Protocol):
     name: str
     pause_seconds: float
-    """Until the next look; a source may change it, so that what is absent is not asked for every second."""
+    """Time until the next read; a source may change it, so that what is absent is not polled every second."""
 
     def look(self) -> tuple[Notice, ...]:
         """All of its findings that hold now; what it no longer names is over. May block for a few seconds. An

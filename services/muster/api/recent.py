@@ -34,7 +34,7 @@ class Recent(Generic[T]):
         self._known: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
         self._looks: dict[tuple[Hashable, int], asyncio.Task[T | None]] = {}
         self.changes = 0
-        """How often a row may have changed."""
+        """Number of times that a row may have changed."""
 
     def get(self, question: Hashable, now: float | None = None) -> T | None:
         found = self._known.get(question)

@@ -21,7 +21,7 @@ class RopeScaling(Spec):
     rotations that turn slowly are slowed by `factor`, quick ones stay, those between are blended."""
 
     factor: Annotated[float, Field(ge=1)]
-    """How many times slower the slowest rotations turn."""
+    """Factor by which the slowest rotations turn more slowly."""
     low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
     """Rotations that turn fewer times than this in the original positions are slowed in full."""
     high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
@@ -44,7 +44,7 @@ class Architecture(Spec):
     dim: Positive
     """The width of the stream between layers."""
     layers: Positive
-    """How many layers there are."""
+    """Number of layers."""
     heads: Positive
     """Query heads of a layer's attention."""
     kv_heads: Positive
@@ -59,7 +59,7 @@ class Architecture(Spec):
     """The base of the rotary positions' frequencies."""
     rope_scaling: RopeScaling | None = None
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    """What RMSNorm adds to the mean square."""
+    """Constant that RMSNorm adds to the mean square."""
     tied_head: bool = False
     """Whether the output head shares the embedding's weights."""
 

@@ -33,19 +33,19 @@ class Columns(Spec):
     instruction: Text | None = None
     """The task of `alpaca`."""
     input: Text | None = None
-    """What the task of `alpaca` is about."""
+    """Column with the input of the `alpaca` instruction."""
     output: Text | None = None
     """The answer of `alpaca`."""
     prompt: Text | None = None
-    """What a completion follows."""
+    """Column with the text that a completion follows."""
     completion: Text | None = None
-    """What follows a prompt."""
+    """Column with the text that follows a prompt."""
     chosen: Text | None = None
     """The answer of a pair that is preferred."""
     rejected: Text | None = None
     """The other answer of a pair."""
     margin: Text | None = None
-    """By how much the chosen answer is better."""
+    """Column with the amount by which the chosen answer is better."""
     label: Text | None = None
     """Whether a completion is good."""
 
@@ -60,32 +60,32 @@ class Source(Spec):
     source: DataAddress
     """A path, a file://, s3:// or https:// address, a glob, or `builtin://python-stdlib` (Python's own library)."""
     format: Format = "auto"
-    """In `text` a file is a document. All others are read of records: lines of JSON, elements of a JSON array, rows of
-    CSV or Parquet, also in .gz and .zst. In `jsonl` the column `field` of a record is a document; in `openai-chat`,
-    `sharegpt`, `alpaca` and `prompt-completion` a record is a conversation. In `preference` a record is a pair of
-    answers: `{"prompt", "chosen", "rejected"}`, each of them text or a list of messages; without a prompt, what the two
-    sides begin with alike is the prompt; OpenAI's `{"input": {"messages"}, "preferred_output",
-    "non_preferred_output"}` is read too. In `unpaired-preference` it is one answer that is good or bad: `{"prompt",
-    "completion", "label": true}`. `auto` looks at the files.
+    """Format of the files. In `text` a file is a document. All other formats consist of records: lines of JSON,
+    elements of a JSON array, rows of CSV or Parquet, also in .gz and .zst. In `jsonl` the column `field` of a record is
+    a document; in `openai-chat`, `sharegpt`, `alpaca` and `prompt-completion` a record is a conversation. In
+    `preference` a record is a pair of answers: `{"prompt", "chosen", "rejected"}`, each of them text or a list of
+    messages; without a prompt, what the two sides begin with alike is the prompt; OpenAI's `{"input": {"messages"},
+    "preferred_output", "non_preferred_output"}` is read too. In `unpaired-preference` it is one answer that is good or
+    bad: `{"prompt", "completion", "label": true}`. `auto` looks at the files.
     """
     field: Text = "text"
     """The column that holds the document in format `jsonl`."""
     columns: Columns | None = None
-    """Where the files call the format's columns otherwise."""
+    """Names of the format's columns, where the files use others."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """The source's share of the samples, relative to the weights of the other sources. Beside sources with `epochs` it
     is relative to all of those together: at 0.1 it gives one sample for every ten of theirs, as often as that takes.
     """
     epochs: Annotated[float, Field(gt=0, le=10_000)] | None = None
-    """How often its samples are seen in an epoch of the job, in place of a weight: at 1 once, at 0.5 half of them, and
-    the other half in the next. An epoch ends when all sources with `epochs` are done.
+    """Number of times that its samples are seen in an epoch of the job, in place of a weight: at 1 once, at 0.5 half of
+    them, and the other half in the next. An epoch ends when all sources with `epochs` are done.
     """
     max_documents: Positive | None = None
     """Maximum number of its documents to use, chosen by their content; default: all."""
     max_tokens: Positive | None = None
     """Maximum number of tokens of its documents to use, in whole documents chosen by their content; left out, all."""
     name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")] | None = None
-    """What the source is called where its own loss is reported; left out, its number."""
+    """Name of the source where its own loss is reported; left out, its number."""
 
 
 def source_names(sources: Sequence[Source]) -> tuple[str, ...]:
@@ -129,15 +129,15 @@ class DataConfig(Spec):
     chat_template: DataAddress | None = None
     """The address of a Jinja file that writes conversations, instead of the template that the tokenizer brings."""
     chat_template_name: Text | None = None
-    """Which of several templates that the tokenizer brings writes conversations, by its name. Left out, it is
-    `tool_use` where a conversation has tools, and else `default`.
+    """Name of the template for conversations, if the tokenizer has several. Left out, it is `tool_use` where a
+    conversation has tools, and else `default`.
     """
     train_on: TrainOn = "assistant"
-    """What of a conversation is learnt: every turn of the `assistant`, its `last`, its `completion` (all that it says
-    after the user's last words), or `all` tokens.
+    """Part of a conversation that is learnt: every turn of the `assistant`, its `last`, its `completion` (all that it
+    says after the user's last words), or `all` tokens.
     """
     truncation: Truncation = "right"
-    """What becomes of what is longer than a sample: `right` cuts its end, `left` its beginning, `drop` leaves it out,
+    """Handling of text that is longer than a sample: `right` cuts its end, `left` its beginning, `drop` leaves it out,
     and `error` refuses the data. Of a pair of answers, both of which a sample holds, `right` cuts both answers at the
     same length and `left` takes equally many tokens from the beginning of both prompts. Packed documents of task
     pretrain are never too long: they go on in the next sample.
@@ -151,7 +151,7 @@ class DataConfig(Spec):
     nothing: a test of model, data and settings in a few minutes. Left out, it trains on all.
     """
     curation: Curation | None = None
-    """Which training documents are left out."""
+    """Rules for leaving out training documents."""
 
     @field_validator("add_tokens")
     @classmethod

@@ -23,6 +23,6 @@ class Distillation(Spec):
 
     teacher: Teacher
     temperature: Annotated[float, Field(gt=0, le=1_000)] = 1.0
-    """What the logits of both are divided by; larger values show more of what the teacher holds possible."""
+    """Divisor of the logits of both; larger values show more of what the teacher considers possible."""
     weight: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The teacher's share of the loss; at 1 nothing is learnt from the tokens themselves."""

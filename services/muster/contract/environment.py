@@ -29,7 +29,7 @@ class KeyRef(Spec):
     name: Text
     """The name of the Secret or ConfigMap."""
     key: Text
-    """Which of its entries."""
+    """Key of the entry."""
     optional: bool = False
     """Whether the variable is left out where there is no such entry."""
 
@@ -57,7 +57,7 @@ class EnvVar(Spec):
     value: str = ""
     """The variable's value; the API shows it to nobody."""
     value_from: ValueFrom | None = None
-    """In place of `value`: what it is read from when a worker starts."""
+    """Source of the value, in place of `value`, which is read when a worker starts."""
 
     @model_validator(mode="after")
     def _one_value_and_not_ours(self) -> Self:
@@ -74,11 +74,11 @@ class SecretUse:
     """One place of a job's runtime that reads a secret."""
 
     path: str
-    """Of the reference in the job's document."""
+    """Path of the reference in the job's document."""
     secret: str
     """The secret's name."""
     key: str | None
-    """Which entry; None for all of them, each as the variable `variable` followed by its key."""
+    """Key of the entry; None for all of them, each as the variable `variable` followed by its key."""
     variable: str
     optional: bool
 

@@ -33,14 +33,15 @@ class EarlyStopping(Spec):
     patience: Positive
     """Evaluations in a row without an improvement after which the job stops."""
     min_delta: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """By how much evaluation.metric must get better to count as an improvement."""
+    """Minimum change of evaluation.metric that counts as an improvement."""
 
 
 class Answers(Spec):
     """The model answers the prompts of a set by its likeliest tokens, and verifiers score what it says."""
 
     verifiers: Verifiers
-    """What scores an answer. Each reports its mean as `<set>/<name>`; `<set>/score` is the sum by their weights."""
+    """Verifiers that score an answer. Each reports its mean as `<set>/<name>`; `<set>/score` is the sum by their
+    weights."""
     max_tokens: Annotated[int, Field(gt=0, le=4096)] = 128
     """Maximum number of tokens per answer."""
 
@@ -65,7 +66,8 @@ class Generation(Spec):
     """Prompts that the model answers at each evaluation, always by its likeliest tokens."""
 
     prompts: Annotated[Many[Text], Field(min_length=1, max_length=32)]
-    """In task `pretrain` texts to continue, else what a user says, where the tokenizer has a chat template or marks."""
+    """Prompts: texts to continue in task `pretrain`, else a user's messages, where the tokenizer has a chat template or
+    marks."""
     max_tokens: Annotated[int, Field(gt=0, le=4096)] = 64
     """Maximum number of tokens per answer."""
 
@@ -86,15 +88,15 @@ class Evaluation(Spec):
     samples: Positive = 256
     """The most samples that are scored each time, of each set."""
     metric: Text = "loss"
-    """What the best commit and early stopping are judged by: `loss`, or the name of any other metric that the
+    """Metric that decides the best checkpoint and early stopping: `loss`, or the name of any other metric that the
     evaluations report, such as `code/loss` or `perplexity`.
     """
     better: Better | None = None
     """Whether a lower or a higher value of evaluation.metric is better, where its name does not say so."""
     early_stopping: EarlyStopping | None = None
-    """When to stop before the length is reached; left out, never."""
+    """Rule for stopping before the length is reached; left out, never."""
     generate: Generation | None = None
-    """What the model writes at each evaluation, for people to read; left out, nothing."""
+    """Samples that the model writes at each evaluation, for people to read; left out, none."""
 
     @model_validator(mode="after")
     def _has_data(self) -> Self:

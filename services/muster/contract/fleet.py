@@ -35,7 +35,7 @@ class NodeReport(Record):
     """Used by what Muster did not place; the same holds for others_cpus."""
     others_cpus: float = 0.0
     unfit: str = ""
-    """Why no new worker goes there; empty if one may."""
+    """Reason why no new worker goes there; empty if one may."""
     notices: Many[NodeNotice] = ()
 
 

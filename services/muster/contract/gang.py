@@ -113,7 +113,7 @@ class Gang(Spec):
     """The workers that run together, and what each of them needs."""
 
     nodes: Annotated[Nodes, BeforeValidator(_nodes)] = Nodes(min=1, max=1)
-    """How many workers, as a number or, for an elastic gang, as `{min, max}`."""
+    """Number of workers or, for an elastic gang, their range as `{min, max}`."""
     gpus_per_node: Annotated[int, Field(ge=0, le=PER_NODE_MAX)] = 0
     """GPUs of each worker, with a rank for each; 0 trains on CPUs."""
     processes_per_node: Annotated[int, Field(gt=0, le=PER_NODE_MAX)] | None = None

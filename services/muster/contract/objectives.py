@@ -50,7 +50,7 @@ class Dpo(Spec):
     the reference than the rejected one. `ipo` is (margin per token - 1 / (2 beta))² (arXiv 2310.12036).
     """
     beta: Beta = 0.1
-    """How strongly the model is held to the reference; larger values keep it nearer."""
+    """Strength with which the model is held to the reference; larger values keep it nearer."""
     label_smoothing: Smoothing = 0.0
     """The share of pairs that are taken to be labelled the wrong way round, while training only; for `sigmoid`."""
     length_normalized: bool = False
@@ -78,7 +78,7 @@ class Simpo(Spec):
     """Simple preference optimisation, which needs no reference (Meng et al. 2024, arXiv 2405.14734)."""
 
     beta: Beta = 2.0
-    """What the difference of the answers' log-probabilities per token is multiplied by."""
+    """Factor of the difference of the answers' log-probabilities per token."""
     gamma: Weight = 1.0
     """The margin by which the chosen answer's reward is to be larger."""
     label_smoothing: Smoothing = 0.0
@@ -91,7 +91,7 @@ class Kto(Spec):
     """Kahneman-Tversky optimisation, of answers that are good or bad by themselves (arXiv 2402.01306)."""
 
     beta: Beta = 0.1
-    """How strongly the model is held to the reference; larger values keep it nearer."""
+    """Strength with which the model is held to the reference; larger values keep it nearer."""
     desirable_weight: Weight = 1.0
     """The weight of the loss of good answers."""
     undesirable_weight: Weight = 1.0
@@ -116,7 +116,7 @@ class RewardModel(SecondModel):
     whose: ClassVar[str] = "reward model"
 
     weight: Annotated[float, Field(ge=-1_000, le=1_000)] = 1.0
-    """What its score is multiplied by in the sum of all."""
+    """Factor of its score in the sum of all."""
 
 
 class Grpo(Spec):
@@ -135,14 +135,14 @@ class Grpo(Spec):
     tokensPerStep / sequenceLength / completions prompts.
     """
     max_tokens: Annotated[int, Field(gt=0, le=131_072)] = 256
-    """At most so many tokens an answer. A prompt that leaves less room than that in a sample is left out."""
+    """Maximum number of tokens of an answer. A prompt that leaves less room than that in a sample is left out."""
     loss: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
-    """What the loss of the tokens is divided by: by all tokens of the step (`dapo`, arXiv 2503.14476), within each
-    answer by its tokens (`grpo`), or by the answers times maxTokens (`dr_grpo`, arXiv 2503.20783).
+    """Divisor of the tokens' loss: all tokens of the step (`dapo`, arXiv 2503.14476), within each answer its tokens
+    (`grpo`), or the answers times maxTokens (`dr_grpo`, arXiv 2503.20783).
     """
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """What the logits are divided by where answers are drawn, and where it is learnt how likely their tokens are: below
-    1 answers are more alike.
+    """Divisor of the logits when answers are drawn, and when the likelihood of their tokens is learnt: below 1, answers
+    are more alike.
     """
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Answers are drawn from the likeliest tokens that have this probability together."""

@@ -18,7 +18,7 @@ class Schedule(Spec):
     """Warm-up, then a decay."""
 
     name: Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt", "cosine_with_restarts"] = "cosine"
-    """What the learning rate does after the warm-up. `wsd` is constant, then linear over the last decayFraction.
+    """Course of the learning rate after the warm-up. `wsd` is constant, then linear over the last decayFraction.
     `inverse_sqrt` falls with the root of the step, counted from the warm-up's length (10,000 without one), and never
     below minRatio. `cosine_with_restarts` is as many cosines as there are cycles.
     """
@@ -29,7 +29,7 @@ class Schedule(Spec):
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """The share of all steps in which `wsd` falls."""
     cycles: Annotated[int, Field(gt=0, le=1_000_000)] = 1
-    """How often `cosine_with_restarts` falls."""
+    """Number of times that `cosine_with_restarts` falls."""
 
     @model_validator(mode="after")
     def _cycles_are_of_restarts(self) -> Self:
@@ -53,9 +53,9 @@ class ParameterGroup(Spec):
     parameters: Annotated[NamePatterns, Field(min_length=1)]
     """Patterns of parts of the parameters' names: `embed_tokens`, `layers.[0-3]`, `lora_B`. Each must match one."""
     lr: Rate | None = None
-    """Their highest learning rate, which follows the same schedule; left out, optimizer.lr."""
+    """Highest learning rate of the group, which follows the same schedule; left out, optimizer.lr."""
     weight_decay: WeightDecay | None = None
-    """Their weight decay, norms and biases spared; left out, optimizer.weightDecay."""
+    """Weight decay of the group, except norms and biases; left out, optimizer.weightDecay."""
 
     @model_validator(mode="after")
     def _differs(self) -> Self:
@@ -91,7 +91,7 @@ class OptimizerConfig(Spec):
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
     """AdamW's decay of its means of gradients and of squared gradients."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """What AdamW adds to the root of the squared gradients' mean."""
+    """Constant that AdamW adds to the root of the squared gradients' mean."""
     weight_decay: WeightDecay = 0.1
     """The share of the learning rate by which weights shrink at each step; norms and biases are spared."""
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0

@@ -61,7 +61,7 @@ class Toleration(Spec):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """The effect of the taint; left out, every effect is meant."""
     toleration_seconds: int | None = None
-    """How long the pod stays on a node with effect NoExecute; left out, for ever."""
+    """Time that the pod stays on a node with effect NoExecute; left out, for ever."""
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
@@ -85,7 +85,7 @@ class NodeRequirement(Spec):
     key: LabelKey
     """The key of the label."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    """How the label is compared with `values`."""
+    """Comparison of the label with `values`."""
     values: Many[LabelValue] = ()
     """Several values for In and NotIn, none for Exists and DoesNotExist, one integer for Gt and Lt."""
 
@@ -139,23 +139,23 @@ class PreferredNodes(Spec):
     weight: Annotated[int, Field(ge=1, le=100)]
     """Weight of the preference relative to others."""
     preference: NodeTerm
-    """What is preferred."""
+    """Preferred nodes."""
 
 
 class NodeAffinity(Spec):
     """Node affinity of the pods, as in a pod's spec."""
 
     required_during_scheduling_ignored_during_execution: RequiredNodes | None = None
-    """What every node must be like."""
+    """Requirements that every node must meet."""
     preferred_during_scheduling_ignored_during_execution: Many[PreferredNodes] = ()
-    """What other schedulers prefer; the builtin one places a gang close together and on the tightest fit."""
+    """Preferences for other schedulers; the builtin one places a gang close together and on the tightest fit."""
 
 
 class Affinity(Spec):
     """Affinity of the pods. How near workers are to each other is set by gang.topology and gang.shareNodes."""
 
     node_affinity: NodeAffinity | None = None
-    """Which nodes the pods may run on."""
+    """Nodes that the pods may run on."""
 
 
 class PodMarks(Spec):
@@ -166,7 +166,7 @@ class PodMarks(Spec):
     tolerations: Many[Toleration] = ()
     """Taints of nodes that the pods tolerate, in addition to those that the platform tolerates."""
     affinity: Affinity | None = None
-    """Which nodes the pods may run on, where labels alone can't say it."""
+    """Nodes that the pods may run on, where labels alone can't say it."""
     labels: dict[OwnKey, LabelValue] = {}
     """Labels of the pods, in addition to Muster's own."""
     annotations: dict[OwnKey, str] = {}

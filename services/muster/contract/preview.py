@@ -6,7 +6,7 @@ from muster.contract.base import Many, Record
 from muster.contract.spec import JobSpec
 
 PATH = "/preview"
-"""Where the operator's own server is asked, by POST, with the token that it was given for its webhook."""
+"""Path of the request to the operator's own server, by POST, with the token for its webhook."""
 
 
 class PreviewQuestion(Record):
@@ -25,14 +25,14 @@ class PreviewedEviction(Record):
     namespace: str
     name: str
     gpus: int
-    """That it would give up; the same holds for nodes."""
+    """GPUs that it would give up; the same holds for nodes."""
     nodes: Many[str] = ()
     nodes_kept: int = 0
-    """With which it would go on; 0 where it would be stopped, and queue again."""
+    """Nodes with which it would continue; 0 if it would be stopped and queue again."""
     uncommitted_gpu_seconds: float = 0.0
-    """Its work since its last commit: what it loses should the commit fail that it is asked for."""
+    """Work since its last commit, which is lost if the requested commit fails."""
     restart_gpu_seconds: float = 0.0
-    """What its restart costs, as its newest attempt that came to a step took."""
+    """Cost of its restart, as measured in its newest attempt that reached a step."""
     because: str = ""
     """Reason why it may be preempted; it names no gang and no project but the requesting job's."""
 

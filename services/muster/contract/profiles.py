@@ -29,9 +29,9 @@ class ProfileOrder(Spec):
     """Request for a profile."""
 
     steps: Annotated[int, Field(ge=1, le=STEPS_MAX)] = 5
-    """How many of the next steps are traced."""
+    """Number of the next steps to trace."""
     ranks: Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=RANKS_MAX)] = (0,)
-    """Which ranks are traced."""
+    """Ranks to trace."""
 
     @field_validator("ranks")
     @classmethod

@@ -65,7 +65,8 @@ class ProjectLimits(Spec):
     claims: Many[Text] | None = None
     """The PersistentVolumeClaims of its namespace that a job may mount; * as above."""
     namespaces: Many[Text] | None = None
-    """Of the project `default` alone: the namespaces that its jobs may have; left out, `default`; * as above."""
+    """Namespaces that the jobs of the project `default` may have, for that project alone; left out, `default`; * as
+    above."""
     checkpoint_prefix: FolderAddress | None = None
     """The folder under which every job commits; jobs that name none commit there."""
     data_prefixes: Many[Prefix] | None = None
@@ -81,9 +82,9 @@ class ProjectLimits(Spec):
     instance_types: Many[Text] | None = None
     """The instance types that a gang may have; a job that names none may have any of these."""
     file_bytes: Positive | None = None
-    """What the files that people uploaded to it may take together."""
+    """Total bytes that the files uploaded to it may take."""
     quota: ProjectQuota = ProjectQuota()
-    """What its gangs may hold together at a time, and each person of it."""
+    """Limits of what its gangs, and each of its people, may hold at a time."""
     images: Many[Text] | None = None
     """The trainer's images; one that ends with * means all that begin so. The platform's default always is."""
 

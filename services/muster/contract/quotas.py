@@ -48,10 +48,10 @@ class MonthSpent(Spec):
 
     month: str
     as_of: float
-    """In seconds since the epoch."""
+    """Time of the count, in seconds since the epoch."""
     total: Spent = Spent()
     people: dict[str, Spent] = {}
-    """By person; those who used nothing are left out."""
+    """Amounts by person; those who used nothing are left out."""
 
 
 class ProjectQuota(Quota):
@@ -64,10 +64,10 @@ class ProjectQuota(Quota):
     guaranteed_gpus: Count | None = None
     """Accelerators that are its share before the rest is divided by weight; others may borrow them while they idle."""
     preempts: bool = False
-    """Its jobs may have running gangs commit and make room: those of a lower priority, those that others hold beyond
-    their share and, for a job that has not had nodes for ten minutes yet, its own."""
+    """Whether its jobs may preempt running gangs, which commit and make room: those of a lower priority, those that
+    others hold beyond their share and, for a job that has not had nodes for ten minutes yet, its own."""
     person: Quota = Quota()
-    """What the jobs of any one person may hold of it."""
+    """Limits of what the jobs of any one person may hold of it."""
     spent: MonthSpent | None = None
     """Written by the API alongside a budget, for the operator; nobody else sets it."""
 

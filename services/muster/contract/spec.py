@@ -48,9 +48,10 @@ class Keep(Spec):
     """Retention of checkpoints. The newest verified one and pinned ones are always kept."""
 
     last: Positive = 3
-    """So many of the newest commits are kept."""
+    """Number of the newest checkpoints that are kept."""
     best: Count = 1
-    """So many of the commits with the best evaluation.metric (the lowest loss, unless said otherwise) are kept."""
+    """Number of the checkpoints with the best evaluation.metric (the lowest loss, unless said otherwise) that are
+    kept."""
     every: Positive | None = None
     """Each commit whose step is a multiple of this is kept."""
 
@@ -61,7 +62,8 @@ class CheckpointSpec(Spec):
     uri: FolderAddress | None = None
     """The file:// or s3:// folder under which the job's own folder is made; left out, the platform's default."""
     every: Every = "auto"
-    """How often: a number of steps, a time (`10m`), or `auto`, the interval that loses the least time to failures."""
+    """Interval between checkpoints: a number of steps, a time (`10m`), or `auto`, the interval that loses the least
+    time to failures."""
     keep: Keep = Keep()
     kms_key_id: KmsKey | None = None
     """The KMS key by which S3 encrypts what the job commits; left out, its project's, else the platform's."""
@@ -109,7 +111,7 @@ class Recovery(Spec):
     backoff_seconds_max: Annotated[float, Field(ge=0, le=86_400)] = 300.0
     """The longest such pause."""
     preflight: dict[PreflightCheck, PreflightAnswer] = {}
-    """What follows when a check fails before the gang meets: `warn` goes on, `retry` tries again, `exclude` leaves the
+    """Action when a check fails before the workers connect: `warn` continues, `retry` tries again, `exclude` leaves the
     node, `stop` ends the job. A check that is left out keeps its default.
     """
 

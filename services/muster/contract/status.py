@@ -42,7 +42,7 @@ class GangStatus(Record):
     pool: str | None = None
     """The pool that the nodes belong to."""
     capacity: Literal["spot", "on-demand"] | None = None
-    """What kind of capacity the nodes are, where that is known."""
+    """Kind of the nodes' capacity, if known."""
     instance_type: str = ""
     """The instance type of the nodes, where they are all of one."""
 
@@ -51,7 +51,7 @@ class Progress(Record):
     """Progress of the training."""
 
     at: Time = 0.0
-    """When this was seen."""
+    """Time at which this was seen."""
     step: int = 0
     """The last step that was done."""
     steps: int | None = None
@@ -63,7 +63,7 @@ class Progress(Record):
     evaluation_step: int | None = None
     """The step that the last evaluation followed."""
     values: dict[str, float] = {}
-    """What the objective reports of the last step by name, such as rewards/margins."""
+    """Values that the objective reports of the last step by name, such as rewards/margins."""
     evaluation_values: dict[str, float] = {}
     """All other metrics of the last evaluation by name, such as perplexity or code/loss."""
     tokens_per_second: float | None = None
@@ -80,7 +80,7 @@ class CheckpointStatus(Record):
     step: int
     """The step of the newest commit."""
     committed_at: Time
-    """When it was published."""
+    """Time at which it was published."""
     uri: str
     """The job's checkpoint folder."""
     best_step: int | None = None
@@ -91,9 +91,9 @@ class Restart(Record):
     """One charge on a budget, kept for the sliding window."""
 
     at: Time
-    """When the attempt failed."""
+    """Time at which the attempt failed."""
     cause: Cause
-    """What it is charged to."""
+    """Cause to which it is charged."""
 
 
 class Restarts(Record):
@@ -104,7 +104,7 @@ class Restarts(Record):
     by_cause: dict[str, int] = {}
     """The same by cause."""
     recent: Many[Restart] = ()
-    """Those within the window of the budgets."""
+    """Restarts within the window of the budgets."""
     without_progress: int = 0
     """Attempts in a row that made no new commit."""
 
@@ -117,9 +117,9 @@ class Failure(Record):
     attempt: int
     """The attempt that failed."""
     at: Time
-    """When it failed."""
+    """Time at which it failed."""
     message: str
-    """What failed, in words."""
+    """Description of the failure."""
     worker: int | None = None
     """The worker that failed first, where it is known."""
     rank: int | None = None
@@ -140,9 +140,9 @@ class NodeFault(Record):
     node: str
     """The node."""
     at: Time
-    """When it was charged."""
+    """Time at which it was charged."""
     why: str
-    """What happened there."""
+    """Description of what happened there."""
 
 
 class ExcludedNode(Record):
@@ -151,9 +151,9 @@ class ExcludedNode(Record):
     node: str
     """The node."""
     until: Time
-    """When it may be used again."""
+    """Time at which it may be used again."""
     why: str
-    """What it is avoided for."""
+    """Reason why it is avoided."""
 
 
 class GoodputState(StrEnum):
@@ -198,37 +198,37 @@ class Attempt(Record):
     number: int
     """Attempts are numbered from 1."""
     created_at: Time
-    """When the attempt was started."""
+    """Time at which the attempt was started."""
     nodes: Many[str] = ()
     """The node of each worker."""
     workers: int = 0
-    """How many workers it has."""
+    """Number of its workers."""
     gpus_per_worker: int = 0
     """GPUs of each worker."""
     instance_type: str = ""
     """The instance type of the nodes, where it is known."""
     capacity: Literal["spot", "on-demand"] | None = None
-    """What kind of capacity the nodes are, where that is known."""
+    """Kind of the nodes' capacity, if known."""
     world_size: int = 0
     """Ranks of the gang."""
     resume_step: int = 0
     """The step of the commit that it started from; 0 starts from the beginning."""
     first_step_at: Time | None = None
-    """When it had done its first step."""
+    """Time at which it had done its first step."""
     ended_at: Time | None = None
-    """When its last worker was gone."""
+    """Time at which its last worker was gone."""
     last_step: int | None = None
     """The last step that it did."""
     lost_steps: int = 0
     """Steps after its last commit, which are trained again."""
     cause: Cause | None = None
-    """Why it failed; none while it lives and when it ended well."""
+    """Cause of its failure; none while it lives and when it ended well."""
     failed_step: int | None = None
     """The last step of the rank that failed."""
     outcome: AttemptOutcome = "running"
-    """What became of it. An attempt that another scheduler has not placed is `waiting`, and costs nothing yet."""
+    """Outcome of the attempt. An attempt that another scheduler has not placed is `waiting`, and costs nothing yet."""
     message: str = ""
-    """How it ended, in words."""
+    """Description of its end."""
     seconds: dict[str, float] = {}
     """Seconds of the attempt by goodput state."""
 
@@ -237,13 +237,13 @@ class Suspicion(Record):
     """Something looks hung. Acted upon only if it still does a while later, so that a clock that jumps kills nobody."""
 
     at: Time
-    """When it was first suspected."""
+    """Time at which it was first suspected."""
     beat_at: Time = 0.0
-    """When the newest heartbeat of that moment was written."""
+    """Time at which the newest heartbeat of that moment was written."""
     progressed_at: Time = 0.0
-    """When the rank of that heartbeat last made progress."""
+    """Time at which the rank of that heartbeat last made progress."""
     why: str = ""
-    """What looks hung, in words."""
+    """Description of what looks hung."""
     worker: int | None = None
     """The worker that the others wait for, where it is known."""
     rank: int | None = None
@@ -261,22 +261,22 @@ class DataSkip(Record):
     after_step: int
     """The step of the commit after which data is left out."""
     steps: int
-    """How many steps' data is left out."""
+    """Number of steps whose data is left out."""
 
 
 class Condition(Record):
     """A condition as Kubernetes' own objects have them (metav1.Condition)."""
 
     type: str
-    """What is said to be so or not."""
+    """Name of the condition."""
     status: Literal["True", "False", "Unknown"]
     """Whether it is so."""
     reason: str
-    """Why, for programs."""
+    """Reason, for programs."""
     message: str = ""
-    """Why, in words."""
+    """Reason, in words."""
     last_transition_time: str = Field(default="", json_schema_extra={"format": "date-time"})
-    """When `status` last changed."""
+    """Time at which `status` last changed."""
     observed_generation: int = 0
     """The generation of the spec that this speaks of."""
 
@@ -289,13 +289,13 @@ class JobStatus(Record):
     observed_generation: int = 0
     """The generation of the spec that this speaks of."""
     phase: Phase = Phase.QUEUED
-    """Where the job stands."""
+    """Phase of the job."""
     code: str = "Created"
     """The reason of the phase for programs, such as `AwaitingCapacity`; it stays the same over versions."""
     because: str = "not looked at yet"
     """The reason of the phase in words."""
     since: Time = 0.0
-    """When the phase last changed."""
+    """Time at which the phase last changed."""
     attempt: int = 0
     """The number of the current or last attempt; 0 before the first."""
     resume_step: int = 0
@@ -316,13 +316,13 @@ class JobStatus(Record):
     excluded_nodes: Many[ExcludedNode] = ()
     """Nodes that the job avoids."""
     preemptions_in_a_row: int = 0
-    """How many of the last failures in a row were preemptions."""
+    """Number of the last failures in a row that were preemptions."""
     queued_at: Time | None = None
-    """When the job began to wait for nodes."""
+    """Time at which the job began to wait for nodes."""
     started_at: Time | None = None
-    """When the first attempt was started."""
+    """Time at which the first attempt was started."""
     finished_at: Time | None = None
-    """When the job ended."""
+    """Time at which the job ended."""
     ledger: GoodputAccount = GoodputAccount()
     attempts: Many[Attempt] = ()
     """The newest 50 attempts."""

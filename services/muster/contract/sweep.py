@@ -97,19 +97,19 @@ class Sweep(Spec):
     """Sweep over a job document: its trials, how many run at once, and early stopping."""
 
     parameters: Annotated[dict[str, Parameter], Field(min_length=1, max_length=PARAMETERS_MAX)]
-    """What is tried, by the path of the field in the job's spec, such as `training.optimizer.lr`."""
+    """Parameters to try, by the path of the field in the job's spec, such as `training.optimizer.lr`."""
     search: Literal["grid", "random"] = "random"
     """`grid` tries every combination of the values, `random` as many as `trials` says, drawn at random."""
     trials: Annotated[int, Field(gt=0, le=TRIALS_MAX)] | None = None
-    """How many jobs a random search makes."""
+    """Number of jobs that a random search creates."""
     seed: Seed = 0
-    """What a random search is drawn from: the same seed gives the same trials."""
+    """Seed of a random search: the same seed gives the same trials."""
     concurrency: Annotated[int, Field(gt=0, le=TRIALS_MAX)] = 4
-    """At most so many trials at once."""
+    """Maximum number of trials at once."""
     metric: SweepMetric | None = None
-    """What trials are compared by; left out, what training.evaluation.metric names."""
+    """Metric by which trials are compared; left out, training.evaluation.metric."""
     stopping: Asha | None = None
-    """When a trial is stopped before its end; left out, never."""
+    """Rule for stopping a trial before its end; left out, never."""
 
     @model_validator(mode="after")
     def _paths_can_be_set(self) -> Self:

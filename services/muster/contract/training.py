@@ -45,7 +45,7 @@ class ParallelConfig(Spec):
     replicas: Positive | None = None
     """Copies of the model in `hsdp`; left out, one per node."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """Which activations are recomputed in the backward pass instead of kept."""
+    """Activations that are recomputed in the backward pass instead of kept."""
     compile: bool = False
     """Whether the layers are compiled by torch.compile."""
 

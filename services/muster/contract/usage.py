@@ -36,7 +36,7 @@ class Held:
     workers: int
     gpus_per_worker: int = 0
     cpus_per_worker: float = 0.0
-    """What the job asked for; 0 where it named none."""
+    """CPUs that the job requested; 0 if it named none."""
     instance_type: str = ""
     capacity: str = "on-demand"
     lost_seconds: float = 0.0
@@ -52,14 +52,14 @@ class Amounts(Record):
     node_hours: float = 0.0
     """Workers times hours, of all gangs."""
     cost: float = 0.0
-    """Of the hours that have a price."""
+    """Cost of the hours that have a price."""
     saved: float = 0.0
-    """What spot nodes would have cost more on demand, where both prices are known."""
+    """Additional cost of the spot nodes had they been on demand, where both prices are known."""
     unpriced_hours: float = 0.0
     """Node-hours that are not in the cost, because nobody knows their price."""
     lost_gpu_hours: float = 0.0
-    """Of the GPU-hours, those lost to failures: steps trained again, and ranks that stood still. An attempt's loss is
-    taken as spread evenly over its time."""
+    """GPU-hours that were lost to failures: steps trained again, and ranks that stood still. An attempt's loss is taken
+    as spread evenly over its time."""
     lost_cpu_hours: float = 0.0
     """The same of the CPU-hours."""
     lost_cost: float = 0.0
@@ -70,12 +70,12 @@ class UsageLine(Amounts):
     """One job in one month."""
 
     month: str
-    """Of the calendar, in UTC: 2026-11."""
+    """Calendar month in UTC, such as 2026-11."""
     job: str
     """The job's id."""
     name: str
     person: str
-    """Who owns the job."""
+    """Owner of the job."""
 
 
 class PersonUsage(Amounts):
@@ -92,16 +92,16 @@ class Usage(Record):
     since: Time
     until: Time
     as_of: Time
-    """What still holds nodes is counted until then."""
+    """Time until which attempts that still hold nodes are counted."""
     currency: str
     region: str
-    """Where the prices hold."""
+    """Region of the prices."""
     total: Amounts
     months: Many[MonthUsage] = ()
     people: Many[PersonUsage] = ()
     lines: Many[UsageLine] = ()
     notes: Many[str] = ()
-    """What of this is an estimate or not known, and why."""
+    """Notes on the parts that are estimates or unknown, and why."""
 
 
 AMOUNTS = tuple(Amounts.model_fields)

@@ -89,9 +89,9 @@ class NumericAnswer(Spec):
     column: Text = "answer"
     """The column of the record that holds the number, or text whose last number it is."""
     tolerance: Annotated[float, Field(ge=0)] = 0.0
-    """By how much it may differ."""
+    """Absolute difference that is allowed."""
     relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = 1e-6
-    """By which part of the reference it may differ."""
+    """Relative difference from the reference that is allowed."""
     after: Text | None = None
     """Look only behind the last place where the answer says this, such as `####`."""
 
@@ -117,9 +117,9 @@ class Verifier(Spec):
     numeric_answer: NumericAnswer | None = None
     unit_tests: UnitTests | None = None
     name: Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_-]{0,39}$")] | None = None
-    """What its score is called in metrics; left out, its kind, as in `exact_match`."""
+    """Name of its score in metrics; left out, its kind, as in `exact_match`."""
     weight: Annotated[float, Field(ge=-1_000, le=1_000)] = 1.0
-    """What its score is multiplied by in the sum of all."""
+    """Factor of its score in the sum of all."""
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:

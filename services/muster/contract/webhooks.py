@@ -1,6 +1,6 @@
-"""Webhooks of a project: what is told, in which form, and how a receiver knows that we told it. Pure.
+"""Webhooks of a project: their messages, the format, and the signature by which a receiver verifies them. Pure.
 
-The form is that of Standard Webhooks (https://www.standardwebhooks.com, specification 1.0), for which there are
+The format is that of Standard Webhooks (https://www.standardwebhooks.com, specification 1.0), for which there are
 libraries in most languages.
 """
 
@@ -67,17 +67,17 @@ class WebhookRequest(Spec):
     """A webhook to be made."""
 
     name: Name
-    """Its name in the project."""
+    """Name of the webhook in the project."""
     url: Url
-    """Where messages are sent by POST."""
+    """Address to which messages are sent by POST."""
     kinds: Kinds = KINDS_DEFAULT
-    """What it is told of."""
+    """Kinds of messages that are sent."""
     preset: Preset | None = None
-    """The form that another service wants; none: that of Standard Webhooks."""
+    """Format that another service requires; left out, that of Standard Webhooks."""
     wait_seconds: WaitSeconds = WAIT_SECONDS_DEFAULT
-    """It is told of a job that waits for nodes for longer than this."""
+    """Seconds of waiting for nodes after which a message is sent."""
     enabled: bool = True
-    """False: nothing is sent; what happens meanwhile is not told later."""
+    """Whether messages are sent. Events that happen while it is disabled are not sent later."""
 
 
 class WebhookChange(Spec):
@@ -86,7 +86,7 @@ class WebhookChange(Spec):
     url: Url | None = None
     kinds: Kinds | None = None
     preset: Preset | None = None
-    """null: the form of Standard Webhooks."""
+    """Format that another service requires; null for that of Standard Webhooks."""
     wait_seconds: WaitSeconds | None = None
     enabled: bool | None = None
 
@@ -95,7 +95,7 @@ class RotateWebhookRequest(Spec):
     """A new secret for a webhook."""
 
     overlap_hours: Annotated[int, Field(ge=0, le=720)] = 24
-    """For so long messages carry a signature by the old secret too."""
+    """Hours for which messages are also signed with the old secret."""
 
 
 def secret_of(key: bytes) -> str:

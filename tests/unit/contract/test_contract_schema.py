@@ -105,7 +105,7 @@ def test_kubectl_explain_describes_every_field() -> None:
     schema = document_schema()["properties"]
     assert [*silent(schema["spec"], "spec"), *silent(schema["status"], "status")] == []
     every = schema["spec"]["properties"]["checkpoint"]["properties"]["every"]["description"]
-    assert every.startswith("How often: a number of steps, a time (`10m`), or `auto`")
+    assert every.startswith("Interval between checkpoints: a number of steps, a time (`10m`), or `auto`")
 
 
 def test_models_elsewhere_may_have_a_fields_name() -> None:

@@ -57,9 +57,10 @@ class Plan:
     entries: tuple[Reservation, ...]
     """The reservations as they should be."""
     waits: dict[str, Wait]
-    """Why a queued job got nothing, by its uid."""
+    """Reason why a queued job got nothing, by its uid."""
     budgets: dict[str, Wait] = field(default_factory=dict)
-    """Who must stop because a month's budget is used up, and who of those may go on again (Observed.budget)."""
+    """Jobs that must stop because a month's budget is used up, and those of them that may continue
+    (Observed.budget)."""
     look_after: float | None = None
     """Seconds until a budget will be used up, or a job's pause in the queue is over; None where neither is coming."""
     preemptions: tuple[Preemption, ...] = ()

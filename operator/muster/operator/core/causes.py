@@ -76,13 +76,13 @@ class FailureDiagnosis:
     """Diagnosis of a failed attempt and its consequences."""
 
     failure: Failure
-    """What the user is told."""
+    """Failure as the user sees it."""
     strength: int
-    """How good the evidence is; 0 is the best."""
+    """Rank of the evidence; 0 is the strongest."""
     notice: bool = False
     """The gang still runs and is given the time to commit."""
     alive: bool = False
-    """Nothing has ended by itself: the operator would end it."""
+    """True if nothing has ended by itself, so that the operator would end the attempt."""
     excludes_node: bool = False
     """The node that the failure names is avoided from now on, without waiting for a second fault."""
 

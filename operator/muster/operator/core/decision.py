@@ -15,7 +15,7 @@ class CreateWorker:
     worker: int
     node: str
     nodes: tuple[str, ...]
-    """Where every worker of the gang is, in worker order."""
+    """Nodes of the gang's workers, in worker order."""
     resume_step: int
     """The step of the commit to load; 0 for a fresh start."""
 
@@ -50,12 +50,12 @@ class Decision:
     """Decision about a job: its next status and the actions to take."""
 
     status: JobStatus
-    """What the status should be."""
+    """Desired status."""
     actions: tuple[Action, ...] = ()
-    """What to do, which the status says already: empty when the status is to change."""
+    """Actions to take, which the status already announces: empty when the status is to change."""
     wake_after: float | None = None
     """Seconds until the job should be looked at even if nothing is heard of it; None: only on news."""
     code: str = ""
     because: str = ""
     trusts_absence: bool = False
-    """It rests on something not being there, so it holds only for a fresh observation."""
+    """True if the decision rests on something not being there, so that it holds only for a fresh observation."""

@@ -31,7 +31,7 @@ class Eviction:
     freed: tuple[str, ...]
     """The nodes that it gives up."""
     kept: tuple[str, ...]
-    """Those that it goes on with; empty where it is stopped."""
+    """Nodes with which it continues; empty if it is stopped."""
     cost: float
     """GPU-seconds that this is expected to lose."""
 

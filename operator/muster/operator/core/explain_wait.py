@@ -37,13 +37,13 @@ class _Holding:
     """Holders of the nodes that one shape fits."""
 
     by_project: dict[str, dict[str, _Held]] = field(default_factory=dict)
-    """Of each project what its jobs hold, by their names."""
+    """Holdings of each project's jobs, by their names."""
     of_projects: dict[str, _Held] = field(default_factory=dict)
-    """What all of its jobs hold together."""
+    """Holdings of all jobs of each project together."""
     others: _Held = _Held()
-    """What Muster did not place."""
+    """Holdings of pods that Muster did not place."""
     away: dict[str, int] = field(default_factory=dict)
-    """How many of the nodes take no workers, by why (cordoned, not ready)."""
+    """Number of nodes that take no workers, by reason (cordoned, not ready)."""
 
 
 class Holders:

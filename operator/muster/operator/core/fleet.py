@@ -27,17 +27,17 @@ class Node:
     pool: str
     capacity: CapacityType = "on-demand"
     gpus: int = 0
-    """What Muster may use of it in all, held or free; the same holds for cpus and memory_bytes."""
+    """Total that Muster may use, held or free; the same holds for cpus and memory_bytes."""
     cpus: float = 1.0
     memory_bytes: int = 0
     slots: int = 110
-    """How many workers it may carry."""
+    """Maximum number of workers."""
     instance_type: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     ready: bool = True
-    """It is healthy, not cordoned and not being drained, so that new workers may go there."""
+    """True if it is healthy, not cordoned and not being drained, so that new workers may go there."""
     away: str = "not ready"
-    """Why it is not, in a word or two that stand after a number of nodes: `cordoned`, `being drained`."""
+    """Reason why it is not ready, in a word or two that stand after a number of nodes: `cordoned`, `being drained`."""
     taints: tuple[tuple[str, str, str], ...] = ()
     """Key, value and effect of those taints that keep out every worker that does not tolerate them by itself."""
 
@@ -53,7 +53,7 @@ class JobSummary:
     status: JobStatus
     project: str = DEFAULT_PROJECT
     owner: str = ""
-    """Who submitted it; empty where nobody said."""
+    """Person who submitted it; empty if unknown."""
 
     @property
     def full_name(self) -> str:
@@ -71,9 +71,9 @@ class Fleet:
     limits: dict[str, int] = field(default_factory=dict)
     """Accelerators that the jobs of a namespace may hold together; a namespace that is not named has no limit."""
     quotas: Mapping[str, ProjectQuota] = field(default_factory=dict)
-    """What the jobs of a project may hold, and each person of it; a project that is not named has no limit."""
+    """Limits of what a project's jobs, and each of its people, may hold; a project that is not named has no limit."""
     others: tuple[Reservation, ...] = ()
-    """What is in use on the nodes and was not placed by Muster; it will be free some time."""
+    """Usage of the nodes that Muster did not place; it will be free some time."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Values of the priority classes that jobs may name."""
     prices: Prices = field(default_factory=Prices)

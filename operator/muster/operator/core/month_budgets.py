@@ -37,7 +37,7 @@ class _Budget:
     limit: float
     used: float = 0.0
     per_hour: float = 0.0
-    """What runs uses."""
+    """Use of the running jobs."""
 
     @property
     def spent(self) -> bool:

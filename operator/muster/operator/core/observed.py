@@ -40,30 +40,30 @@ class Worker:
     state: WorkerState
     created_at: float
     exit: WorkerExit | None = None
-    """How it ended, once its state is EXITED."""
+    """Exit of the worker, once its state is EXITED."""
     heartbeats: tuple[Heartbeat, ...] = ()
     """The newest heartbeat of each of its ranks, in rank order. Of a very large gang rank 0's, and that of the rank
     that progressed last, are enough."""
     removing: bool = False
-    """Its removal has been asked for."""
+    """True once its removal has been requested."""
     reason: str = ""
     """The world's own word for its state (OOMKilled, Evicted, Preempted, NodeLost, ImagePullBackOff); empty for
     none."""
     since: float = 0.0
-    """When it came into this state."""
+    """Time at which it came into this state."""
     waiting: str = ""
-    """Why another scheduler, such as Kueue, has not placed it yet; empty once it has, or where Muster places it."""
+    """Reason why another scheduler, such as Kueue, has not placed it yet; empty once it has, or if Muster places it."""
     rejection: Rejection | None = None
     """Set where the world refuses to let it come to be, for `reason`, since `since`."""
     message: str = ""
     """The world's sentence about its end, in addition to the word: why a kubelet rejected it, or evicted it."""
     refusal: str = ""
-    """Why its node can't start it until its user changes the job or what it names, and what to do; empty where it
-    can, or where that may pass by itself."""
+    """Reason why its node can't start it until its user changes the job or what it names, and what to do; empty if it
+    can, or if that may pass by itself."""
     node_blameless: bool = False
-    """Its end says nothing against its node: somebody on the machine ended it."""
+    """True if its end does not count against its node, because somebody on the machine ended it."""
     warning: str = ""
-    """What is wrong around it while it runs: a container that others put into its pod has failed."""
+    """Problem around it while it runs: a container that others put into its pod has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class Reservation:
     cpus: float = 0.0
     memory_bytes: int = 0
     at: float = 0.0
-    """When it was made."""
+    """Time at which it was made."""
     instance_type: str = ""
-    """Of the nodes, where all are of one type."""
+    """Instance type of the nodes, if all are of one type."""
     yields_to: str = ""
     """The uid of the job that it makes room for: it is asked to commit and to stop. Empty for nobody."""
     yields_because: str = ""
@@ -131,23 +131,24 @@ class Observed:
     status: JobStatus
     workers: tuple[Worker, ...] = ()
     committed: Committed | None = None
-    """None when no commit exists, or when nothing is known of commits: then `commits_unreadable` says why."""
+    """Newest commit; None when no commit exists, or when nothing is known of commits: then `commits_unreadable` says
+    why."""
     commits_unreadable: str = ""
     checkpoint_uri: str = ""
     """The job's own folder: <spec.checkpoint.uri>/<uid>."""
     signals: tuple[Signal, ...] = ()
     nodes_unfit: tuple[str, ...] = ()
-    """Those of status.gang.nodes that are gone, not ready or being drained."""
+    """Nodes of status.gang.nodes that are gone, not ready or being drained."""
     reservations: tuple[Reservation, ...] = ()
     """The reservations of this job."""
     wait: Wait | None = None
-    """What the last pass of admission said, if it gave the job nothing."""
+    """Result of the last pass of admission, if it gave the job nothing."""
     budget: Wait | None = None
-    """What the last pass of admission said of its month's budget: MonthLimit, stop; AwaitingAdmission, go on again."""
+    """Result of the last pass of admission on its month's budget: MonthLimit, stop; AwaitingAdmission, continue."""
     notes: tuple[str, ...] = ()
-    """What the next attempt's words should say in addition to its nodes."""
+    """Notes for the next attempt's message, in addition to its nodes."""
     trouble: str = ""
-    """Why what was decided can't be carried out; empty if it can."""
+    """Reason why the decision can't be carried out; empty if it can."""
 
     def reservation(self, number: int) -> Reservation | None:
         """The nodes that were given to the job's request of that number."""

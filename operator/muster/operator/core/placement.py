@@ -77,7 +77,7 @@ class Ask:
     sizes: tuple[int, ...]
     """The numbers of nodes that would do, the best first."""
     capacity_order: tuple[str, ...] = ()
-    """Which capacity to try first; empty for any."""
+    """Kinds of capacity in the order to try; empty for any."""
     avoid: frozenset[str] = frozenset()
     """Nodes that are excluded for this job."""
     required: str | None = None

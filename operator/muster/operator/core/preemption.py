@@ -69,7 +69,7 @@ class _Unit:
 
     uids: set[str]
     gains: dict[str, int] = field(default_factory=dict)
-    """How many more workers each node carries without them."""
+    """Number of additional workers that each node carries without them."""
 
 
 class Preemptor:

@@ -51,13 +51,13 @@ class _Limit:
     gangs: int | None
     processes: int | None = None
     held: dict[str, Amount] = field(default_factory=dict)
-    """By the uid of each job that holds nodes."""
+    """Amount by the uid of each job that holds nodes."""
     total: Amount = _NOTHING
     """Held in all."""
     kept_for: str = ""
     """The uid of the gang that has waited longest for room, once it has waited long."""
     kept: Amount = _NOTHING
-    """What is kept for it."""
+    """Amount that is kept for it."""
 
     def add(self, uid: str, more: Amount) -> None:
         self.held[uid] = self.held.get(uid, _NOTHING) + more

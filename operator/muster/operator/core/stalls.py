@@ -46,7 +46,7 @@ class Stall:
     """Detection of a hung gang."""
 
     suspicion: Suspicion | None
-    """What the status should remember of it; None clears what it remembers."""
+    """Suspicion that the status should remember; None clears it."""
     confirmed: bool = False
     """The suspicion has lasted long enough to be acted upon."""
     wake_after: float | None = None
@@ -59,9 +59,9 @@ class HangEvidence:
 
     why: str
     confirm_seconds: float
-    """How long it must go on looking so before it is acted upon."""
+    """Time for which it must persist before it is acted upon."""
     heard: Heartbeat | None = None
-    """Where silence is the evidence: the heartbeat that must not be followed by another."""
+    """Heartbeat that must not be followed by another, if silence is the evidence."""
     suspect: RankReport | None = None
 
 

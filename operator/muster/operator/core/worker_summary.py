@@ -21,7 +21,7 @@ class WorkerSummary:
     exited: tuple[Worker, ...]
     unreachable: tuple[Worker, ...]
     rejected: tuple[Worker, ...]
-    """Those of mine that the world does not let exist."""
+    """Workers of mine that the world does not let exist."""
     ready: int
     """The number of mine that run."""
     missing: tuple[int, ...]

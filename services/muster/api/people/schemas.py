@@ -18,4 +18,4 @@ class PersonRequest(Spec):
     disabled: bool = False
     """Whether none of their tokens opens anything. Their name and their jobs stay."""
     subject: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    """Who they are to the provider of the sign-in; left out, as it was."""
+    """Subject of the person at the sign-in's provider; left out, it stays as it was."""

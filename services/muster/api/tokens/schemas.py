@@ -21,7 +21,7 @@ class TokenRequest(Spec):
     scopes: Annotated[Many[Annotated[Scope, Field(strict=False)]], Field(min_length=1, max_length=3)] = (Scope.READ,)
     expires_in_days: Days | None = None
     person: Annotated[str, Field(pattern=f"^{PERSON_NAME}$")] | None = None
-    """Whose it is: left out, the caller's."""
+    """Person of the token; left out, the caller."""
     project: Annotated[str, Field(pattern=f"^{JOB_NAME.pattern}$")] | None = None
     """The only project that it opens: left out, the caller's own."""
     all_projects: bool = False

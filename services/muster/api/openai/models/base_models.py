@@ -28,7 +28,7 @@ class MappedModel(Spec):
     spec: dict[str, Any]
     """A TrainingJob's spec: training.model, and all that this model needs (gang, adapter, precision, lengths)."""
     owned_by: Text = "muster"
-    """Whom `GET /v1/models` names as its owner."""
+    """Owner that `GET /v1/models` names."""
 
 
 class _File(Spec):
