@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import structlog
 from sqlalchemy import bindparam, select, update
@@ -114,12 +113,12 @@ class Relay:
     async def _later(self, session: AsyncSession, row: JobRow, result: ApplyResult) -> None:
         self._metrics.relay_failures.inc()
         seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(row.relay_failures, 20))
-        values: dict[str, Any] = {"relay_failures": row.relay_failures + 1, "relay_after": now_in(session) + seconds}
-        if result.error and row.status_version == 0:  # afterwards the status is the cluster's to say
+        values = {"relay_failures": row.relay_failures + 1, "relay_after": now_in(session) + seconds}
+        await session.execute(update(JobRow).where(JobRow.id == row.id).values(values))
+        if result.error:
             error = redact_values(result.error, secrets_in({"spec": row.spec}))
             because = f"the cluster has not taken the job yet: {error}; the API asks again every half minute"
-            values["status"] = {**row.status, "because": because}
-        await session.execute(update(JobRow).where(JobRow.id == row.id).values(values))
+            await _say(session, row, because)
         log.warning(
             "hand-over will be retried", job=row.id, outcome=result.outcome, error=result.error, retry_seconds=seconds
         )
@@ -143,6 +142,15 @@ async def _note_done(session: AsyncSession, rows: Sequence[JobRow]) -> None:
         .values(relayed_version=bindparam("version"), relay_failures=0, relay_after=0.0)
     )
     await connection.execute(done, [{"row_id": row.id, "version": row.spec_version} for row in rows])
+    for row in rows:
+        if row.relay_failures:  # what was said then holds no longer
+            await _say(session, row, "handed to the operator, which has not looked at it yet")
+
+
+async def _say(session: AsyncSession, row: JobRow, because: str) -> None:
+    """Until the cluster has a status of the job: it may have one by now, also where its answer to us was lost."""
+    own = update(JobRow).where(JobRow.id == row.id, JobRow.status_version == 0)
+    await session.execute(own.values(status={**row.status, "because": because}))
 
 
 async def _fail(session: AsyncSession, row: JobRow, holder: str) -> None:

@@ -31,7 +31,7 @@ from muster.contract.status import (
 )
 from muster.contract.times import epoch_seconds, rfc3339
 from muster.contract.views import TIME_KEYS
-from muster.local.cluster import LocalCluster
+from muster.local.cluster import LocalCluster, RawChange
 
 
 async def story(here: Platform, uid: str) -> None:
@@ -325,6 +325,63 @@ async def test_a_job_that_the_cluster_does_not_take_says_why(tmp_path: Path) -> 
             "the cluster has not taken the job yet: 403 Forbidden: no jobs of *** here; the API asks again every half "
             "minute"
         )
+
+
+class ReluctantCluster(Local):
+    """Refuses each job once; no operator ever looks at one."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        super().__init__(cluster)
+        self.refused: set[str] = set()
+
+    async def apply(self, jobs: Any) -> list[ApplyResult]:
+        new = [job for job in jobs if job.uid not in self.refused]
+        self.refused |= {job.uid for job in new}
+        answers = await super().apply([job for job in jobs if job not in new])
+        return [*answers, *(ApplyResult(job.uid, Outcome.RETRY, error="403 Forbidden") for job in new)]
+
+    async def changes(self, after_version: int, limit: int) -> list[RawChange]:
+        return []
+
+
+async def test_a_job_that_the_cluster_takes_at_last_says_no_more_that_it_does_not(tmp_path: Path) -> None:
+    """Nobody else would say so before an operator has looked at the job, and there may be none."""
+    async with platform(tmp_path, ReluctantCluster(LocalCluster(State(tmp_path).cluster))) as here:
+        uid = (await here.submit())["id"]
+
+        async def taken() -> bool:
+            return "handed to the operator, which" in (await here.get(f"/jobs/{uid}"))["status"]["because"]
+
+        await until(taken, "the job to be taken")
+        assert (await here.get(f"/jobs/{uid}"))["handedOver"]
+
+
+async def test_a_lost_answer_takes_back_no_status(tmp_path: Path) -> None:
+    """The cluster took the job, and its operator ended it, before the hand-over was found to have failed."""
+    cluster = LosingCluster(LocalCluster(State(tmp_path).cluster))
+    async with platform(tmp_path, cluster) as here:
+        cluster.here = here
+        uid = (await here.submit())["id"]
+        await here.handed_over(uid)
+        assert cluster.lost
+        assert (await here.get(f"/jobs/{uid}"))["status"]["because"] == "done"
+
+
+class LosingCluster(Local):
+    """Takes a job and ends it, and when the mirror knows that, says that it timed out."""
+
+    here: Platform
+    lost = False
+
+    async def apply(self, jobs: Any) -> list[ApplyResult]:
+        answers = await super().apply(jobs)
+        if self.lost:
+            return answers
+        self.lost = True
+        for job in jobs:
+            self.here.operate(job.uid, phase=Phase.SUCCEEDED, code="Done", because="done")
+            await self.here.phase(job.uid, "Succeeded")
+        return [ApplyResult(job.uid, Outcome.RETRY, error="TimeoutError: ") for job in jobs]
 
 
 async def test_jobs_made_in_one_second_are_listed_as_they_were_made(tmp_path: Path) -> None:

@@ -149,6 +149,17 @@ async def test_a_token_of_a_day_does_not_renew_itself(people: People, scope: str
     assert (rotated.status_code, rotated.json()["expiresAt"]) == (201, made["expiresAt"])
 
 
+async def test_a_token_that_has_ended_has_no_successor(people: People) -> None:
+    """It would end when its token has, and so open nothing: a 201 would say otherwise."""
+    body = {"name": "day", "project": "nlp", "person": "nlp-owner", "expiresInDays": 1}
+    made = (await people.ask("admin", "POST", "/tokens", json=body)).json()
+    async with people.here.services.database.write() as session:
+        (await session.get_one(TokenRow, made["id"])).expires_at = 1.0
+    refused = await people.ask("admin", "POST", f"/tokens/{made['id']}:rotate")
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_token")
+    assert "`muster tokens create NAME`" in refused.json()["detail"]
+
+
 async def test_somebody_who_is_disabled_opens_nothing(people: People) -> None:
     assert (await people.ask("admin", "PUT", "/people/nlp-owner", json={"disabled": True})).status_code == 200
     assert (await people.ask("nlp-owner", "GET", "/jobs")).status_code == 401

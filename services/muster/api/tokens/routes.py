@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from muster.api.audit.repository import Act, record
 from muster.api.auth import Caller, Principal, Scope, needs, new_token
 from muster.api.body import parsed, read_body
+from muster.api.errors import ApiError
 from muster.api.jobs.routes import NO_NUL
 from muster.api.openapi import body, problems, shown
 from muster.api.reply import Reply
@@ -127,12 +128,15 @@ async def rotate_token(
 
 
 async def rotated(services: Services, caller: Principal, token_id: str, wanted: RotateRequest) -> dict[str, Any]:
-    """The successor's document, with the token. Raises ApiError token_not_found and forbidden."""
+    """The successor's document, with the token. Raises ApiError token_not_found, forbidden and invalid_token."""
     token = new_token()
     async with services.database.write() as session:
         row = await service.find(session, caller, token_id)
         if row.id != caller.token:
             await service.refuse_other_person(session, caller, row.person, row.project)
+        if row.expires_at is not None and row.expires_at <= time.time():  # its successor would open nothing either
+            detail = f"Token {row.name!r} has expired. Make a new one: `muster tokens create NAME`."
+            raise ApiError("invalid_token", detail)
         successor = service.rotate(session, row, wanted.overlap_hours * 3600.0, token)
         record(session, caller, Act("token.rotated", row.id, row.project, _recorded(row), {"id": successor.id}))
     return {**_document(successor), "token": token}
