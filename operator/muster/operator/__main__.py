@@ -1,7 +1,7 @@
 """`muster-operator`: run the operator, replay a decision, or dump what it sees of a job.
 
-Exit codes: 0 stopped as told, 2 bad usage or settings, 3 another operator has the state folder, 4 the folder can't be
-used, 5 the metrics port is taken, 1 anything else.
+Exit codes: 0 stopped on request, 2 bad usage or settings, 3 another operator has the state folder, 4 the folder can't
+be used, 5 the metrics port is taken, 1 anything else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""muster_operator_job_*: each living job as its status tells it, for whoever can't scrape its workers, and after them.
+"""muster_operator_job_*: each live job as its status reports it, for whoever can't scrape its workers, and after them.
 
 Gauges, for a status may be corrected: productive seconds become lost ones when an attempt ends without a commit.
 Written as text here and not through prometheus_client's families, which take ten times as long: 1.6 s instead of 0.15 s

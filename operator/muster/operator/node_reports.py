@@ -11,7 +11,7 @@ from muster.operator.pacing import NODE_REPORT_AGAIN_SECONDS, NODE_REPORT_SECOND
 
 
 class NodeReporter:
-    """`read` gives the nodes as they are, `write` publishes a report. `on_error` is told of a write that failed."""
+    """`read` gives the nodes as they are, `write` publishes a report. `on_error` is called with a write that failed."""
 
     def __init__(
         self,

@@ -1,15 +1,15 @@
 """Intervals at which the operator looks and writes, in one place, because they only make sense together.
 
-The argument. A person who watches a job, and a gang that has lost a worker, both count in seconds; an etcd takes a
-few thousand writes a second from everybody, and an API server or a laptop's disk must not be kept busy by jobs that
-do nothing. So deaths, ends and a user's wishes are events and wait for none of these clocks (0.15 s in a cluster, so
-that the pods of one gang are seen together; at half of that a gang of eight is looked at eight times, at twice that a
-recovery is that much longer). What only changes words or counts waits for the next event, or 5 s: the interval at
-which people refresh a page; at half of it a fleet of 5,000 running gangs writes 2,000 statuses a second instead of
-1,000, at twice it the progress of a short job is news of the past. Looks without an event are there for what no event
-tells (time that passed, a lost message): every 5 s while a gang lives, because the shortest deadline that the core
-keeps is about as long (core/stalls.py), and every 300 s for everything, which bounds the damage of a bug in a watch
-and costs 10,000 idle jobs 33 cached looks a second. Where there are many of a kind, the pause grows with their number
+The argument. A person who watches a job, and a gang that has lost a worker, both count in seconds; an etcd takes a few
+thousand writes a second from everybody, and an API server or a laptop's disk must not be kept busy by jobs that do
+nothing. So deaths, ends and a user's wishes are events and wait for none of these clocks (0.15 s in a cluster, so that
+the pods of one gang are seen together; at half of that a gang of eight is looked at eight times, at twice that a
+recovery is that much longer). What only changes words or counts waits for the next event, or 5 s: the interval at which
+people refresh a page; at half of it a fleet of 5,000 running gangs writes 2,000 statuses a second instead of 1,000, at
+twice it the progress of a short job is news of the past. Looks without an event are there for what no event reports
+(time that passed, a lost message): every 5 s while a gang lives, because the shortest deadline that the core keeps is
+about as long (core/stalls.py), and every 300 s for everything, which bounds the damage of a bug in a watch and costs
+10,000 idle jobs 33 cached looks a second. Where there are many of a kind, the pause grows with their number
 (…_PER_SECOND), so that the load has a ceiling and a small fleet pays nothing for a large one. Failures are retried
 after 0.25 s, for most pass in that time, and at least once a minute, for a person who mended something waits for it.
 """

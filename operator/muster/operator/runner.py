@@ -227,7 +227,8 @@ class Runner:
         return max(0.0, since + pause - ticks)
 
     def _wake_after(self, decision: Decision) -> float | None:
-        """Whoever makes and removes workers tells when it is done: where there is much to do, that is not asked."""
+        """The code that creates and removes workers reports when it is done: where there is much to do, that is not
+        asked."""
         seconds, patient = decision.wake_after, decision.code == Code.CREATING_WORKERS or decision.status.phase.terminal
         if not patient or len(decision.actions) >= ACTIONS_MAX or seconds is None:
             return seconds

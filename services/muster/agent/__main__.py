@@ -35,7 +35,7 @@ PARENT_POLL_SECONDS = 0.5
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 stopped as told, 2 bad usage or a bad table, 5 the port is taken."""
+    """Exit codes: 0 stopped on request, 2 bad usage or a bad table, 5 the port is taken."""
     arguments = _parser().parse_args(words)
     given = {name: value for name, value in vars(arguments).items() if name not in ("command", "what")}
     try:

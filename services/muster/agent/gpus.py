@@ -88,7 +88,7 @@ class Gpus:
         return True
 
     def _count(self) -> int:
-        """Lost GPUs drop out of the driver's count on some versions, and are still ours to tell of."""
+        """Lost GPUs drop out of the driver's count on some versions, and must still be reported."""
         return max(int(self._nvml.nvmlDeviceGetCount()), len(self._known))
 
     def _read(self, index: int) -> Reading:

@@ -1,6 +1,6 @@
 """/notices for the workers of this node, /metrics, /healthz.
 
-Workers ask; they need no permission for it, and nobody can tell the agent anything. What is answered is no secret: that
+Workers ask; they need no permission for it, and nobody can send the agent anything. What is answered is no secret: that
 the node will go, or that a GPU is broken (docs/decisions/0041).
 """
 

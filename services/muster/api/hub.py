@@ -32,8 +32,8 @@ class Subscription:
 
 
 class Hub:
-    """One per process. `untold` are the ids that other processes are still to be told; None where there is no way to
-    tell them. `heard` says whether they tell us."""
+    """One per process. `untold` are the ids of which other processes are still to be notified; None if there is no way
+    to notify them. `heard` says whether they notify us."""
 
     def __init__(self) -> None:
         self._waiting: defaultdict[str, set[Subscription]] = defaultdict(set)

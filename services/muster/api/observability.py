@@ -57,7 +57,7 @@ class WebhookMetrics:
 
 
 class Metrics:
-    """`version` is the API's own, told as a label of muster_api_build_info."""
+    """`version` is the API's own, shown as a label of muster_api_build_info."""
 
     def __init__(self, version: str = "") -> None:
         self.registry = CollectorRegistry()

@@ -32,7 +32,7 @@ def wanted(request: Request, follow: bool) -> bool:
 def stream(
     frames: AsyncGenerator[str, None], ping_seconds: float, room: AbstractContextManager[None] | None = None
 ) -> StreamingResponse:
-    """The answer that tells these frames. It holds `room` while it is sent, and is a refusal where that raises."""
+    """Response that streams these frames. It holds `room` while it is sent, and is a refusal where that raises."""
     return _Stream(room or nullcontext(), _with_pings(frames, ping_seconds), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 

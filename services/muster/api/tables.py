@@ -28,7 +28,7 @@ class Table(DeclarativeBase):
 class JobRow(Table):
     """A job, with what is wanted of it (`spec`, the outbox) and what was last seen of it (`status`, the mirror).
 
-    The cluster has yet to be told of the row while relayed_version < spec_version.
+    The row has yet to be relayed to the cluster while relayed_version < spec_version.
     """
 
     __tablename__ = "jobs"
@@ -288,7 +288,8 @@ class WebhookRow(Table):
 
 
 class WebhookDeliveryRow(Table):
-    """A message to one webhook, the outbox: written in the commit of what it tells of, and kept as the history.
+    """A message to one webhook, the outbox: it is written in the transaction of the change that it reports, and kept as
+    the history.
 
     Whoever sends it moves `next_at` to when another process may, should this one be heard of no more.
     """

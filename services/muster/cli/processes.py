@@ -48,7 +48,7 @@ def end(processes: list[Found]) -> None:
 
 
 def belongs_to(pid: int, job_uid: str, attempt: int) -> bool:
-    """Return whether the pid is still a rank of that attempt. Pids are reused; the environment tells them apart."""
+    """Return whether the pid is still a rank of that attempt. Pids are reused; the environment distinguishes them."""
     import psutil
 
     try:

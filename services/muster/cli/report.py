@@ -44,7 +44,7 @@ def report(
 
 
 def make_report(client: JobsClient, job_id: str) -> str:
-    """The file's text. What the job's storage does not tell now is left out, and said."""
+    """The file's text. Parts that the job's storage can't provide now are left out, and the text says so."""
     from muster.charts.report import Report, render_report
     from muster.cli.watch import all_events
 

@@ -197,7 +197,7 @@ def _trials(sweep: dict[str, Any]) -> Table:
 
 
 def _short(path: str, paths: list[str]) -> str:
-    """The last word of a path, where that tells the parameters apart."""
+    """The last word of a path, if that distinguishes the parameters."""
     last = path.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in paths) == 1 else path
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def send_file(
     client: Connection, path: Path, purpose: str, project: str | None, lifetime_seconds: float | None = None
 ) -> dict[str, Any]:
-    """Upload it and wait until it is ready or failed; a failure is told. Raises MusterError."""
+    """Upload it and wait until it is ready or failed; a failure is printed. Raises MusterError."""
     from muster.client.transfers import Transfers
 
     with Transfers(client) as transfers, shown(path.name) as progress:

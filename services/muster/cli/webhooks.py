@@ -1,4 +1,4 @@
-"""Commands on a project's webhooks: who is told what happens in it."""
+"""Commands on a project's webhooks, which receive messages about its events."""
 
 from __future__ import annotations
 

@@ -175,5 +175,5 @@ class JobView:
 
 
 def log_line(told: StreamEvent) -> LogLine | None:
-    """The line of a log stream's event; None for the events that tell of attempts and of the end."""
+    """The line of a log stream's event; None for the events about attempts and the end."""
     return parsed(LogLine, told.json()) if told.event == "log" else None

@@ -27,7 +27,7 @@ class AsyncConnection:
         waiting: Callable[[str], None] = lambda _: None,
         transport: Any = None,
     ) -> None:
-        """`waiting` is told why, once for each time that the server has to be waited for."""
+        """`waiting` is called with the reason, once for each time that the server has to be waited for."""
         self.server = server
         self.exchange = Exchange(server, patience_seconds, waiting)
         self._http = httpx2.AsyncClient(**client_options(server, transport))

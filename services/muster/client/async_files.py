@@ -32,7 +32,7 @@ class AsyncFiles:
     ) -> File:
         """Send a file of this machine, wait until the server has read it through, and return it.
 
-        An upload of it that was cut, also another program's, is gone on with. `progress` is told the bytes that have
+        An interrupted upload of it, also another program's, is resumed. `progress` is called with the bytes that have
         arrived, of all, from any thread. Raises InvalidRequest where nothing can be learnt from the data.
         """
         return await transferred(

@@ -32,7 +32,7 @@ class Connection:
         waiting: Callable[[str], None] = lambda _: None,
         transport: Any = None,
     ) -> None:
-        """`waiting` is told why, once for each time that the server has to be waited for."""
+        """`waiting` is called with the reason, once for each time that the server has to be waited for."""
         import httpx2  # takes a tenth of a second, which `muster --help` need not wait
 
         from muster.client.wire import client_options

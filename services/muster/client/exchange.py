@@ -97,7 +97,8 @@ class TooSlow(Exception):
 
 
 class Exchange:
-    """The requests to one server. `waiting` is told why, once for each time that the server has to be waited for."""
+    """The requests to one server. `waiting` is called with the reason, once for each time that the server has to be
+    waited for."""
 
     def __init__(self, server: Server, patience_seconds: float, waiting: Callable[[str], None]) -> None:
         self.server = server

@@ -145,7 +145,7 @@ def advice(
 
 
 def _stopped_programs(progress: Progress | None) -> Iterator[str]:
-    """A model's programs that hung or took too much memory: their score of 0 alone does not tell."""
+    """A model's programs that hung or took too much memory: their score of 0 alone does not show that."""
     for name, share in {**progress.values, **progress.evaluation_values}.items() if progress else ():
         called, _, limit = name.rpartition("/")
         if limit in _SETTINGS and share >= STOPPED_SHARE:

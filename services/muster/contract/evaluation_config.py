@@ -136,8 +136,8 @@ class Evaluation(Spec):
         return tuple(names)
 
     def direction(self) -> Better:
-        """Return whether lower or higher values of `metric` are better. Raises ValueError where its name does not tell
-        and `better` is left out, or where `better` contradicts it."""
+        """Return whether lower or higher values of `metric` are better. Raises ValueError if its name does not decide
+        that and `better` is left out, or where `better` contradicts it."""
         known: Better | None = "lower" if _ends_in(self.metric, _LOWER) else None
         known = "higher" if _ends_in(self.metric, _HIGHER) or self.metric in self._scores() else known
         if known and self.better and known != self.better:

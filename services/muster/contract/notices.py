@@ -55,7 +55,7 @@ class Notice(Record):
 
     @property
     def asks_to_leave(self) -> bool:
-        """Whoever trains here should commit and go, without waiting to be told by the operator."""
+        """Workers here should commit and end, without waiting for the operator's request."""
         return self.remedy is Remedy.DRAIN and self.kind in (SignalKind.SPOT_NOTICE, SignalKind.NODE_DRAIN)
 
     def concerns(self, worker_created_at: float) -> bool:

@@ -3,8 +3,8 @@
 The built-in table (documents/prices.json) has list prices per hour in us-east-1, Linux, on demand: p4d, p4de and p5 as
 retrieved on 2026-11-09 by github.com/datareceipts/data-receipts (109-gpu-pricing), p5en from
 github.com/dstackai/dstack/pull/4110 of 2026-08-06. The memory of a GPU is what torch reports as its total, a little
-less than the data sheet's. Spot prices move by the hour, so it has none. What a table lacks is a gap: told, and never
-guessed.
+less than the data sheet's. Spot prices move by the hour, so it has none. What a table lacks is a gap, which is reported
+and never guessed.
 """
 
 from __future__ import annotations

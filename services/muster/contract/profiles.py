@@ -83,8 +83,8 @@ class RankProfile(Record):
 
 
 class ProfileView(Profile):
-    """A profile as it is shown, by the name of its folder. `done` tells of the ranks that have written what they have,
-    and `complete` that all of them did."""
+    """A profile as it is shown, by the name of its folder. `done` lists the ranks that have written what they have, and
+    `complete` that all of them did."""
 
     name: str
     done: tuple[RankProfile, ...]

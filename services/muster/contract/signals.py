@@ -88,7 +88,7 @@ class SlowRank(Record):
 class Heartbeat(Record):
     """One rank's sign of life, rewritten at every step and phase change and at least once a second.
 
-    Times are in seconds since the epoch. A rank that hangs keeps writing `at`, so only `progressed_at` tells a stall.
+    Times are in seconds since the epoch. A rank that hangs keeps writing `at`, so only `progressed_at` shows a stall.
     """
 
     attempt: int

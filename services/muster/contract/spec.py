@@ -105,7 +105,7 @@ class Recovery(Spec):
     stop_after_no_progress: Positive = 5
     """Attempts in a row without a new commit after which the job ends as a crash loop."""
     dry_run: bool = False
-    """Whether hangs, alerts and notices are only told: a gang then restarts only when it has ended by itself."""
+    """Whether hangs, alerts and notices are only reported: a gang then restarts only when it has ended by itself."""
     backoff_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
     """The pause after an attempt that made no new commit; it doubles with each such attempt in a row."""
     backoff_seconds_max: Annotated[float, Field(ge=0, le=86_400)] = 300.0

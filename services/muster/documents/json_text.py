@@ -1,4 +1,4 @@
-"""JSON (RFC 8259) as data with places. The standard library's reader tells none and takes the last of equal keys."""
+"""JSON (RFC 8259) as data with places. The standard library's reader gives none and takes the last of equal keys."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class ObjectCache(Protocol):
 class Reflector:
     """Follows the collection at `path`, as far as the selectors in `query` let see it.
 
-    `on_error` is told of each failure; then it is tried again. `silence_seconds` is how long a stream may be silent
+    `on_error` is called with each failure; then it is tried again. `silence_seconds` is how long a stream may be silent
     before it is believed dead. Of each object only `fields` are decoded, if they are named; metadata.uid and
     .resourceVersion must be among them. `before_list` is awaited before each list begins. `version` is the
     resourceVersion of what was seen last; None has everything listed anew.

@@ -19,7 +19,7 @@ _UNCOUNTED = ("dxg", "kfd")
 
 
 def gpu_count() -> int | None:
-    """Return the number of GPUs of this machine; None if it can't be told without torch."""
+    """Return the number of GPUs of this machine; None if it can't be determined without torch."""
     try:
         names = [path.name for path in DEVICES.iterdir()]
     except OSError:

@@ -1,6 +1,6 @@
 """Files by what they hold: `<project>/<sha256><ending>` in one folder, so that equal ones are there once.
 
-The ending is that of the name they came with (`.jsonl`, `.csv.gz`): whoever reads them tells the format by it.
+The ending is that of the name they came with (`.jsonl`, `.csv.gz`): readers derive the format from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENDING = re.compile(r"\.[a-z0-9]{1,12}")
 
 
 def ending_of(name: str) -> str:
-    """The ending of a file's name that tells what is in it, with that of a compression; empty where it tells nothing.
+    """The ending of a file's name that gives its format, with that of a compression; empty if it gives none.
 
     >>> ending_of("My data.JSONL.gz")
     '.jsonl.gz'

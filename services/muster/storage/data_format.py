@@ -22,8 +22,8 @@ def of_known_format(source: Source, files: Sequence[File], task: str | None = No
     """The source with its format, and those of its files that are of it. Where records have the columns of several
     formats, the task decides.
 
-    A format that was given is believed. Raises UserError where `auto` can't tell, and where the files are of several
-    parts of a data set, StorageError where a file can't be read.
+    A format that was given is believed. Raises UserError if `auto` can't determine it, and where the files are of
+    several parts of a data set, StorageError where a file can't be read.
     """
     telling = tuple(file for file in files if not _is_about(file)) or tuple(files)
     for file in telling:

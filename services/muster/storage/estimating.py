@@ -1,4 +1,4 @@
-"""An estimate of a job, with what storage tells of its model and data: for the API, and for a command without one."""
+"""An estimate of a job, with what storage shows of its model and data: for the API, and for a command without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.storage.model_source import model_facts
 def estimate_with_storage(
     spec: JobSpec, prices: Prices, records: Sequence[Measured] = (), machine_bytes: int | None = None
 ) -> Estimate:
-    """The estimate of a job, from its document and from what storage tells of its model and its data.
+    """The estimate of a job, from its document and from what storage shows of its model and its data.
 
     `machine_bytes` is the memory of the one machine that all workers would share; None if it is not known.
 

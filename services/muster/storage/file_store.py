@@ -250,7 +250,7 @@ def _beside(folder: int, name: str) -> Iterator[str]:
 
 
 def _reserve(file: int, size: int) -> None:
-    """Learn of a full disk before a byte is written, where the file system can tell."""
+    """Detect a full disk before a byte is written, if the file system can report it."""
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file, 0, size)

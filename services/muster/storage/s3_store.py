@@ -129,7 +129,7 @@ class S3Store:
                 self._uploads.abort(key, upload["UploadId"])
 
     def _put(self, key: str, data: bytes, **extra: str) -> None:
-        """Write a small object; where the server tells nothing of what arrived, read it again, and write it again where
+        """Write a small object; if the server reports nothing of what arrived, read it again, and write it again where
         it is another."""
         self._uploads.put(key, memoryview(data), crc32(data), **extra)
         if self.server.integrity != "read_back":

@@ -43,8 +43,8 @@ Report = Callable[[str], None]
 
 
 class File(Protocol):
-    """One input file, on this machine or in a store. `address` names it in messages and tells its kind by its ending;
-    a query, which may be a signature, is no part of it."""
+    """One input file, on this machine or in a store. `address` names it in messages and gives its kind by its ending; a
+    query, which may be a signature, is no part of it."""
 
     @property
     def address(self) -> str: ...
@@ -60,7 +60,7 @@ class File(Protocol):
 
 
 def ending(file: File) -> str:
-    """The ending of a file's name that tells its kind, in small letters, without that of a compression."""
+    """The ending of a file's name that gives its kind, in small letters, without that of a compression."""
     name = file.address.lower()
     for compressed in COMPRESSED:
         name = name.removesuffix(compressed)
@@ -260,7 +260,7 @@ def _matches(pattern: Path) -> Iterator[Path]:
 
 
 def _once_each(paths: Iterable[Path], report: Report) -> Iterator[Path]:
-    """The first path to each file; links to a file that is there already are told and left out."""
+    """The first path to each file; links to a file that is there already are reported and left out."""
     first: dict[tuple[int, int], Path] = {}
     again: list[Path] = []
     for path in paths:

@@ -63,8 +63,8 @@ class Store(ReadOnlyStore, Protocol):
     """A folder that can be written as well."""
 
     def write(self, key: str, data: memoryview, sent: Callable[[int], None] = nobody) -> FileEntry:
-        """Store a large immutable object whole, replacing a remnant of the same key. The entry's checksum is of
-        `data`. `sent` is told the bytes of each part that has arrived, from any thread."""
+        """Store a large immutable object whole, replacing a remnant of the same key. The entry's checksum is of `data`.
+        `sent` is called with the bytes of each part that has arrived, from any thread."""
 
     def verify(self, entry: FileEntry) -> None:
         """Return if what is stored is what `entry` says, StoreError if not."""

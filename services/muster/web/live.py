@@ -1,4 +1,5 @@
-"""`/live`: tells an open page that it has grown old. The page then reads itself anew, by the rights of that moment."""
+"""`/live`: notifies an open page that it is out of date. The page then reads itself anew, by the rights of that
+moment."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class News:
         return (await asyncio.shield(answer))[job_id]
 
     async def wait(self, services: Services, job_id: str) -> None:
-        """Return at the job's next news that this process tells, at closing, or when it is time to ask again."""
+        """Return at the job's next news that this process announces, at closing, or when it is time to ask again."""
         waiting = self._waiting.get(job_id)
         if waiting is None:
             waiting = self._waiting[job_id] = asyncio.create_task(self._settled(services, job_id))

@@ -102,7 +102,7 @@ def _tokens_per_step(fields: Mapping[str, str]) -> Any:
 
 
 def _number(text: str | float) -> Any:
-    """The number that the text is, or else the text, whose fault is told where it stands."""
+    """The number that the text is, or else the text, whose error is shown at its field."""
     for kind in (int, float):
         try:
             return kind(text) if isinstance(text, str) else text

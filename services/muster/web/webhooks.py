@@ -1,4 +1,4 @@
-"""`/settings/projects/{project}/webhooks`: made, tried and deleted by maintainers; what each was told last."""
+"""`/settings/projects/{project}/webhooks`: made, tried and deleted by maintainers; the last message to each."""
 
 from __future__ import annotations
 

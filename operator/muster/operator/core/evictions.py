@@ -69,7 +69,7 @@ def cheapest_set(options: list[list[Option]], missing: int, gpus_max: int) -> Op
 def _knapsack(
     options: list[list[Option]], missing: int, gpus_max: int, price: Callable[[Option], float]
 ) -> Option | None:
-    """The least sum of prices for so many workers; within `gpus_max` GPUs as far as each step can tell."""
+    """The least sum of prices for so many workers; within `gpus_max` GPUs as far as each step can see."""
     best: list[Option | None] = [Option((), 0, 0.0, 0), *[None] * missing]
     for unit in _worth_trying(options, missing, price):
         after = list(best)

@@ -57,7 +57,7 @@ class Holders:
         self._said: dict[tuple[Shape, str, str], str] = {}
 
     def words(self, reader: JobSummary, shape: Shape, pool: str = "") -> str:
-        """`held by …`, the largest holders first, and how many nodes take no workers and why, as `reader` may be told.
+        """`held by …`, the largest holders first, and how many nodes take no workers and why, as `reader` may see it.
 
         If a `pool` is given, that is said of its nodes alone.
         """

@@ -1,4 +1,4 @@
-"""End of an attempt: the gang is told to stop, is removed, and then the account is settled."""
+"""End of an attempt: the gang is asked to stop, is removed, and then the account is settled."""
 
 from __future__ import annotations
 
@@ -72,15 +72,16 @@ def stop(summary: WorkerSummary, ends_as: Phase, code: Code, because: str) -> Jo
 
 
 def finish(summary: WorkerSummary, because: str) -> JobStatus:
-    """All ended well and are in sight, so nobody is left who could train, commit or hold a node: one write closes the
-    attempt, gives the nodes back and ends the job. What is left of the workers is swept afterwards.
+    """Close the attempt of a gang that ended well. All workers are in sight, so none is left who could train, commit or
+    hold a node: one write closes the attempt, gives the nodes back and ends the job. What is left of the workers is
+    swept afterwards.
     """
     closed = _closed(summary, own_failure(summary.status), False, Phase.SUCCEEDED, because)
     return _over(summary, Code.FINISHED, because, Phase.SUCCEEDED, closed)
 
 
 def fail(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> JobStatus:
-    """The attempt can't go on. Whether another follows is decided when it is gone, but told already."""
+    """Stop an attempt that can't go on. Whether another follows is decided when it is gone, but announced already."""
     failure = _with_step(summary, diagnosis.failure)
     refused = refusal(summary.seen.spec, summary.status, failure, progressed(summary), summary.seen.now)
     excluded = summary.status.excluded_nodes
@@ -124,7 +125,7 @@ def amend(summary: WorkerSummary) -> JobStatus | None:
 
 
 def clear(summary: WorkerSummary) -> tuple[Action, ...]:
-    """Make the gang be gone. Those that ended stay in sight as evidence until all have."""
+    """Remove the gang. Workers that ended stay in sight as evidence until all have."""
     everybody = (*summary.mine, *summary.older)
     if all(worker.state is WorkerState.EXITED for worker in everybody):
         return tuple(RemoveWorker(w.attempt, w.worker, 0.0) for w in everybody[:ACTIONS_MAX])
@@ -143,9 +144,9 @@ def sweep(summary: WorkerSummary, workers: tuple[Worker, ...]) -> tuple[Action, 
 
 
 def close(summary: WorkerSummary) -> JobStatus:
-    """The gang is gone: close the attempt and charge its failure. From this write on, a worker of the attempt that was
-    created late is refused by the fence. The nodes are still held: they are given back (or used again) by a later
-    write, after one more look that finds nobody, so that a late worker can't be on them (docs/decisions/0004).
+    """Close the attempt of a gang that is gone, and charge its failure. From this write on, a worker of the attempt
+    that was created late is refused by the fence. The nodes are still held: they are given back (or used again) by a
+    later write, after one more look that finds nobody, so that a late worker can't be on them (docs/decisions/0004).
     """
     seen, status = summary.seen, summary.status
     failure = own_failure(status)
@@ -169,7 +170,8 @@ def close(summary: WorkerSummary) -> JobStatus:
 
 
 def end(summary: WorkerSummary) -> JobStatus:
-    """The last attempt is closed and nobody is left: the nodes go back, and the job is what it was to become."""
+    """Finish after the last attempt is closed and no worker is left: the nodes go back, and the job takes the phase
+    that was decided."""
     status = summary.status
     code = code_of(status.code)
     updates = {"checkpoint": checkpoint_status(summary)}

@@ -170,14 +170,14 @@ def _books(summary: WorkerSummary, phase: Phase, attempts: tuple[Attempt, ...]) 
 def reaching(attempt: Attempt, committed_step: int) -> Attempt:
     """The attempt with `last_step` at least its last commit.
 
-    Workers that are evicted train on while they are asked to stop and commit then: steps that no heartbeat told of.
+    Workers that are evicted train on while they are asked to stop and commit then: steps that no heartbeat reported.
     """
     known = attempt.resume_step if attempt.last_step is None else attempt.last_step
     return attempt.model_copy(update={"last_step": committed_step}) if committed_step > known else attempt
 
 
 def _first_step_at(beat: Heartbeat) -> float | None:
-    """An older trainer does not say: then what it did last is as near as can be told. Step 0 is only an evaluation."""
+    """An older trainer does not say: then what it did last is the best estimate. Step 0 is only an evaluation."""
     told = beat.last_step.at if beat.last_step is not None and beat.last_step.step_seconds > 0 else None
     return told if beat.first_step_at is None else beat.first_step_at
 

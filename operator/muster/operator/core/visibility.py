@@ -1,7 +1,7 @@
 """Visibility of other jobs in the messages of one job.
 
 Whoever may read a job reads its status, its events and its reasons, in the API as by kubectl; and people of one project
-need not be allowed to see another's jobs. So every text that is told of a job names those of its own project alone.
+need not be allowed to see another's jobs. So every text about a job names those of its own project alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANOTHER_PROJECT = "another project"
 
 
 def describe_job(reader: JobSummary, other: JobSummary) -> str:
-    """The other job as it is named in what is told of `reader`."""
+    """Return the name of the other job for texts about `reader`."""
     return other.full_name if other.project == reader.project else f"a gang of {ANOTHER_PROJECT}"
 
 

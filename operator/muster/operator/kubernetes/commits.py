@@ -16,7 +16,7 @@ from muster.storage.listing import CommitListing, CommitSummary
 
 
 class JobCommits:
-    """The newest commits of each job, as last listed. Heartbeats tell when there is a newer one to list."""
+    """The newest commits of each job, as last listed. Heartbeats announce a newer one to list."""
 
     def __init__(self, heartbeats: Heartbeats) -> None:
         self._heartbeats = heartbeats

@@ -1,8 +1,6 @@
-"""Kubernetes Events of a job: `kubectl describe tj` and `kubectl events` tell the story.
-
-Told at once where few jobs have something to tell. In a burst an event waits for its turn, what is bad before what is
-good, and what happened to its job meanwhile is told in the same one: nothing is left out, and the API server has its
-hands free for what gangs wait for.
+"""Kubernetes Events of a job: `kubectl describe tj` and `kubectl events` show them. They are written at once while few
+jobs have news. In a burst an event waits for its turn, bad news before good, and what happened to its job meanwhile is
+written in the same one: nothing is left out, and the API server stays free for what gangs wait for.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _PASSING = frozenset({Phase.STOPPING})
 
 @dataclass(frozen=True, slots=True)
 class _PendingEvent:
-    """Something that happened to a job, to be told in an event."""
+    """Something that happened to a job, to be reported in an event."""
 
     job: Observed | Job
     reason: str

@@ -1,8 +1,9 @@
 """Asks running workers how they are: the launcher of each answers with the heartbeats of its ranks.
 
-Asked, not told: the operator that leads is the one that asks, workers need no address of it and no permission, and the
-API server carries none of it (docs/decisions/0011). Worker 0 of a gang is asked most often, for its ranks meet the
-others at every step; the others as often as the fleet's size allows, and all at once when something looks wrong.
+They are pulled, not pushed: the operator that leads is the one that asks, workers need no address of it and no
+permission, and the API server carries none of it (docs/decisions/0011). Worker 0 of a gang is asked most often, for its
+ranks meet the others at every step; the others as often as the fleet's size allows, and all at once when something
+looks wrong.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _API = "coordination.k8s.io/v1"
 
 
 class LeadershipLost(Exception):
-    """Another operator leads, or the API server could not be told in time that we do."""
+    """Another operator leads, or our lead could not be renewed at the API server in time."""
 
 
 class Readiness:
@@ -58,8 +58,9 @@ class Readiness:
 class Leader:
     """The lease that lets one operator at a time lead.
 
-    `identity` says who we are and is unique per process. `waiting` is told who leads instead, whenever that changes;
-    `troubled`, that the API server did not let us ask, whenever the reason changes and once a minute while it lasts.
+    `identity` says who we are and is unique per process. `waiting` is called with who leads instead, whenever that
+    changes; `troubled`, that the API server did not let us ask, whenever the reason changes and once a minute while it
+    lasts.
     """
 
     def __init__(

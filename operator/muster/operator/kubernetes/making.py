@@ -22,8 +22,8 @@ from muster.operator.pacing import CREATE_AT_ONCE
 class PodMaker:
     """Makes the pods of workers.
 
-    `pods` is told of each pod that was made. `instance_type` returns that of a node by its name; empty if it is not
-    known.
+    `pods` is notified of each pod that was created. `instance_type` returns that of a node by its name; empty if it is
+    not known.
     """
 
     def __init__(self, client: Client, pods: Pods, site: Site, instance_type: Callable[[str], str]) -> None:

@@ -24,8 +24,8 @@ _OTHERS_FIELDS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 class Watches:
     """Keeps the caches up to date by watching the API server.
 
-    `only` is the namespace that is served, or empty for all. `on_error` is told of what fails, which is tried again. A
-    watch that is silent for `silence_seconds` is believed dead.
+    `only` is the namespace that is served, or empty for all. `on_error` is called with what fails, which is tried
+    again. A watch that is silent for `silence_seconds` is believed dead.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ class KubernetesWorld:
     """A Kubernetes cluster as the core sees it: it looks, and does what was decided.
 
     `limits` has the number of accelerators that the jobs of a namespace may hold together, by namespace. `on_error` is
-    told of what fails outside a pass. `on_refusal` is told the job, the code and the reason of each spec that can't
-    run.
+    called with what fails outside a pass. `on_refusal` is called with the job, the code and the reason of each spec
+    that can't run.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class KubernetesWorld:
         return facts.node.instance_type if facts else ""
 
     def _left(self, uid: str, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-        """The pod that was told to go and has done so before we looked: it did not just vanish."""
+        """The pod that was asked to end and has done so before we looked: it did not just vanish."""
         here = {pod.uid for pod in pods if not pod.over}
         return tuple(pod for pod in self.pods.leaving(uid) if pod.uid not in here)
 

@@ -20,8 +20,8 @@ from muster.operator.world import Conflict, NotFound, Unreadable
 class JobWriter:
     """Writes the status and the finalizer of jobs, and deletes jobs whose time to live is up.
 
-    `on_refusal` is told the job, the code and the reason of each spec that was refused. `overtaken` has the uids of
-    the jobs whose write was refused because they had changed, and the watch has not said yet how.
+    `on_refusal` is called with the job, the code and the reason of each spec that was refused. `overtaken` has the uids
+    of the jobs whose write was refused because they had changed, and the watch has not said yet how.
     """
 
     def __init__(self, client: Client, jobs: Jobs, on_refusal: Callable[[Job, str, str], None]) -> None:

@@ -1,6 +1,6 @@
 """Notices of virtual nodes: files in the state folder, written by a node agent or a stand-in.
 
-`python -m muster.agent announce local-1 spot` writes such a file; docs/operations.md tells more.
+`python -m muster.agent announce local-1 spot` writes such a file; see docs/operations.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from muster.local.cluster import LocalCluster
 
 
 class QuotaReader:
-    """`on_error` is told of each quota that can't be read, once."""
+    """`on_error` is called once for each quota that can't be read."""
 
     def __init__(self, cluster: LocalCluster, on_error: Callable[[Exception], None]) -> None:
         self._cluster, self._on_error = cluster, on_error

@@ -71,7 +71,7 @@ class Heartbeats:
         return tuple(sorted((beat for beat in beats if beat), key=lambda beat: beat.rank))
 
     def now(self) -> float:
-        """The clock by which the heartbeats' times are told."""
+        """Clock of the heartbeats' times."""
         return self._now()
 
     def forget(self, key: WorkerKey) -> None:

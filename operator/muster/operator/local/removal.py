@@ -62,7 +62,7 @@ class Removals:
         self._on_gone(key)
 
     async def _ask(self, key: WorkerKey, tree: list[psutil.Process]) -> None:
-        """SIGTERM to the launcher, who tells its ranks; returns when it is gone or the grace is over."""
+        """Send SIGTERM to the launcher, which stops its ranks; return when it is gone or the grace period is over."""
         launcher = processes.top_of(tree)
         if launcher is None:
             return

@@ -1,7 +1,6 @@
-"""The operator of a local world as a process: takes the state folder, adopts what runs, serves until told to stop.
-
-Told to stop, it stops deciding and leaves the gangs to train on; the next start adopts them. `kill -9` is the same
-without the goodbye.
+"""The operator of a local world as a process: takes the state folder, adopts what runs, serves until it is asked to
+stop. Then it stops deciding and leaves the gangs to train on; the next start adopts them. `kill -9` is the same without
+the goodbye.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def samples_in(body: bytes) -> tuple[Sample, ...]:
 
 
 class Prometheus:
-    """Asks a Prometheus server, again and again, which gangs make no progress, and tells the hub.
+    """Asks a Prometheus server, again and again, which gangs make no progress, and reports them to the hub.
 
     `url` is that of its HTTP API without /api/v1. `token` returns the bearer token for it, or None. `told` is called
     after every question, with the error if there was one.
@@ -168,7 +168,7 @@ class Prometheus:
                 await asyncio.sleep(max(0.0, self._tick_seconds - (time.monotonic() - began)))
 
     async def turn(self, session: aiohttp.ClientSession) -> None:
-        """Ask once, and tell the hub. No error gets out."""
+        """Query once, and report to the hub. No error is raised."""
         try:
             samples = await self._query(session)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, BadAnswer) as error:

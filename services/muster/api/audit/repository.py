@@ -1,4 +1,4 @@
-"""Lines of the audit in the database, each written in the commit of what it tells."""
+"""Entries of the audit log in the database, each written in the transaction of the change that it records."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ STORAGE_FAILS = 83
 
 
 class Inspection(Reply):
-    """`reading`: ask again. `ready`: what the trainer found, as `GET /jobs/{id}/data` tells it of a job."""
+    """`reading`: ask again. `ready`: what the trainer found, as `GET /jobs/{id}/data` reports it for a job."""
 
     state: Literal["reading", "ready"]
     report: DataReport | None = None

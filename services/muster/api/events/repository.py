@@ -16,8 +16,8 @@ from muster.contract.redaction import redact
 
 
 async def append(session: AsyncSession, job_id: str, events: Sequence[NewEvent]) -> None:
-    """Add the events with the job's next numbers, and what webhooks are told of them; the job's row stays locked until
-    the commit.
+    """Add the events with the job's next numbers, and the messages to webhooks about them; the job's row stays locked
+    until the commit.
 
     Times never go back from one event to the next: what is heard of late (a commit, while the status is newer already)
     has the time of the event before it, and its own as `happenedAt` in its data.

@@ -93,7 +93,7 @@ class Staging:
             return None
 
     def digest(self, name: str) -> str | None:
-        """The SHA-256 of what has arrived, in hex; None where only reading it would tell."""
+        """The SHA-256 of what has arrived, in hex; None if only reading it would give that."""
         known = self._digests.get(name)
         return known[1].digest().hex() if known is not None and known[0] == self.size(name) else None
 

@@ -95,8 +95,8 @@ class NodeState(Reply):
 
 
 class NodeList(Reply):
-    """`as_of` is when the operator last told; null, with no items, where it never did. `note` says what of that is old
-    or missing."""
+    """`as_of` is the time of the operator's last report; null, with no items, if it has never made one. `note` says
+    what of that is old or missing."""
 
     as_of: Time | None
     note: str

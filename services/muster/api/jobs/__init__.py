@@ -1,1 +1,1 @@
-"""Jobs: submitted, listed, told to stop or to go on."""
+"""Jobs: they are submitted, listed, suspended, resumed and cancelled."""

@@ -18,7 +18,7 @@ NAMES_AT_ONCE = 500  # of a statement
 
 
 async def drop_old(database: Database, layout: State, before: float) -> list[str]:
-    """Drop it of jobs that ended before then, but for the last event of each, which tells how it ended. Returns the ids
+    """Drop it of jobs that ended before then, but for the last event of each, which says how it ended. Returns the ids
     of jobs that had something; whatever ends this in the middle leaves them to be found again."""
     earlier = (EventRow.job_id == JobRow.id, EventRow.number < JobRow.last_event)
     old = select(JobRow.id).where(JobRow.finished_at < before, JobRow.live.is_(False), exists().where(*earlier))

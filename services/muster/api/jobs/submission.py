@@ -74,7 +74,7 @@ def parse_submission(document: Document) -> Submission:
 
 
 def invalid_job(faults: tuple[Problem, ...], count: int = 0) -> ApiError:
-    """The refusal of a job. `count` is how many faults there are in all, where not all of them are told."""
+    """The refusal of a job. `count` is how many faults there are in all, if not all of them are listed."""
     first, more = faults[0], len(faults) - 1
     rest = f" ({more} more in `errors`)" if more else ""
     if count > len(faults):

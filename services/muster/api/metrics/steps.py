@@ -59,7 +59,7 @@ class StepFile:
         return min((table.steps[0] for table in (self.trained, self.evaluated) if len(table)), default=None)
 
     def refresh(self, bytes_max: int) -> int:
-        """Read what was added, so many bytes at most; how many that were. `unread` tells what that left."""
+        """Read what was added, so many bytes at most; how many that were. `unread` says what that left."""
         begun, at_end = self.offset, False
         try:
             with os.fdopen(open_regular(self.path), "rb") as file:

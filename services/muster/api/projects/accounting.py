@@ -62,7 +62,8 @@ class Accounting:
 async def notify_of_budgets(
     database: Database, quotas: Mapping[str, ProjectQuota], counted: Mapping[str, Counted]
 ) -> None:
-    """Put into the outbox which budgets are reached, where a webhook wants to know and was not told of it yet."""
+    """Put into the outbox a message for each budget that is reached, if a webhook wants it and has not received it
+    yet."""
     async with database.read() as session:
         webhooks = await outbox.interested(session, kind=WebhookKind.BUDGET_REACHED)
     known = [webhook for webhook in webhooks if webhook.project in quotas and webhook.project in counted]

@@ -246,6 +246,7 @@ async def delete_member(
 
 
 async def _exists(found: Any, project: str) -> None:
-    """An admin sees every project that there is, and is told of one that is not."""
+    """Raise ApiError project_not_found for a project that does not exist: an admin sees every project, so nothing else
+    refuses it."""
     if await found is None:
         raise project_not_found(project)

@@ -49,7 +49,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that was started. It is `live` until its job has ended; `stopped` says why it was told to stop, if it
+    """A trial that was started. It is `live` until its job has ended; `stopped` says why it was asked to stop, if it
     was; `fresh` are evaluations that `results` do not know yet, by step."""
 
     number: int

@@ -1,1 +1,1 @@
-"""Webhooks: a project's receivers are told what happens, signed, at least once, with a history to look at."""
+"""Webhooks: a project's receivers get signed messages about its events, at least once, with a history to look at."""

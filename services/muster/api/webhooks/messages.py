@@ -34,7 +34,7 @@ _OPENAI_TYPES = {
 
 @dataclass(frozen=True)
 class Message:
-    """Something to tell. `key` names what it tells of: of one key a webhook is told once."""
+    """A message. `key` names its subject: a webhook receives one message of each key."""
 
     kind: WebhookKind
     key: str
@@ -55,7 +55,8 @@ class NamedJob:
 
 
 def of_event(job: NamedJob, event: Mapping[str, Any]) -> Message | None:
-    """The message of a job's event, which is given as its row; None for what webhooks are not told of."""
+    """Return the message about a job's event, which is given as its row; None for an event that is not sent to
+    webhooks."""
     kind = KIND_OF_EVENT.get(event["type"])
     if kind is None:
         return None

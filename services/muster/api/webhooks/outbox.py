@@ -1,4 +1,5 @@
-"""Messages into the outbox, in the transaction of what they tell of: what was committed is told, and nothing else."""
+"""Outbox of messages, which are added in the transaction of the change that they report: what was committed is
+reported, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ GIVE_UP_SECONDS = 86_400.0  # a receiver that is away over a night or a deployme
 
 
 async def note_events(session: AsyncSession, job: NamedJob, events: Iterable[dict[str, Any]]) -> None:
-    """Let the project's webhooks be told of the job's events, which are given as their rows."""
+    """Add messages to the project's webhooks about the job's events, which are given as their rows."""
     messages = [message for event in events if (message := of_event(job, event)) is not None]
     if messages:
         await note(session, await interested(session, (job.project,)), messages)
@@ -40,7 +41,7 @@ async def interested(
 
 
 async def note(session: AsyncSession, webhooks: Sequence[WebhookRow], messages: Sequence[Message]) -> int:
-    """Add a row for each message and webhook that wants it and was not told of it yet. Returns how many wanted one."""
+    """Add a row for each message and webhook that wants it and has not received it yet. Returns how many wanted one."""
     rows = []
     for webhook in webhooks:
         for message in messages:

@@ -128,7 +128,7 @@ def _fault(reply: ClientResponse, at: float) -> str | None:
 
 
 def _clock(reply: ClientResponse) -> float:
-    """The answer's time in seconds since the epoch; now where it tells none."""
+    """The answer's time in seconds since the epoch; now if it gives none."""
     try:
         return email.utils.parsedate_to_datetime(reply.headers.get("Date", "")).timestamp()
     except (ValueError, OverflowError):

@@ -19,7 +19,7 @@ _WAITING = (Phase.QUEUED, Phase.RESTARTING)
 
 
 async def notify_of_waits(database: Database) -> bool:
-    """Put a message into the outbox for each wait that is over its limit and that was not told of yet."""
+    """Put a message into the outbox for each wait that is over its limit and that has not been reported yet."""
     async with database.read() as session:
         webhooks = await outbox.interested(session, kind=WebhookKind.JOB_WAITS_LONG)
         if not webhooks:

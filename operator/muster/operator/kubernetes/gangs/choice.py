@@ -30,8 +30,8 @@ _HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STO
 class Gangs:
     """The adapter to each gang scheduler, and the groups that the schedulers keep for the jobs.
 
-    `enqueue` is called with the uid of a job whose group changed. `on_error` is told what failed and will be tried
-    again, and the error.
+    `enqueue` is called with the uid of a job whose group changed. `on_error` is called with what failed and will be
+    tried again, and the error.
     """
 
     def __init__(

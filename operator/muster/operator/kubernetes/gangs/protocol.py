@@ -70,7 +70,7 @@ class Gang(Protocol):
         """Return why the pod that the API server made is not part of the gang after all; empty if it is."""
 
     def status_path(self, gang: GangRef) -> str | None:
-        """The path of the object that says how the group fares; None if only the pods tell."""
+        """Path of the object that reports the group's state; None if only the pods show it."""
 
     def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
         """Return why the gang has no nodes yet, in the scheduler's words; empty once every pod has one."""

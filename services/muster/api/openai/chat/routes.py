@@ -204,7 +204,7 @@ def _stream(request: Request, ping_seconds: float, chunks: AsyncGenerator[dict[s
 
 
 async def _frames(request: Request, chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[str, None]:
-    """A fault in the middle is told as OpenAI's clients read it, and ends the stream without [DONE]."""
+    """An error in the middle is sent as OpenAI's clients read it, and ends the stream without [DONE]."""
     async with contextlib.aclosing(chunks):
         try:
             async for chunk in chunks:

@@ -68,7 +68,7 @@ async def _made_before(
 
 
 def named(filename: str, purpose: str) -> str:
-    """The file's name. Data without an ending that tells its format is taken for JSON lines, which is all that OpenAI
+    """The file's name. Data without an ending that gives its format is read as JSON lines, which is all that OpenAI
     takes: programs send bytes under the name `upload`."""
     is_data = purpose in (Purpose.FINE_TUNE, Purpose.EVALS)
     return f"{filename}.jsonl" if filename and is_data and not ending_of(filename) else filename
