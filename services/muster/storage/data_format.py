@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,13 @@ from muster.contract.base import UserError
 from muster.contract.data_config import Source
 from muster.contract.data_formats import SHAPES, columns_of, looks_like, shapes_of
 from muster.contract.redaction import redact
-from muster.storage.file_beginnings import begins_as_json, refuse_stand_in
+from muster.storage.file_beginnings import begins_as_json, may_be_stand_in, refuse_stand_in
 from muster.storage.records import Record, read_records
 from muster.storage.sources import File, ending, is_glob, is_of_records, split_of
 
 # What lies beside the records in the folders that data sets are published as, and is none of them.
-FILES_LOOKED_AT = 16  # of those without an ending of records: a folder of texts may have a million
+# Of small files, and of those without an ending of records: a folder of texts may have a million of both.
+FILES_LOOKED_AT = 16
 _ABOUT = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
 
 
@@ -26,8 +28,9 @@ def of_known_format(source: Source, files: Sequence[File], task: str | None = No
     several parts of a data set, StorageError where a file can't be read.
     """
     telling = tuple(file for file in files if not _is_about(file)) or tuple(files)
-    for file in telling:
-        refuse_stand_in(file, text=source.format == "text")
+    text = source.format == "text"
+    for file in itertools.islice((file for file in telling if may_be_stand_in(file, text)), FILES_LOOKED_AT):
+        refuse_stand_in(file, text)
     if source.format != "text" and not is_glob(source.source):
         _refuse_splits(source, telling)
     if source.format != "auto":

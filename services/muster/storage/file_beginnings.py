@@ -17,23 +17,32 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _BEGUN_OBJECT = re.compile(rb'\{\s*"[^"\n]{1,200}"\s*:')
 
 
+def may_be_stand_in(file: File, text: bool) -> bool:
+    """Return whether the file may be one that `refuse_stand_in` refuses, by its size and address alone."""
+    return file.size <= POINTER_BYTES_MAX or (file.address.startswith("https://") and not text)
+
+
 def refuse_stand_in(file: File, text: bool) -> None:
     """Raises UserError for what a server or a repository gives in place of a file: a page to sign in, a pointer. `text`
     says that whatever is there is to be read as text."""
-    of_the_web = file.address.startswith("https://")
-    if file.size > POINTER_BYTES_MAX and not (of_the_web and not text):
+    if not may_be_stand_in(file, text):
         return
     with file.open() as stream:
         begins = stream.read(BEGINNING_BYTES)
-    if begins.startswith(_POINTER):
-        raise UserError(
-            f"{file.address}: is a pointer of Git LFS, not the file itself; run `git lfs pull` where it was cloned, "
-            "or take the address that downloads the file"
-        )
+    refuse_pointer(begins, file.address)
     if not text and ending(file) not in (".html", ".htm") and _PAGE.match(begins.removeprefix(b"\xef\xbb\xbf")):
         raise UserError(
             f"{file.address}: is an HTML page, and not data (the server may want a sign-in, or shows the file in a "
             "page); take the address that downloads the file, or set the source's `format: text` to learn from pages"
+        )
+
+
+def refuse_pointer(begins: bytes, address: str) -> None:
+    """Raises UserError for a file that begins as a pointer of Git LFS."""
+    if begins.startswith(_POINTER):
+        raise UserError(
+            f"{address}: is a pointer of Git LFS, not the file itself; run `git lfs pull` where it was cloned, "
+            "or take the address that downloads the file"
         )
 
 

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -17,7 +18,9 @@ from muster.storage.data_check import check
 from muster.storage.data_format import of_known_format
 from muster.storage.errors import StorageError
 from muster.storage.records import read_records
-from muster.storage.sources import find
+from muster.storage.sources import LocalFile, find
+from muster.trainer.data.reading import Reading
+from muster.trainer.data.tokenizer import ByteTokenizer
 
 LINES = b"".join(
     b'{"messages": [{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "hello"}]}\n' % number
@@ -172,6 +175,27 @@ def test_files_of_a_folder_and_uploads_are_looked_at_likewise(
     assert says in checked.fault
     with pytest.raises(UserError, match=says):
         format_of(str(tmp_path / name))
+
+
+def test_a_folder_of_many_small_texts_is_not_read_to_find_its_format(tmp_path: Path) -> None:
+    """Each file of a bucket would be a request, one after the other, before every attempt."""
+    opened = []
+
+    class Seen(LocalFile):
+        def open(self) -> BinaryIO:
+            opened.append(self.address)
+            return super().open()
+
+    for number in range(100):
+        (tmp_path / f"{number:03}.txt").write_text("Plain words.\n")
+    (tmp_path / "zzz.txt").write_bytes(POINTER)
+    files = [
+        Seen(file.path, file.size, file.stamp) for file in find(str(tmp_path), "text") if isinstance(file, LocalFile)
+    ]
+    source, found = of_known_format(Source(source=str(tmp_path), format="text"), files)
+    assert (len(found), len(opened)) == (101, 16)
+    with pytest.raises(UserError, match=r"zzz.txt: is a pointer of Git LFS"):
+        list(Reading(found[-1]).units(source, ByteTokenizer()))
 
 
 @pytest.mark.parametrize("content", [b"Plain words.\n", b"{\n  x\n}", b"[1, 2]\n", b"{% if x %}\n", PAGE])

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from muster.contract.data_config import Source
 from muster.storage import sources
+from muster.storage.file_beginnings import refuse_pointer
 from muster.storage.records import RawRecord, broken, is_table, not_utf8, open_bytes, raw_records
 from muster.storage.sources import File
 from muster.trainer.data.chat import Part
@@ -61,6 +62,8 @@ def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer, rules: Reader | 
     opening: tuple[Part, ...] = (Part(ids=tokenizer.bos),) if tokenizer.bos else ()
     held, offset, look = "", 0, rules.look() if rules else None
     for block in _pieces(stream, address):
+        if offset == 0:
+            refuse_pointer(block, address)
         text = _decode(decoder, block, offset, address)
         text = text.removeprefix("\ufeff") if offset == 0 else text
         offset += len(block)
