@@ -49,6 +49,8 @@ def must_be_the_same_data(before: str | None, now: str, step: int) -> None:
     """A resume is exact only over the data of its commit."""
     if before is not None and before != now:
         raise UserError(
-            f"training.data holds other contents than when step {step} was committed, so its position in them is lost: "
-            "restore the files, or submit a new job with model.from to start from this commit's weights"
+            f"training.data holds other contents than when step {step} was committed, or this Muster makes other "
+            "samples of them than the one that committed it, so its position in them is lost: restore the files (after "
+            "an upgrade, set runtime.image to the trainer image of before), or submit a new job with model.from to "
+            "start from this commit's weights"
         )
