@@ -8,7 +8,7 @@ from tests.unit.core.seen import NODES, running, settled, starting, with_status
 from tests.unit.kubernetes.making import make_job, node_item, pod_item
 
 from muster.contract.signals import Cause
-from muster.contract.status import Phase
+from muster.contract.status import Attempt, Phase
 from muster.operator.core.decide import decide
 from muster.operator.core.observed import Observed, Worker, WorkerState
 from muster.operator.kubernetes import observe
@@ -233,6 +233,21 @@ def test_a_mistyped_image_is_the_users_error_once_the_kubelet_has_tried_again() 
     gone = replace(with_status(seen, after), workers=())
     over = settled(gone).status
     assert (over.phase, over.gang.nodes) == (Phase.FAILED, ()), "and its nodes are free"
+
+
+def test_a_job_that_has_trained_is_restarted_where_a_node_may_not_pull_its_image() -> None:
+    """Its image exists: the node's credentials have ended, or the registry takes none for a while."""
+    mistyped = status("Pending", [], [waits("trainer", "ErrImagePull", "unexpected status: 403 Forbidden")])
+    seen = starting()
+    earlier = Attempt(number=0, created_at=1.0, first_step_at=2.0, ended_at=3.0)
+    trained = seen.status.model_copy(update={"attempts": (earlier, *seen.status.attempts)})
+    crew = tuple(replace(worker(i, mistyped), created_at=seen.now, since=seen.now) for i in (0, 1))
+    seen = replace(with_status(seen, trained), workers=crew)
+    seen = replace(with_status(seen, decide(seen).status), now=seen.now + 21)
+    after = decide(seen).status
+    assert (after.phase, after.ends_as) == (Phase.RESTARTING, None)
+    assert after.last_failure is not None
+    assert (after.last_failure.cause, after.last_failure.node) == (Cause.INFRASTRUCTURE, NODES[0])
 
 
 def test_a_secret_that_comes_a_moment_later_is_no_error() -> None:

@@ -357,10 +357,14 @@ def diagnose_failed_rendezvous(summary: WorkerSummary, suspicion: Suspicion) -> 
 
 
 def diagnose_refusal(summary: WorkerSummary, suspicion: Suspicion) -> FailureDiagnosis:
-    """A node can't start a worker as the job describes it. The same would happen on every other node."""
+    """A node can't start a worker as the job describes it. The same would happen on every other node, unless the job
+    has trained: then it can be started, and a node without credentials or a registry's bad minute does not end it.
+    """
+    status = summary.status
+    has_trained = status.checkpoint is not None or any(each.first_step_at is not None for each in status.attempts)
     failure = Failure.model_construct(
-        cause=Cause.USER_ERROR,
-        attempt=summary.status.attempt,
+        cause=Cause.INFRASTRUCTURE if has_trained else Cause.USER_ERROR,
+        attempt=status.attempt,
         at=summary.seen.now,
         message=suspicion.why,
         worker=suspicion.worker,
