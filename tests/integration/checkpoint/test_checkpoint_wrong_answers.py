@@ -20,13 +20,14 @@ from muster.storage.errors import NotFound, StorageError, StoreError, Truncated
 from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
 from muster.storage.pins import pin
-from muster.storage.store import Object
+from muster.storage.store import Object, Store
 from muster.trainer.checkpoint import UnusableCommit, list_commits, load, resume
 from muster.trainer.checkpoint.__main__ import main
 from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.checkpoint.readers import being_read, reading
+from muster.trainer.checkpoint.verify import verify
 
 STEPS = 3
 
@@ -209,6 +210,23 @@ def test_verify_puts_back_what_verifies_after_all(tmp_path: Path, capsys: pytest
     assert main(["verify", str(folder)]) == 0
     assert "it was set aside, and is put back" in capsys.readouterr().out
     assert loadable(folder.as_uri(), digests) == list(list_commits(folder.as_uri())) == [1, 2, 3]
+
+
+def test_what_a_save_sweeps_while_it_is_verified_is_not_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "uid"
+    trained(folder.as_uri(), STEPS)
+    broken_and_set_aside(folder)()
+
+    def verified_and_swept(store: Store, commit: Commit, progress: Callable[[int, int], None]) -> None:
+        verify(store, commit, progress)
+        store.delete(commit.files[0].key)
+
+    monkeypatch.setattr("muster.trainer.checkpoint.quarantine.verify", verified_and_swept)
+    assert main(["verify", str(folder), str(STEPS)]) == 0
+    assert "does not verify" in capsys.readouterr().out
+    assert list_commits(folder.as_uri()) == (1, 2)
 
 
 def test_a_commit_that_training_failed_from_stays_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

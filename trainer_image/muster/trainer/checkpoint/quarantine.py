@@ -23,6 +23,7 @@ from muster.trainer.checkpoint.failures import (
     UnknownFormat,
     UnusableCommit,
 )
+from muster.trainer.checkpoint.fetch import Reader
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import UserError
 
@@ -71,6 +72,12 @@ def put_back(store: Store, step: int, progress: Callable[[int, int], None] = lam
     verify(store, commit, progress)
     if not store.create(commit_key(step), data):
         return None
+    try:
+        Reader(store, commit).expect_sizes()  # a save of a running attempt may have swept them before it saw the COMMIT
+    except DamagedCommit:
+        if store.read(commit_key(step), COMMIT_BYTES_MAX) == data:
+            store.delete(commit_key(step))
+        raise
     store.delete(_key(step))
     return commit
 
