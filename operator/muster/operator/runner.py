@@ -101,7 +101,7 @@ class Runner:
         return True
 
     async def look(self, uid: str, ticks: float) -> float | None:
-        """One pass over one job; returns the seconds until the next."""
+        """Make one pass over one job; return the seconds until the next."""
         seen, decision = await self._decide(uid)
         if seen is None or decision is None:
             self._forget(uid)
@@ -153,7 +153,8 @@ class Runner:
             self.listener.wrote(seen, decision)
 
     async def admission(self, ticks: float) -> float:
-        """One pass over the queue: who gets which nodes. Granted in one compare-and-swap of all reservations."""
+        """Make one pass over the queue, which decides who gets which nodes. Grants are made in one compare-and-swap of
+        all reservations."""
         held = await self.world.reservations()
         fresh = FLEET in self._distrusted
         fleet = await self.world.fleet(fresh)
@@ -200,7 +201,7 @@ class Runner:
         return replace(seen, wait=wait, budget=budget) if seen and (wait or budget) else seen
 
     def _publish_waits(self, waits: dict[str, Wait], ticks: float) -> None:
-        """Let the queued jobs whose reason changed say so."""
+        """Let the queued jobs whose reason changed report it."""
         self._waits = waits
         self._told = {uid: told for uid, told in self._told.items() if uid in waits}
         pause = max(WAIT_TEXT_SECONDS, len(waits) / WAIT_TEXTS_PER_SECOND)
@@ -259,7 +260,8 @@ def _is_on_its_way(before: JobStatus, after: JobStatus) -> bool:
 
 
 def _only_counts(before: JobStatus, after: JobStatus) -> bool:
-    """No more than how many workers are up changed: they end one after another, and soon there is more to say."""
+    """Return whether only the number of running workers changed: they end one after another, and soon there is more to
+    report."""
     if not before.phase is after.phase is Phase.RUNNING:
         return False
     known, new = before.__dict__, after.__dict__

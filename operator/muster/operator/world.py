@@ -35,7 +35,7 @@ class Reservations:
 
 class World(Protocol):
     def now(self) -> float:
-        """Seconds since the epoch. May jump."""
+        """Return the seconds since the epoch. May jump."""
 
     def watch(self) -> AsyncIterator[str]:
         """The uid of each job that there is, then of each that may have changed (spec, status, worker, heartbeat phase,
@@ -58,7 +58,8 @@ class World(Protocol):
         """Compare-and-swap on the whole object. Raises Conflict, NotFound."""
 
     async def apply(self, uid: str, action: Action) -> None:
-        """Do it, or find it done. A CreateWorker whose attempt is no longer current may be refused with Conflict."""
+        """Carry out the action, or find it done. A CreateWorker whose attempt is no longer current may be refused with
+        Conflict."""
 
     async def fleet(self, fresh: bool = False) -> Fleet:
         """All nodes and jobs; with `fresh` read from the source, after this call began."""

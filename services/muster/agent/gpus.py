@@ -117,7 +117,7 @@ class Gpus:
         return Reading(index, device, uuid, values=values)
 
     def _questions(self, handle: Any) -> Iterable[tuple[str, Callable[[], Iterable[tuple[str, str, float]]]]]:
-        """Each is asked alone, so that one that this driver has no answer to costs only itself."""
+        """Yield the questions, each to be asked alone, so that one that this driver can't answer costs only itself."""
         nvml = self._nvml
 
         def memory() -> Iterable[tuple[str, str, float]]:

@@ -57,7 +57,8 @@ class KernelLog:
         return True
 
     def _lines(self) -> Iterator[str]:
-        """All whole lines that are there now. A reader that was overtaken (EPIPE) goes on with the oldest record."""
+        """Yield all complete lines that are there now. A reader that was overtaken (EPIPE) continues with the oldest
+        record."""
         assert self._file is not None
         while True:
             try:

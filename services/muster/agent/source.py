@@ -16,9 +16,8 @@ class Source(Protocol):
     """Time until the next read; a source may change it, so that what is absent is not polled every second."""
 
     def look(self) -> tuple[Notice, ...]:
-        """All of its findings that hold now; what it no longer names is over. May block for a few seconds. An exception
-        is reported once, and nothing is known until the next look.
-        """
+        """Return all current findings; one that is no longer returned has ended. May block for a few seconds. An
+        exception is reported once, and nothing is known until the next read."""
 
     def acknowledge(self) -> None:
         """A person says that what was found is settled: forget what only memory holds."""

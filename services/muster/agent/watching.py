@@ -81,7 +81,7 @@ def keep_file(folder: Path, board: Board, stop: threading.Event) -> None:
 def keep_node(
     service_account: Path, node: str, board: Board, stop: threading.Event, acknowledge: Callable[[], None]
 ) -> None:
-    """`publish_on_node` in a thread of its own, once there is a service account to do it with."""
+    """Run `publish_on_node` in a thread of its own, once there is a service account for it."""
 
     async def tell() -> None:
         async with Client(connection, "muster-agent", at_once=1) as client:

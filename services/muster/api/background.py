@@ -53,7 +53,7 @@ class Background:
         self._tasks = [asyncio.create_task(self._for_ever(work), name=work.name) for work in self.works]
 
     async def stop(self) -> None:
-        """Let the rounds that are under way finish; cancel those that do not."""
+        """Let the current rounds finish, and cancel those that do not."""
         self._stopping.set()
         for work in self.works:
             work.wake.set()

@@ -72,5 +72,5 @@ def parsed(model: type[M], code: str, what: str) -> Callable[[Document], M]:
 
 
 async def off_the_loop(work: Callable[[], T]) -> T:
-    """Do what may take the processor for a while where it does not keep other requests waiting."""
+    """Run work that may take the processor for a while where it does not keep other requests waiting."""
     return await asyncio.get_running_loop().run_in_executor(_READERS, work)

@@ -10,13 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 
 def now_in(session: AsyncSession) -> Any:
-    """Seconds since the epoch, as part of a statement: when it began. SQLite has this machine's clock."""
+    """Return the seconds since the epoch, as part of a statement: when it began. SQLite has this machine's clock."""
     if session.get_bind().dialect.name != "postgresql":
         return time.time()
     return cast(func.extract("epoch", func.statement_timestamp()), Double)
 
 
 async def clock(session: AsyncSession) -> float:
-    """Seconds since the epoch, now."""
+    """Return the seconds since the epoch, now."""
     now = now_in(session)
     return now if isinstance(now, float) else float((await session.execute(select(now))).scalar_one())

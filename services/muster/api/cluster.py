@@ -90,7 +90,7 @@ class Cluster(Protocol):
         ...
 
     async def fetch_log(self, uid: str, attempt: int | None, worker: int | None) -> None:
-        """Let what those workers wrote so far be in the state folder.
+        """Bring what those workers wrote so far into the state folder.
 
         `attempt` is None for the current one, and `worker` is None for all of them.
         """
@@ -111,7 +111,7 @@ class Cluster(Protocol):
         ...
 
     async def write_limits(self, entries: Mapping[str, str]) -> None:
-        """Let who goes round the API meet these limits (contract.admission), in place of those before."""
+        """Apply these limits (contract.admission) to users who bypass the API, in place of the previous ones."""
         ...
 
     async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:

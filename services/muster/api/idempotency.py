@@ -92,7 +92,7 @@ async def idempotency_key(
         ),
     ] = None,
 ) -> tuple[str, str] | None:
-    """(owner, key), or None without one."""
+    """Return (owner, key), or None without a key."""
     if key is None:
         return None
     if not _KEY.fullmatch(key):

@@ -169,7 +169,7 @@ class KubernetesCluster:
     # --- news, from the reflector ---
 
     async def _expect(self) -> None:
-        """Before the list: a job that is made meanwhile is not missed in it."""
+        """Note the live jobs before the list is read, so that a job that is created meanwhile is not missed in it."""
         self._expected, self._listing = await self._live(), []
 
     def put(self, item: Object) -> None:

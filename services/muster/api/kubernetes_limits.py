@@ -11,7 +11,7 @@ from muster.kube.errors import ApiError
 
 
 async def write_limits(client: Client, namespace: str, entries: Mapping[str, str]) -> None:
-    """Whole, in place of what was there. Raises ApiError."""
+    """Write all limits in place of the previous ones. Raises ApiError."""
     meta = {"name": LIMITS, "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": "muster"}}
     body: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": dict(entries)}
     try:

@@ -108,7 +108,7 @@ def shown(example: Any, description: str = "") -> dict[str, Any]:
 
 
 def describe(app: FastAPI) -> None:
-    """Let `app.openapi()` give the whole schema, made once."""
+    """Make `app.openapi()` return the whole schema, which is built once."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -30,12 +30,12 @@ async def known_parameters_only(request: Request) -> None:
 
 
 def _whole(name: str) -> str:
-    """`metadata` of `metadata[key]`, as OpenAI's clients write a mapping."""
+    """Return `metadata` for `metadata[key]`, as OpenAI's clients write a mapping."""
     return "metadata" if name.startswith("metadata[") and name.endswith("]") else name
 
 
 def _is_list(annotation: Any) -> bool:
-    """`list[str]`, and `list[str] | None`."""
+    """Return whether the annotation is `list[str]` or `list[str] | None`."""
     return get_origin(annotation) is list or any(get_origin(part) is list for part in get_args(annotation))
 
 

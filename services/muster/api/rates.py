@@ -16,7 +16,7 @@ class RateLimits:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by token: requests left, and when
 
     def take(self, token: str, now: float | None = None) -> float:
-        """0 for a request that may pass, else the seconds until there is room for one."""
+        """Return 0 for a request that may pass, else the seconds until there is room for one."""
         now = time.monotonic() if now is None else now
         left, at = self._buckets.get(token, (float(self._burst), now))
         left = min(float(self._burst), left + (now - at) * self._per_second)

@@ -18,7 +18,7 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def frame(data: Any, event: str, identity: str | None = None) -> str:
-    """One event. The data is JSON on one line."""
+    """Return the frame of one event. The data is JSON on one line."""
     lines = [f"id: {identity}"] if identity is not None else []
     lines += [f"event: {event}", f"data: {json.dumps(data, separators=(',', ':'), ensure_ascii=False)}"]
     return "\n".join(lines) + "\n\n"

@@ -13,7 +13,7 @@ STYLES = ("uplot.css", "charts.css")
 
 
 def text(name: str) -> str:
-    """One of the files. Raises ValueError for a name that is not one of them."""
+    """Return one of the files. Raises ValueError for a name that is not one of them."""
     if name not in (*SCRIPTS, *STYLES):
         raise ValueError(f"there is no file {name[:100]!r} for charts")
     return (FOLDER / name).read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ def parts(seconds: Mapping[str, float]) -> tuple[Part, ...]:
 
 
 def _rounded(shares: list[float]) -> list[int]:
-    """Whole numbers with the same sum: the largest remainders are rounded up (Hare and Niemeyer)."""
+    """Return whole numbers with the same sum: the largest remainders are rounded up (Hare and Niemeyer)."""
     floors = [int(share) for share in shares]
     missing = round(sum(shares)) - sum(floors)
     largest = sorted(range(len(shares)), key=lambda index: floors[index] - shares[index])

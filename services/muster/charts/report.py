@@ -130,7 +130,7 @@ def moment(at: float | str | None) -> str:
 
 
 def shown(value: Any, limit: int = TEXT_MAX) -> str:
-    """Text of somebody else's as `readable` gives it, and not without end."""
+    """Return foreign text as `readable` gives it, clipped."""
     text = str(value)
     cut = f" … ({plural(len(text) - limit, 'character')} more)" if len(text) > limit else ""
     return readable(text[:limit]) + cut

@@ -100,7 +100,8 @@ def timeline(
     costs: Sequence[Mapping[str, Any]],
     events: Iterable[Mapping[str, Any]],
 ) -> Timeline:
-    """`attempts` and `events` as the API shows them, oldest first. Times are in seconds since the epoch."""
+    """Return the timeline of `attempts` and `events` as the API shows them, oldest first. Times are in seconds since
+    the epoch."""
     scale = _Scale(created_at, max(end, created_at + 1.0))
     happened = [(epoch_seconds(event["at"]), event) for event in events]
     states = _states(created_at, scale.end, happened)

@@ -33,7 +33,8 @@ DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 
 def examine(examined: ExaminedCluster) -> list[Finding]:
-    """Every check's lines. A check that may not look says so as a warning; a cluster that does not answer ends it all.
+    """Return the findings of every check. A check without permission reports that as a warning; a cluster that does not
+    answer ends them all.
 
     Raises CliError when the cluster does not answer or does not know us.
     """
@@ -87,7 +88,7 @@ def _own_version() -> dict[str, Any]:
 
 
 def _schema(version: dict[str, Any]) -> Any:
-    """Without the descriptions, which may be told better from version to version."""
+    """Return the schema without its descriptions, whose words may change from version to version."""
     return _without_text(version["schema"]["openAPIV3Schema"].get("properties", {}).get("spec"))
 
 

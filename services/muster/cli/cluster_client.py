@@ -137,7 +137,7 @@ class ClusterClient:
         return job_view(self._objects.create(self._parsed(document), dry_run=False))
 
     def stream(self, path: str, last_id: str = "", **params: Any) -> Iterator[StreamEvent]:
-        """Events or log lines until the job ends."""
+        """Yield events or log lines until the job ends."""
         name, _, question = path.removeprefix("jobs/").partition("/")
         if question == "events":
             return follow_events(self._objects, name, int(last_id or 0), params.get("type") or [])
@@ -161,7 +161,7 @@ class ClusterClient:
         return self._with_folder(submission)
 
     def _with_folder(self, submission: Submission) -> Submission:
-        """`from: {job: NAME}` as the folder of that job's commits, as the API does it."""
+        """Replace `from: {job: NAME}` by the folder of that job's commits, as the API does."""
         training = submission.spec.training
         for path, source in commits_read(training).items():
             if source.job is None or source.uri is not None:

@@ -50,7 +50,7 @@ class ClusterObjects:
         raise self._no_job(name)
 
     def jobs(self, labels: str) -> Iterable[dict[str, Any]]:
-        """Every TrainingJob of the namespace, in pages."""
+        """Yield every TrainingJob of the namespace, read in pages."""
         following = None
         while True:
             with self._doing("list the jobs"):

@@ -71,7 +71,7 @@ def operator_rights(examined: ExaminedCluster) -> Lines:
 
 
 def _describe_rights(rights: Iterable[Right]) -> str:
-    """`get, list pods; create services`."""
+    """Describe the rights, as in `get, list pods; create services`."""
     verbs: dict[str, list[str]] = {}
     for right in rights:
         verbs.setdefault(right.kind, []).append(right.verb)

@@ -21,7 +21,8 @@ ENDED = {str(phase) for phase in Phase if phase.terminal}
 def events_after(
     objects: ClusterObjects, item: dict[str, Any], after: int, limit: int, kinds: list[str]
 ) -> list[dict[str, Any]]:
-    """Events as the API shows them, numbered from 1, those after `after` and of these kinds (all for none)."""
+    """Return the events as the API shows them, numbered from 1: those after `after` and of these kinds (all for
+    none)."""
     events = [event_view(number, event, item) for number, event in enumerate(objects.events(item), 1)]
     return [event for event in events if event["id"] > after and (not kinds or event["type"] in kinds)][:limit]
 
@@ -88,7 +89,7 @@ def _lines(objects: ClusterObjects, pods: dict[int, str], tail: int | None) -> I
 
 
 def _split(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a stream of bytes, the last one too when it has no end."""
+    """Yield the lines of a stream of bytes, the last one too if it has no line break."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

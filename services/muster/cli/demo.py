@@ -118,7 +118,8 @@ def _watch_and_kill(client: Connection, job: dict[str, Any], state: State, kills
 
 
 def _kill_a_rank(job_id: str, moment: Moment, state: State, step: int) -> Kill | None:
-    """SIGKILL the last rank of the last worker, as a machine that loses power would, once it has trained that step.
+    """Send SIGKILL to the last rank of the last worker once it has trained that step, as a machine that loses power
+    would.
 
     There is a commit to come back to then, and there are steps after it that must be trained again. Returns None if it
     has not trained that far yet.
@@ -173,7 +174,8 @@ def _gather(client: Connection, platform: Platform, job_id: str, kill: Kill | No
 
 
 def _report(client: Connection, job_id: str) -> str:
-    """`muster report` of the job, in a file that stays when the platform's folder goes; empty if it can't be made."""
+    """Write the job's `muster report` to a file that stays when the platform's folder goes, and return its path; empty
+    if it can't be written."""
     from muster.cli.report import make_report
 
     try:
@@ -198,7 +200,8 @@ class Sample:
 
 
 def generate(folder: str, seconds_max: float, start_seconds: float) -> Sample:
-    """Text of the best commit in `folder`; a machine too busy to write it in time says nothing of the commit."""
+    """Return text from the best checkpoint in `folder`; a machine too busy to write it in time says nothing about the
+    checkpoint."""
     say("Generating text from the best commit …", "dim")
     command = [sys.executable, "-m", "muster.trainer.convert.generate", "--checkpoint", folder, "--step", "best"]
     command += ["--prompt", PROMPT, "--tokens", str(SAMPLE_TOKENS), "--seed", "7"]
@@ -230,7 +233,7 @@ def _cancel(client: Connection, job_id: str) -> None:
 
 @contextlib.contextmanager
 def platform(folder: Path) -> Iterator[Platform]:
-    """`muster up` on the folder and any free port, stopped at the end."""
+    """Run `muster up` on the folder and any free port, and stop it at the end."""
     command = [sys.executable, "-m", "muster.cli", "up", "--state", str(folder), "--port", "0", "--nodes", "2"]
     # Should the demo itself be killed, `up` notices and takes everything with it.
     command += ["--stop-jobs", "--parent-pid", str(os.getpid()), "--json"]
@@ -291,7 +294,7 @@ def state_folder(state: Path | None) -> Path:
 
 
 def end_on_signals() -> None:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does: by way of every `finally`."""
+    """Make SIGTERM and SIGHUP end the demo as Ctrl-C does: by way of every `finally`."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

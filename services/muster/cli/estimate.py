@@ -73,7 +73,7 @@ def _facts(estimate: dict[str, Any]) -> Table:
 
 
 def _memory(estimate: dict[str, Any]) -> Table:
-    """Bytes of a rank by part, a column for each sharding that the job may take."""
+    """Return a table of a rank's bytes by part, with a column for each sharding that the job may take."""
     shardings = estimate["memory"]
     table = Table("memory of a rank", *(f">{_marked(each, estimate)}" for each in shardings))
     for part in shardings[0]["parts"]:

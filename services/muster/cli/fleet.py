@@ -87,7 +87,7 @@ def _gpus(job: dict[str, Any]) -> str:
 
 
 def _held(project: dict[str, Any]) -> str:
-    """`holds 56 of 64 GPUs in 3 gangs; 1 waiting`."""
+    """Describe the holdings, as in `holds 56 of 64 GPUs in 3 gangs; 1 waiting`."""
     quota = project["quota"]
     gpus = _of(project["gpus"], quota.get("gpus"), "GPU")
     gangs = _of(project["gangs"], quota.get("gangs"), "gang")

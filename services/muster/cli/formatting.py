@@ -12,17 +12,17 @@ __all__ = ["NOTHING", "amount", "clock", "duration", "loss", "moment", "plural",
 
 
 def size(count: float | None) -> str:
-    """Bytes with a binary unit."""
+    """Format bytes with a binary unit."""
     return NOTHING if count is None else text.size(count)
 
 
 def clock(at: float | str | None) -> str:
-    """Local time of day, of seconds since the epoch or of RFC 3339."""
+    """Format the local time of day, from seconds since the epoch or RFC 3339."""
     return _local(at, "%H:%M:%S")
 
 
 def moment(at: float | str | None) -> str:
-    """Local date and time, of seconds since the epoch or of RFC 3339."""
+    """Format the local date and time, from seconds since the epoch or RFC 3339."""
     return _local(at, "%Y-%m-%d %H:%M:%S")
 
 

@@ -10,7 +10,7 @@ _WITH_WORKERS = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING
 
 
 def with_workers(state: State) -> list[str]:
-    """Names of the jobs that have, or are about to have, workers on this machine."""
+    """Return the names of the jobs that have, or are about to have, workers on this machine."""
     if not state.cluster.exists():
         return []
     return LocalCluster(state.cluster).names_in(_WITH_WORKERS)

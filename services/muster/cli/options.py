@@ -105,7 +105,7 @@ def chosen_cluster() -> tuple[str | None, str | None]:
 
 
 def command_prefix() -> str:
-    """`muster`, with the cluster that was chosen: for commands that are shown to be typed."""
+    """Return `muster` with the chosen cluster, for commands that are shown to be typed."""
     context, namespace = chosen_cluster()
     chosen = f" --context {context}" if context else ""
     return f"muster{chosen}{f' --namespace {namespace}' if namespace else ''}"

@@ -24,14 +24,15 @@ def finite(points: Sequence[Point]) -> list[Point]:
 
 
 def smoothed(points: Sequence[Point], window: int) -> list[Point]:
-    """Means of so many points up to and including each; fewer at the beginning. The finite ones only."""
+    """Return the means of so many finite points up to and including each; fewer at the beginning."""
     points = finite(points)
     spans = [points[max(0, index + 1 - window) : index + 1] for index in range(len(points))]
     return [Point(span[-1].x, _mean([point.y for point in span])) for span in spans]
 
 
 def sparkline(values: Sequence[float], width: int = 24, unicode: bool = True) -> str:
-    """Means of `width` equal parts of the values as bars, the lowest at the bottom. Empty for no finite value."""
+    """Draw the means of `width` equal parts of the values as bars, the lowest at the bottom. Empty without a finite
+    value."""
     bars = _BARS if unicode else _ASCII_BARS
     known = [value for value in values if math.isfinite(value)]
     if not known:
@@ -44,7 +45,8 @@ def sparkline(values: Sequence[float], width: int = 24, unicode: bool = True) ->
 
 
 def curve(points: Sequence[Point], width: int = 64, height: int = 10, unicode: bool = True) -> list[str]:
-    """Lines of a plot, y axis labelled on the left and x below. Empty for fewer than two finite points.
+    """Return the lines of a plot, with the y axis labelled on the left and x below. Empty for fewer than two finite
+    points.
 
     The plotting area is `width` by `height` characters.
     """

@@ -41,7 +41,7 @@ def is_of_state(command: Sequence[str], environ: Mapping[str, str], root: Path) 
 
 
 def end(processes: list[Found]) -> None:
-    """SIGKILL, for what did not end when it was asked to."""
+    """Send SIGKILL to what did not end when it was asked to."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, 9)

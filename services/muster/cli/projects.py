@@ -91,7 +91,7 @@ def set_project(
 
 
 def _lines(limits: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Each limit by the path that sets it."""
+    """Yield each limit with the path that sets it."""
     for name, value in limits.items():
         if isinstance(value, dict):
             yield from _lines(value, f"{above}{name}.")

@@ -62,7 +62,7 @@ def make_report(client: JobsClient, job_id: str) -> str:
 
 
 def write_report(page: str, output: Path) -> None:
-    """All of it or nothing: a file that was there stays until the new one is whole."""
+    """Write all of the report or nothing: an existing file stays until the new one is complete."""
     if output.is_dir():
         raise CliError(f"{output} is a folder", code="output", next_step="name a file: -o report.html")
     handle, name = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)

@@ -301,7 +301,8 @@ def _stop_all(children: tuple[Child, ...], stop: _Stop) -> None:
 
 
 def detach(options: PlatformOptions) -> None:
-    """`muster up --detach`: the same in the background. Returns when it answers. Raises CliError as `run` does."""
+    """Run `muster up --detach`: start it in the background, and return when it answers. Raises CliError as `run`
+    does."""
     refuse_missing_extras()
     refuse_absent_gpus(options)
     if (other := running.who(options.state)) is not None:

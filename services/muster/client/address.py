@@ -66,7 +66,7 @@ def find_server(given: str | None, environ: Mapping[str, str] = os.environ, sign
 
 
 def server_for(given: str | None, token: str | None) -> Server:
-    """`find_server`, with this token where one is given."""
+    """Return the server of `find_server`, with this token if one is given."""
     found = find_server(given)
     return replace(found, token=token, signed_in=False) if token else found
 

@@ -89,7 +89,7 @@ class AsyncJob(JobView):
         return parsed(Why, await self._get("why"))
 
     async def attempts(self) -> AttemptList:
-        """Each life of the gang, with what it cost."""
+        """Return the attempts, each with its cost."""
         return parsed(AttemptList, await self._get("attempts"))
 
     async def checkpoints(self) -> CheckpointList:
@@ -138,7 +138,7 @@ class AsyncJob(JobView):
         return await self._act("suspend")
 
     async def resume(self) -> AsyncJob:
-        """Let the suspended job go on from its last commit."""
+        """Resume the suspended job from its last checkpoint."""
         return await self._act("resume")
 
     async def clone(

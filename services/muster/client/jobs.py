@@ -87,7 +87,7 @@ class Job(JobView):
         return parsed(Why, self._get("why"))
 
     def attempts(self) -> AttemptList:
-        """Each life of the gang, with what it cost."""
+        """Return the attempts, each with its cost."""
         return parsed(AttemptList, self._get("attempts"))
 
     def checkpoints(self) -> CheckpointList:
@@ -132,7 +132,7 @@ class Job(JobView):
         return self._act("suspend")
 
     def resume(self) -> Job:
-        """Let the suspended job go on from its last commit."""
+        """Resume the suspended job from its last checkpoint."""
         return self._act("resume")
 
     def clone(self, name: str | None = None, spec: Mapping[str, Any] | None = None, key: str | None = None) -> Job:

@@ -92,7 +92,7 @@ def profile(job_id: str, steps: int, ranks: tuple[int, ...]) -> Steps[dict[str, 
 
 
 def events(job_id: str, after: int, types: tuple[str, ...]) -> Steps[list[dict[str, Any]]]:
-    """All events after the one of that id."""
+    """Return all events after the one of that id."""
     found: list[dict[str, Any]] = []
     while True:
         page = yield from ask("GET", f"jobs/{job_id}/events", after=after, limit=2000, type=list(types))

@@ -40,7 +40,7 @@ class Source:
 
     @property
     def stamp(self) -> str:
-        """Another one for every version of the file, as far as the file system reports it."""
+        """Return a stamp that differs for every version of the file, as far as the file system reports it."""
         return f"{self._about.st_size}-{self._about.st_mtime_ns}-{self._about.st_ino}"
 
     def changed(self) -> bool:
@@ -48,7 +48,8 @@ class Source:
         return (now.st_size, now.st_mtime_ns) != (self._about.st_size, self._about.st_mtime_ns)
 
     def blocks(self, offset: int, count: int, progress: Progress) -> Iterator[bytes]:
-        """Bytes [offset, offset + count), hashed by another thread at the same time. Missing bytes are not made up."""
+        """Yield the bytes [offset, offset + count), hashed by another thread at the same time. Missing bytes are not
+        made up."""
         self._hash_until(offset)
         self._file.seek(offset)
         at, end = offset, offset + count

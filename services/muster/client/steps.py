@@ -86,7 +86,8 @@ def run(steps: Steps[T], answer_to: Callable[[Any], Any]) -> T:
 async def walk_async(
     steps: Steps[T], answer_to: Callable[[Any], Awaitable[Any]], ended: list[T] | None = None
 ) -> AsyncGenerator[Any, None]:
-    """`walk` for asyncio. The result is appended to `ended`, for an asynchronous generator returns nothing."""
+    """Do as `walk`, for asyncio. The result is appended to `ended`, because an asynchronous generator returns
+    nothing."""
     answer: Any = None
     error: Exception | None = None
     while not isinstance(step := _next(steps, answer, error), _Ended):
@@ -105,7 +106,7 @@ async def walk_async(
 
 
 async def run_async(steps: Steps[T], answer_to: Callable[[Any], Awaitable[Any]]) -> T:
-    """`run` for asyncio."""
+    """Do as `run`, for asyncio."""
     ended: list[T] = []
     async for _ in walk_async(steps, answer_to, ended):
         pass

@@ -195,9 +195,8 @@ class Transfers:
     def export(
         self, job_id: str, step: str | int, target: Path, progress: Progress = nobody, **form: Any
     ) -> dict[str, Any]:
-        """Let the server make the model of a commit (a step, `best` or `last`) and fetch it into the folder `target`,
-        file by file; what an earlier try has left of it is gone on with. `form` is format, dtype and ema. Returns what
-        the API says of it."""
+        """Let the server export a checkpoint (a step, `best` or `last`), and fetch it into the folder `target`, file by
+        file; an interrupted export is resumed. `form` is format, dtype and ema. Returns the API's reply."""
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise InvalidRequest(f"{target} is there already", "exists", next_step="name another folder, or remove it")
         number = self._step(job_id, step)

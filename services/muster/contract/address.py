@@ -231,7 +231,7 @@ def _file(text: str, rest: str) -> Address:
 
 
 def _tidied(path: str) -> str:
-    """Without empty parts and `.`; `..` is the file system's affair."""
+    """Return the path without empty parts and `.`; `..` is left to the file system."""
     return re.sub("^//", "/", str(PurePosixPath(path)))
 
 
@@ -257,5 +257,5 @@ def _must_be_printable(text: str, address: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """No password that somebody put into an address."""
+    """Return the address without a password."""
     return repr(re.sub(r"(://)[^/@]*@", r"\1***@", text)[:200])

@@ -79,7 +79,7 @@ class Architecture(Spec):
 
     @property
     def projections(self) -> dict[Projection, tuple[int, int]]:
-        """(outputs, inputs) of each matrix of a layer."""
+        """Return (outputs, inputs) of each matrix of a layer."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "q_proj": (queries, self.dim),

@@ -160,7 +160,7 @@ def dump(model: BaseModel) -> dict[str, Any]:
 
 
 def dump_json(model: BaseModel) -> str:
-    """`dump` as one line of JSON with sorted keys: equal models give equal bytes."""
+    """Return `dump` as one line of JSON with sorted keys: equal models give equal bytes."""
     return json.dumps(dump(model), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -57,7 +57,7 @@ def looks_like(record: object, field: str = "text", task: str | None = None) -> 
 
 
 def shapes_of(record: object, field: str = "text") -> list[str]:
-    """Every format whose columns a record has, the one that says most of it first."""
+    """Return every format whose columns a record has, the most specific one first."""
     if not isinstance(record, Mapping):
         return []
     answers = {"prompt", "completion"} <= record.keys()

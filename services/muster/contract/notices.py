@@ -50,12 +50,12 @@ class Notice(Record):
 
     @property
     def keeps_out(self) -> bool:
-        """No new work may come here while this stands."""
+        """Return whether new work must stay away while this stands."""
         return self.remedy in _KEEPS_OUT and self.kind in TAINTS
 
     @property
     def asks_to_leave(self) -> bool:
-        """Workers here should commit and end, without waiting for the operator's request."""
+        """Return whether workers here should commit and end, without waiting for the operator's request."""
         return self.remedy is Remedy.DRAIN and self.kind in (SignalKind.SPOT_NOTICE, SignalKind.NODE_DRAIN)
 
     def concerns(self, worker_created_at: float) -> bool:

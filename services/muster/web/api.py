@@ -134,7 +134,7 @@ class JobsPage:
 
 
 async def list_jobs(services: Services, caller: Principal, wanted: Wanted) -> JobsPage:
-    """Lines of the list, each also with its GPUs and its cost."""
+    """Return the lines of the list, each also with its GPUs and its cost."""
     everything = Filter(
         project=wanted.project, owner=wanted.owner, visible=caller.visible_projects, search=wanted.search
     )

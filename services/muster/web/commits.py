@@ -35,7 +35,7 @@ async def show_commit(
     job_id: JobId,
     step: Annotated[str, Path(pattern=r"^([0-9]{1,18}|last|best)$")],
 ) -> Response:
-    """One commit, read from its folder and checked as it is read."""
+    """Show one checkpoint, read from its folder and checked as it is read."""
     row = await api.find(services, visitor, job_id)
     found = await api.commit(services, visitor, job_id, step)
     return await show(request, services, visitor, row, "commit", commit=found)

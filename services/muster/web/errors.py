@@ -25,7 +25,7 @@ _TITLES = {
 
 
 def answer_with_pages(app: FastAPI) -> None:
-    """Whoever asks for a page is refused by a page; programs are answered as before."""
+    """Refuse a request for a page by a page; programs are answered as before."""
     for kind in (ApiError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _with_page(app.exception_handlers[kind]))
 

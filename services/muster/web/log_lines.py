@@ -29,7 +29,8 @@ def in_words(text: str) -> str:
 
 
 def step_words(line: str) -> str:
-    """Empty for what is no step record, also for one that is cut or holds what no trainer writes."""
+    """Return the words for a step record; empty for anything else, also for one that is cut or holds what no trainer
+    writes."""
     if not line.startswith(_BEGINS) or '"step"' not in line or len(line) > _BYTES_MAX:
         return ""
     try:

@@ -33,7 +33,7 @@ _Text = Annotated[str, Query(max_length=4_096)]
 
 @router.get("/provider")
 async def go_to_provider(request: Request, services: ServicesDependency, next: str = "/jobs") -> Response:
-    """Begin a sign-in. Whoever was sent here by another site signs in as themselves, and loses nothing by it."""
+    """Start a sign-in. Whoever was sent here by another site signs in as themselves, and loses nothing by it."""
     onward = local_path(next)
     if services.sign_in is None:
         return sign_in_page(request, onward, 404, "Here one signs in by tokens alone.")

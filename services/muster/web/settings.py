@@ -133,7 +133,7 @@ async def revoke_token(services: ServicesDependency, form: Posted, token_id: Id)
 
 @router.post("/projects")
 async def make_project(services: ServicesDependency, form: Posted) -> Response:
-    """One that is there is left as it is: its limits would be replaced by none."""
+    """Create a project. An existing one is left as it is, because its limits would be replaced by none."""
     must_manage(form.caller)
     name, namespace = form.one("name").strip(), form.one("namespace").strip()
     if not JOB_NAME.fullmatch(name):

@@ -50,8 +50,8 @@ async def show_submit(
     model: _Name = "",
     step: Annotated[str, Query(pattern=r"^([0-9]{1,18}|last|best)$")] = "best",
 ) -> Response:
-    """Empty, or with an example's text, with another job's document under a free name, or from a commit of the job
-    `model`."""
+    """Show the form, empty or with an example's text, with another job's document under a free name, or from a
+    checkpoint of the job `model`."""
     key = secrets.token_urlsafe(_KEY_BYTES)
     if clone:
         row = await api.find(services, visitor, clone)
@@ -167,7 +167,7 @@ def _evictions(checked: api.drafting.Checked) -> list[dict[str, Any]]:
 
 
 def _warnings(checked: api.drafting.Checked) -> list[tuple[str, str]]:
-    """(path, message) of both, each once."""
+    """Return (path, message) of both, each once."""
     told = [*(checked.plan or {}).get("warnings", ()), *(checked.estimate or {}).get("warnings", ())]
     return list(dict.fromkeys((each["path"], each["message"]) for each in told))
 

@@ -158,7 +158,8 @@ def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Re
 
 
 def _ours(fleet: Fleet, entries: list[Reservation]) -> Iterator[Reservation]:
-    """Without gangs of other schedulers, whose pods are seen on their nodes like everybody else's (fleet.others)."""
+    """Yield the reservations without those of gangs of other schedulers, whose pods are seen on their nodes like
+    everybody else's (fleet.others)."""
     theirs = {job.uid for job in fleet.jobs if job.spec.gang.scheduler.kind != "builtin"}
     return (entry for entry in entries if entry.uid not in theirs)
 
@@ -268,7 +269,7 @@ def _ask(fleet: Fleet, job: JobSummary) -> Ask:
 
 
 def _sizes(spec: JobSpec) -> tuple[int, ...]:
-    """Largest first. A fixed gang needs no arithmetic."""
+    """Return the sizes, largest first. A fixed gang needs no arithmetic."""
     nodes = spec.gang.nodes
     return (nodes.min,) if nodes.min == nodes.max else tuple(reversed(spec.gang_sizes()))
 

@@ -97,7 +97,8 @@ def backoff_seconds(
 
 
 def remaining_backoff_seconds(recovery: Recovery, retry_at: float | None, now: float) -> float:
-    """0 when the next attempt may begin. A moment further off than any pause can be means that the clock went back."""
+    """Return the remaining pause; 0 when the next attempt may begin. A moment further off than any pause can be means
+    that the clock went back."""
     left = (retry_at or now) - now
     return left if 0 < left <= recovery.backoff_seconds_max else 0.0
 
@@ -147,7 +148,7 @@ def charge_node(
     now: float,
     at_once: bool = False,
 ) -> tuple[tuple[NodeFault, ...], tuple[ExcludedNode, ...]]:
-    """One more fault of a node; enough of them exclude it, or one that leaves no hope (at_once)."""
+    """Charge one more fault to a node; enough of them exclude it, or one that leaves no hope (at_once)."""
     faults = (*faults, NodeFault(node=node, at=now, why=why[:300]))
     count = sum(fault.node == node for fault in faults)
     due = at_once or count >= recovery.exclude_node_after
@@ -172,7 +173,8 @@ def exclude_node(
 
 
 def is_excluded(entry: ExcludedNode, recovery: Recovery, now: float) -> bool:
-    """Still avoided. An end further off than the rule allows: the clock went back, or the rule was relaxed."""
+    """Return whether the node is still avoided. An end further off than the rule allows means that the clock went back,
+    or the rule was relaxed."""
     return 0 < entry.until - now <= recovery.exclude_hours * 3600.0
 
 

@@ -136,7 +136,7 @@ def diagnose(summary: WorkerSummary) -> FailureDiagnosis | None:
 
 
 def seconds_until_peer_report(summary: WorkerSummary) -> float:
-    """Seconds for which nobody is to be removed yet, for all that is known is that a peer was lost."""
+    """Return the seconds for which nobody is to be removed yet, because all that is known is that a peer was lost."""
     waited = summary.seen.now - summary.status.since
     lives = any(worker.state is WorkerState.RUNNING for worker in summary.mine)
     return (
@@ -299,7 +299,8 @@ def _leaving(seen: Observed, node: str) -> Cause | None:
 
 
 def diagnose_missing_workers(summary: WorkerSummary) -> FailureDiagnosis:
-    """Workers of a running gang are gone without a trace: their pods were deleted, or their nodes with them."""
+    """Return the diagnosis of a running gang whose workers are gone without a trace: their pods were deleted, or their
+    nodes with them."""
     worker, nodes = summary.missing[0], summary.gang.nodes
     node = nodes[worker] if worker < len(nodes) else None
     cause = (_leaving(summary.seen, node) if node else None) or Cause.INFRASTRUCTURE

@@ -115,7 +115,8 @@ def phase_conditions(
 
 
 def refused_status(before: JobStatus, because: str, now: float, generation: int) -> JobStatus:
-    """Failed at once, for a spec that can't be read or can't run: no rule is asked about such a job."""
+    """Return the status of a job that fails at once, because its spec can't be read or can't run: no rule applies to
+    such a job."""
     conditions = phase_conditions(before.conditions, Phase.FAILED, "InvalidSpec", because, now, generation)
     return before.model_copy(
         update={

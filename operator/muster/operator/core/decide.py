@@ -99,7 +99,7 @@ _HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 
 def done(summary: WorkerSummary) -> Decision | None:
-    """All workers ended well: that counts, whatever else was asked for meanwhile."""
+    """Decide about a gang whose workers all ended well: that counts, whatever else was requested meanwhile."""
     if not summary.all_done or summary.older or between_attempts(summary.status) or summary.seen.deleting:
         return None
     because = f"{summary.describe_gang} finished"
@@ -202,7 +202,8 @@ def queued(summary: WorkerSummary) -> Decision | None:
 
 
 def restart_pending(summary: WorkerSummary) -> Decision | None:
-    """RESTARTING with the attempt closed: after a pause the next one on the same nodes, or back into the queue."""
+    """Decide about a RESTARTING job whose attempt is closed: after a pause, the next attempt starts on the same nodes,
+    or the job returns to the queue."""
     seen, status = summary.seen, summary.status
     if status.phase is not Phase.RESTARTING:
         return None

@@ -115,7 +115,7 @@ def cost(job: JobSummary, now: float, requeued: bool = True) -> float:
 
 
 def uncommitted_seconds(job: JobSummary, now: float) -> float:
-    """Since its last commit, or since it began where that is later."""
+    """Return the seconds since its last commit, or since it began if that is later."""
     commit = job.status.checkpoint
     return max(0.0, now - max(commit.committed_at if commit else 0.0, began(job)))
 

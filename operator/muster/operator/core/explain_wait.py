@@ -57,7 +57,8 @@ class Holders:
         self._said: dict[tuple[Shape, str, str], str] = {}
 
     def words(self, reader: JobSummary, shape: Shape, pool: str = "") -> str:
-        """`held by …`, the largest holders first, and how many nodes take no workers and why, as `reader` may see it.
+        """Describe `held by …`, the largest holders first, and how many nodes take no workers and why, as `reader` may
+        see it.
 
         If a `pool` is given, that is said of its nodes alone.
         """
@@ -107,7 +108,7 @@ def _describe_holding(found: _Holding, project: str) -> str:
 
 
 def need(shape: Shape, size: int) -> str:
-    """`gang needs 2 nodes with 8 GPUs and 900 GiB each`."""
+    """Describe the need, as in `gang needs 2 nodes with 8 GPUs and 900 GiB each`."""
     amounts = _amounts(shape.gpus, shape.cpus, shape.memory_bytes)
     return f"gang needs {plural(size, 'node')}" + (f" with {amounts} each" if amounts else "")
 

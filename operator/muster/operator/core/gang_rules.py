@@ -40,7 +40,8 @@ FIRST_STEP_MINUTES = (1, 2, 5, 10, 20, 30, 60)
 
 
 def inconsistent_status(summary: WorkerSummary) -> Decision | None:
-    """STARTING or RUNNING by a status that can't be true (somebody edited it): begin anew rather than guess."""
+    """Decide about a STARTING or RUNNING job whose status can't be true (somebody edited it): start anew rather than
+    guess."""
     status, gang = summary.status, summary.gang
     if status.phase not in (Phase.STARTING, Phase.RUNNING):
         return None
@@ -54,7 +55,7 @@ def inconsistent_status(summary: WorkerSummary) -> Decision | None:
 
 
 def failed(summary: WorkerSummary) -> Decision | None:
-    """STARTING or RUNNING, and something is wrong with the gang."""
+    """Decide about a STARTING or RUNNING job whose gang has a problem."""
     status = summary.status
     if (diagnosis := diagnose(summary)) is not None and not _is_dry_run(summary, diagnosis):
         return write_or_act(summary, fail(summary, diagnosis))
@@ -64,7 +65,8 @@ def failed(summary: WorkerSummary) -> Decision | None:
 
 
 def preempted(summary: WorkerSummary) -> Decision | None:
-    """STARTING or RUNNING, and its nodes go to another job: it is asked to commit, and goes back into the queue."""
+    """Decide about a STARTING or RUNNING job whose nodes go to another job: it is asked to commit, and returns to the
+    queue."""
     granted = summary.seen.reservation(summary.status.reservation)
     if granted is None or not granted.yields_to or summary.status.phase not in (Phase.STARTING, Phase.RUNNING):
         return None
@@ -73,7 +75,7 @@ def preempted(summary: WorkerSummary) -> Decision | None:
 
 
 def starting(summary: WorkerSummary) -> Decision | None:
-    """Let the whole gang exist, and wait until its ranks have met."""
+    """Create the whole gang, and wait until its ranks have connected."""
     if summary.status.phase is not Phase.STARTING:
         return None
     if summary.older:

@@ -77,7 +77,7 @@ def book(
 
 
 def active_seconds(account: GoodputAccount, phase: Phase, now: float, waiting: bool = False) -> float:
-    """Seconds in which the job held, or could have held, accelerators: all but the queue and suspension."""
+    """Return the seconds in which the job held, or could have held, accelerators: all but the queue and suspension."""
     idle = (GoodputState.QUEUE, GoodputState.SUSPENDED)
     closed = sum(value for state, value in account.seconds.items() if state not in idle)
     return closed + (max(0.0, now - account.since) if _OF_PHASE.get(phase) not in idle and not waiting else 0.0)

@@ -242,7 +242,7 @@ class Space:
         return self._at(place.nodes + extra, place.pool, place.capacity) if len(extra) == more else None
 
     def usable(self, names: Iterable[str], shape: Shape) -> bool:
-        """All of these nodes are ready and may be gone to."""
+        """Return whether all of these nodes are ready and may be used."""
         return all(name in self._rooms and shape.allows(self._rooms[name].node) for name in names)
 
     def _at(self, nodes: tuple[str, ...], pool: str, capacity: str) -> Place:

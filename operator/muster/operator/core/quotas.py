@@ -137,7 +137,7 @@ class Quotas:
         self._add(job, _amount(job, nodes, job.spec.gang.gpus_per_node))
 
     def keep(self, job: JobSummary, ask: Ask) -> None:
-        """Let later jobs not take the room that this one has waited for: up to the first limit that it waits at."""
+        """Keep the room that this job has waited for from later jobs: up to the first limit that it waits at."""
         amount = _amount(job, ask.sizes[-1], ask.shape.gpus)
         for limit in self._concerning(job):
             limit.keep(job.uid, amount)

@@ -48,7 +48,7 @@ def behind(gang: Sequence[RankReport]) -> RankReport | None:
 
 
 def where(beat: Heartbeat) -> str:
-    """`in backward of step 7`."""
+    """Describe the rank's place, as in `in backward of step 7`."""
     if beat.phase is TrainerPhase.STEP:
         return f"in {beat.doing or 'a part'} of step {beat.step + 1}"
     return f"in phase {beat.phase} after step {beat.step}"

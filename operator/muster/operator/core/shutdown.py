@@ -206,7 +206,8 @@ def reason_not_to_resume(summary: WorkerSummary) -> str:
 
 
 def await_commits(summary: WorkerSummary, because: str) -> JobStatus:
-    """No attempt begins before it is known where it resumes, and no nodes are held meanwhile."""
+    """Wait until it is known where the next attempt resumes. No attempt begins before that, and no nodes are held
+    meanwhile."""
     return transition(
         summary,
         Code.AWAITING_COMMITS,

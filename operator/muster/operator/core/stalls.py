@@ -76,7 +76,8 @@ def check_running(summary: WorkerSummary) -> Stall:
 
 
 def _is_well(summary: WorkerSummary) -> bool:
-    """No kind of evidence can be there (or there is no heartbeat yet). Almost always so, and cheap to see."""
+    """Return whether no kind of evidence can exist (or there is no heartbeat yet). That is almost always so, and cheap
+    to check."""
     attempt = summary.status.attempt
     heard, progressed, oldest = 0.0, 0.0, float("inf")
     for worker in summary.mine:
@@ -151,9 +152,8 @@ def _stopped(gang: Sequence[RankReport]) -> HangEvidence | None:
 
 
 def _mute(gang: Sequence[RankReport], newest: Heartbeat) -> HangEvidence | None:
-    """One rank is silent, others on the same disk are not, and nobody has moved since: it sits in the kernel, or in C
-    code that does not let go of the interpreter.
-    """
+    """Return the evidence that one rank is silent while others on the same disk are not, and nobody has moved since: it
+    hangs in the kernel, or in C code that does not release the interpreter."""
     heard = _heard(gang)
     for w in gang:
         beat = w.beat

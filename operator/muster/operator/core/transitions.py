@@ -63,7 +63,7 @@ def write_or_act(
 def transition_with_progress(
     summary: WorkerSummary, code: Code, because: str, phase: Phase | None = None, **updates: Any
 ) -> JobStatus:
-    """`transition` that also reports progress, if there is enough news of it."""
+    """Return the `transition` that also reports progress, if there is enough news of it."""
     if (phase not in (None, summary.status.phase) or _worth_a_write(summary)) and (
         progress := current_progress(summary)
     ):
@@ -77,7 +77,7 @@ def between_attempts(status: JobStatus) -> bool:
 
 
 def awaits_scheduler(status: JobStatus) -> bool:
-    """Another scheduler has not placed the gang of the current attempt yet."""
+    """Return whether another scheduler has not placed the gang of the current attempt yet."""
     return status.phase is Phase.STARTING and status.code == Code.AWAITING_SCHEDULER
 
 

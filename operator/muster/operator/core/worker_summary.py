@@ -55,7 +55,7 @@ class WorkerSummary:
 
     @property
     def all_done(self) -> bool:
-        """Every worker of the attempt ended well. A gang of nobody has not."""
+        """Return whether every worker of the attempt ended well. A gang without workers has not."""
         wanted = self.gang.wanted
         return len(self.exited) == wanted > 0 and all(w.exit is not None and w.exit.exit_code == 0 for w in self.exited)
 

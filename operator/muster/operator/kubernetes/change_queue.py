@@ -23,14 +23,14 @@ class ChangeQueue:
         return key
 
     def enqueue(self, key: str) -> None:
-        """Let the job be looked at a moment later: pods of a gang come up one by one, and one look sees several."""
+        """Queue the job a moment later: pods of a gang come up one by one, and one pass sees several."""
         if key not in self._enqueued:
             self._enqueued.add(key)
             pause = min(EVENT_SECONDS_MAX, max(EVENT_SECONDS, len(self._enqueued) / EVENTS_PER_SECOND))
             asyncio.get_running_loop().call_later(pause, self._ready.put_nowait, key)
 
     def enqueue_later(self, key: str) -> None:
-        """Let the job be looked at with its next change, or in LATER_SECONDS: only words and counts of it changed."""
+        """Queue the job with its next change, or in LATER_SECONDS: only words and counts of it changed."""
 
         def remind() -> None:
             if key in self._enqueued_later:

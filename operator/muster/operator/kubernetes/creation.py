@@ -87,7 +87,7 @@ class Creator:
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
 
     def order(self, uid: str, action: CreateWorker) -> None:
-        """Let it exist. Returns at once."""
+        """Order the workers' creation. Returns at once."""
         key = (uid, action.attempt)
         order = self._orders.setdefault(key, _Order())
         self._ordered.setdefault(uid, set()).add(action.attempt)
@@ -116,7 +116,7 @@ class Creator:
         self.gates.forget(uid)
 
     def reconcile(self, job: Job, pods: tuple[Pod, ...]) -> None:
-        """Go on where an operator died between making the last pod of a gang and lifting its gates."""
+        """Continue where an operator died between creating the last pod of a gang and lifting its gates."""
         gate = self._gang_of(job).gate
         if gate is not None and job.status.phase is Phase.STARTING and (job.uid, job.status.attempt) not in self._tasks:
             self.gates.reconcile(job, pods, gate)

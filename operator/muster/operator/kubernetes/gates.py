@@ -40,7 +40,7 @@ class Gates:
         return time.monotonic() < self._careful.get(namespace, 0.0)
 
     def taken_back(self, uid: str) -> set[str]:
-        """Uids of the job's pods that we deleted ourselves."""
+        """Return the uids of the job's pods that we deleted ourselves."""
         return self._taken_back.get(uid, set())
 
     def forget(self, uid: str) -> None:
@@ -84,7 +84,8 @@ class Gates:
         await asyncio.gather(*(take(pod) for pod in held), return_exceptions=True)
 
     async def lift(self, job: Job, pods: tuple[Pod, ...], gate: str) -> None:
-        """All of the gang exist: let them be scheduled. Idempotent; what fails is done at the next look."""
+        """Lift the gates of a gang that exists completely, so that it is scheduled. Idempotent; what fails is repeated
+        in the next pass."""
         change = {"spec": {"schedulingGates": [{"name": gate, "$patch": "delete"}]}}
 
         async def lift(pod: Pod) -> None:

@@ -154,7 +154,8 @@ class Leader:
         return True
 
     def _expired(self, lease: Object) -> bool:
-        """No sign of the holder for the lease's time, by our clock alone: clocks of two machines may differ."""
+        """Return whether there was no sign of the holder for the lease's time, by our clock alone: clocks of two
+        machines may differ."""
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
         if self._seen[0] != version:
             self._seen = (version, now)

@@ -50,7 +50,7 @@ def _report(facts: NodeFacts, node: Node, used: Reservation | None) -> NodeRepor
 
 
 async def write_report(client: Client, namespace: str, report: FleetReport) -> None:
-    """Whole, over what was there: only the leader writes. Raises ApiError."""
+    """Write the whole report over the previous one: only the leader writes. Raises ApiError."""
     packed = await asyncio.to_thread(_packed, report)
     meta = {"name": NODES, "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": "muster"}}
     body: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": {NODES_KEY: packed}}

@@ -220,7 +220,7 @@ class Pods:
         return tuple(self._by_job.get(job_uid, {}).values())
 
     def jobs(self) -> tuple[str, ...]:
-        """Uids of those that have pods."""
+        """Return the uids of the jobs that have pods."""
         return tuple(self._by_job)
 
     def __len__(self) -> int:

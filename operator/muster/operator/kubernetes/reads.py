@@ -39,7 +39,7 @@ class FreshReads:
         return self._jobs.keep(item)
 
     async def pods(self, job: Job) -> tuple[Pod, ...]:
-        """All of the job's, of whatever attempt."""
+        """Read all of the job's pods, of whatever attempt."""
         selector = f"{Label.JOB_UID}={job.uid}"
         found: list[Pod] = []
         async for page in self._client.pages(paths.core(job.namespace, "pods"), labelSelector=selector):

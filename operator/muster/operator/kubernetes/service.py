@@ -47,9 +47,8 @@ BAD_USAGE, LOST, NO_CLUSTER, PORT_TAKEN = 2, 1, 4, 5
 
 
 def main(words: Sequence[str]) -> int:
-    """`muster-operator --world kubernetes`. Exit codes: 0 stopped on request, 1 lost the lead, 2 bad usage, 4 no
-    cluster, 5 the metrics port is taken.
-    """
+    """Run `muster-operator --world kubernetes`. Exit codes: 0 stopped on request, 1 lost the lead, 2 bad usage, 4 no
+    cluster, 5 the metrics port is taken."""
     parser = argparse.ArgumentParser(
         prog="muster-operator --world kubernetes",
         description="Gathers gangs of workers in a Kubernetes cluster. Options are also read from MUSTER_OPERATOR_*.",

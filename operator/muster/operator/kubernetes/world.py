@@ -184,7 +184,7 @@ class KubernetesWorld:
         return self._fleet.reports()
 
     def known(self) -> tuple[JobSummary, ...]:
-        """All jobs in short. From any thread."""
+        """Return all jobs in short, from any thread."""
         found = (self.job_cache.get(uid) for uid in self.job_cache.uids())
         return tuple(job.summary for job in found if job is not None)
 
@@ -194,7 +194,7 @@ class KubernetesWorld:
         return None if job is None or job.status.phase.terminal else job.status.attempt
 
     def enqueue(self, uid: str) -> None:
-        """Let the job be looked at: another source has something about it."""
+        """Queue the job, because another source has something about it."""
         self._changes.enqueue(uid)
 
     def phases(self) -> dict[str, int]:
@@ -244,7 +244,7 @@ class KubernetesWorld:
         return gang.waiting(mine, self.gangs.group(job))
 
     def _open_reservation(self, job: Job) -> tuple[Reservation, ...]:
-        """Another scheduler finds the nodes: the job's request is granted with places that have no node yet."""
+        """Grant the job's request with places that have no node yet, because another scheduler finds the nodes."""
         if job.status.phase is not Phase.QUEUED:
             return ()
         size = job.spec.gang_sizes()[0]

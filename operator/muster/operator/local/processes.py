@@ -204,7 +204,7 @@ def record_found(state: State, key: WorkerKey, launcher: psutil.Process) -> Work
 
 
 def mark_removed(state: State, key: WorkerKey) -> None:
-    """Let later operators know, if the disk allows; else they sweep once more."""
+    """Mark the worker as removed for later operators, if the disk allows; else they sweep once more."""
     with contextlib.suppress(OSError):
         os.close(open_to_append(key.folder(state) / REMOVED))
 
@@ -259,7 +259,7 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
-    """SIGKILL each that is still the process it was (psutil checks the start time first)."""
+    """Send SIGKILL to each that is still the process it was (psutil checks the start time first)."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()

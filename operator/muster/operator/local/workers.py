@@ -57,7 +57,7 @@ class Workers:
         return tuple(record for record in records if record)
 
     def close(self, key: WorkerKey) -> None:
-        """No process of it is left: out of sight, its files stay."""
+        """Close a worker of which no process is left: it is out of sight, and its files stay."""
         self._removed.add(key)
         self._heartbeats.forget(key)
         processes.mark_removed(self._state, key)

@@ -144,7 +144,7 @@ class LocalWorld:
         await asyncio.to_thread(self._reservations.write, entries, version)
 
     def summaries(self) -> tuple[JobSummary, ...]:
-        """All jobs in short, as of now."""
+        """Return all jobs in short, as of now."""
         return self._fleet.jobs.refresh()
 
     def node_reports(self) -> tuple[NodeReport, ...]:
@@ -152,7 +152,7 @@ class LocalWorld:
         return self._fleet.reports()
 
     def known(self) -> tuple[JobSummary, ...]:
-        """All jobs in short, as of the last admission."""
+        """Return all jobs in short, as of the last admission."""
         return self._fleet.jobs.known()
 
     def rank_pages(self) -> str:
@@ -177,7 +177,7 @@ class LocalWorld:
         return None if status.phase.terminal else status.attempt
 
     def enqueue(self, uid: str) -> None:
-        """Let the job be looked at: another source has something about it."""
+        """Queue the job, because another source has something about it."""
         self._watch.enqueue(uid)
 
     def phases(self) -> dict[str, int]:
@@ -208,7 +208,7 @@ class LocalWorld:
         return len(living)
 
     def close(self) -> None:
-        """Let go of everything; the workers go on."""
+        """Release everything; the workers continue."""
         self._removals.abandon()
 
     def _observe(self, uid: str, fresh: bool, removing: frozenset[WorkerKey]) -> Observed | None:

@@ -82,6 +82,6 @@ def _enqueue_from_thread(loop: asyncio.AbstractEventLoop, enqueue: Callable[[str
 
 
 def _shown(url: str) -> str:
-    """Without the password that may be in it."""
+    """Return the address without the password that may be in it."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

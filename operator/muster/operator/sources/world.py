@@ -61,7 +61,7 @@ class SignalWorld:
 
 
 def believed(told: tuple[Signal, ...], seen: Observed) -> tuple[Signal, ...]:
-    """Without what Prometheus infers, where we see for ourselves."""
+    """Return the signals without what Prometheus infers, where we see for ourselves."""
     beats = (beat for worker in seen.workers for beat in worker.heartbeats if beat.attempt == seen.status.attempt)
     heard = any(seen.now - beat.at <= HEARTBEAT_FRESH_SECONDS for beat in beats)
     return tuple(signal for signal in told if not (heard and signal.source == PROMETHEUS))

@@ -48,7 +48,8 @@ def _document(job: JobRow, attempts: list[dict[str, Any]], prices: Prices) -> di
     },
 )
 async def list_attempts(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
-    """Each life of the gang: where it ran, from which step, how it ended, what it cost. The status keeps only fifty."""
+    """Returns the attempts of a job: where each ran, from which step, how it ended and what it cost. The job's status
+    keeps only the newest fifty."""
     job = await service.find(services, caller, job_id)
     async with services.database.read() as session:
         rows = (

@@ -27,7 +27,8 @@ READS = 3  # of a block of a file: one wrong answer of a store is no damage
 
 
 async def verify_commit(services: Services, caller: Principal, job_id: str, step: int) -> tuple[int, float]:
-    """Bytes and seconds of what was read. Raises ApiError checkpoint_unusable, naming the file that has changed."""
+    """Verify a checkpoint, and return the bytes and seconds of what was read. Raises ApiError checkpoint_unusable,
+    naming the file that has changed."""
     row = await service.find(services, caller, job_id, act=True)
     began = time.monotonic()
     folder = commit_folder(row)

@@ -49,8 +49,8 @@ def _record(name: str, spec: dict[str, Any], status: dict[str, Any]) -> Measured
 
 
 def _mean(training: TrainingConfig, attempt: Attempt) -> float | None:
-    """Tokens per second over an attempt's steps, counted as `batch.tokensPerStep` counts them, padding included: what a
-    step takes follows from it. None where it did too few, or its time is not booked yet."""
+    """Return the tokens per second over an attempt's steps, counted as `batch.tokensPerStep` counts them, padding
+    included: the time of a step follows from it. None if it did too few steps, or its time is not booked yet."""
     if attempt.last_step is None:
         return None
     steps = attempt.last_step - attempt.resume_step

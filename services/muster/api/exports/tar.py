@@ -42,7 +42,7 @@ class Archive:
         self.tag = told.hexdigest()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop). Raises OSError where a file is gone."""
+        """Return the bytes [start, stop). Raises OSError if a file is gone."""
         found = bytearray()
         for piece in self._pieces:
             first, last = max(start, piece.start), min(stop, piece.start + piece.length)

@@ -76,7 +76,8 @@ class Arrivals:
         self.work = Work("files", self.step, ARRIVAL_SECONDS)
 
     async def step(self) -> bool:
-        """Begin with what waits, as far as there is room; False, for each that ends calls for the next round."""
+        """Start processing what waits, as far as there is room; False, because each file that ends calls for the next
+        round."""
         self._taking = {file_id: taking for file_id, taking in self._taking.items() if not taking.task.done()}
         async with self._database.read() as session:
             query = (
@@ -158,7 +159,8 @@ class Arrivals:
         await self._finish(row, FileStatus.FAILED if fault else FileStatus.READY, checked, fault)
 
     async def _give_up_what_is_gone(self, row: FileRow) -> None:
-        """Bytes that are not here lie on another replica's disk; after a while they went with it."""
+        """Give up uploads whose bytes are not here: they are on another replica's disk, and after a while they went
+        with it."""
         async with self._database.read() as session:
             waited = await clock(session) - row.created_at
         if waited > ELSEWHERE_SECONDS:

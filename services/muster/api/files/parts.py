@@ -20,7 +20,7 @@ TRIES: Final = 3
 
 
 async def begin(services: Services, caller: Principal, wanted: NewFile) -> FileRow:
-    """Begin an upload of a known size that comes in parts. Raises ApiError as `service.create` does."""
+    """Create an upload of a known size that comes in parts. Raises ApiError as `service.create` does."""
     assert wanted.bytes is not None, "parts add up to something"
     # The parts, and the whole that is made of them before they go.
     return await service.begin(services, caller, wanted, wanted.bytes, service.UPLOAD_SECONDS, needs=2 * wanted.bytes)

@@ -10,7 +10,8 @@ from muster.contract.times import rfc3339
 
 
 def file_document(row: FileRow, received: int | None = None) -> dict[str, Any]:
-    """`received` is None where all has arrived, or this machine has nothing of it."""
+    """Return the document of a file. `received` is None if all bytes have arrived, or this machine has nothing of
+    it."""
     checked = row.checked or {}
     uploading = row.status == FileStatus.UPLOADING
     return {

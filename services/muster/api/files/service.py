@@ -64,8 +64,8 @@ class NewFile:
 
 
 async def create(services: Services, caller: Principal, wanted: NewFile) -> FileRow:
-    """Begin an upload of a known size. Raises ApiError invalid_parameter, project_not_found, forbidden, file_too_large,
-    no_space, files_unavailable."""
+    """Create an upload of a known size. Raises ApiError invalid_parameter, project_not_found, forbidden,
+    file_too_large, no_space, files_unavailable."""
     assert wanted.bytes is not None, "without a size there is only `save`"
     return await begin(services, caller, wanted, wanted.bytes, UPLOAD_SECONDS, needs=wanted.bytes)
 
@@ -169,7 +169,7 @@ async def find(services: Services, caller: Principal, file_id: str, act: bool = 
 async def page(
     services: Services, wanted: Filter, before_seq: int | None, limit: int
 ) -> list[tuple[FileRow, int | None]]:
-    """Files, newest first, each with how much of it has arrived."""
+    """Return the files, newest first, each with how much of it has arrived."""
     async with services.database.read() as session:
         rows = await repository.page(session, wanted, before_seq, limit)
     return await asyncio.to_thread(lambda: [(row, received(services, row)) for row in rows])
@@ -181,7 +181,8 @@ def received(services: Services, row: FileRow) -> int | None:
 
 
 async def content(services: Services, row: FileRow, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
-    """Bytes [start, stop) of a file. Raises ApiError file_unfit at once, and StorageError while it is read."""
+    """Return the bytes [start, stop) of a file. Raises ApiError file_unfit at once, and StorageError while it is
+    read."""
     contents = contents_of(services)
     if row.key is None or row.status not in (FileStatus.READY, FileStatus.FAILED):
         raise ApiError("file_unfit", f"File {row.id} is {row.status}: it can be read when it is ready.")
@@ -324,8 +325,8 @@ async def _room(services: Services, project: str) -> int:
 async def arrived(
     services: Services, caller: Principal, file_id: str, total: int | None = None, spool: str | None = None
 ) -> FileRow:
-    """All bytes are here, under the name `spool` where one is given. What its sender said of them is compared, where
-    that needs no reading."""
+    """Accept a file whose bytes are all here, under the name `spool` if one is given. Its sender's description is
+    compared with it, where that needs no reading."""
     staging = services.files.staging
     found = staging.digest(spool or file_id)
     async with services.database.write() as session:

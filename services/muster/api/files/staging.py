@@ -75,7 +75,7 @@ class Staging:
         return self.folder / name
 
     def make(self, name: str) -> None:
-        """Begin an upload without a byte. Raises ApiError no_space, files_unavailable."""
+        """Create an upload without a byte. Raises ApiError no_space, files_unavailable."""
         with _explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(self.path(name), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -103,14 +103,14 @@ class Staging:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def room(self) -> int:
-        """Bytes that may be written to the folder. Raises ApiError files_unavailable."""
+        """Return the bytes that may be written to the folder. Raises ApiError files_unavailable."""
         with _explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             free = shutil.disk_usage(self.folder).free - FREE_BYTES_KEPT
         return max(0, free if self.bytes_max is None else min(free, self._left(self.bytes_max)))
 
     def missing(self, expected: dict[str, int]) -> int:
-        """Bytes that are still to come of uploads, by name and their size; those that lie on another replica's disk
+        """Return the bytes that are still to come of uploads, by name and their size; uploads on another replica's disk
         take nothing of this one."""
         there = ((size, self.size(name)) for name, size in expected.items())
         return sum(max(0, size - have) for size, have in there if have is not None)
@@ -222,7 +222,7 @@ class Staging:
                 yield block
 
     def rename(self, name: str, to: str) -> None:
-        """Let an upload that is whole take the place of another one, in an instant."""
+        """Replace another upload by a complete one, atomically."""
         os.replace(self.path(name), self.path(to))
         if (known := self._digests.pop(name, None)) is not None:
             self._digests[to] = known
@@ -342,7 +342,7 @@ async def _pass_on(writer: _Writer, chunks: AsyncIterator[bytes], most: int) -> 
 
 
 def _blocks_of(entry: os.DirEntry[str]) -> int:
-    """Bytes of the disk, as Kubernetes counts them; 0 where it has just gone."""
+    """Return the bytes on the disk, as Kubernetes counts them; 0 if the file has just gone."""
     try:
         return entry.stat(follow_symlinks=False).st_blocks * 512
     except FileNotFoundError:

@@ -113,7 +113,8 @@ def _holding(job: LiveJob) -> dict[str, Any]:
 
 
 def node_documents(report: FleetReport, jobs: Iterable[LiveJob], caller: Principal) -> Iterator[dict[str, Any]]:
-    """Each node with who holds and who avoids it; of jobs that the caller may not see not even the project is named."""
+    """Yield each node with who holds and who avoids it. For jobs that the caller may not see, even the project is
+    hidden."""
     holders: dict[str, list[dict[str, Any]]] = {}
     avoiders: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:

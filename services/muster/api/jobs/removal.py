@@ -105,7 +105,8 @@ def _refuse_pinned(row: JobRow, steps: Collection[int]) -> None:
 
 
 async def _leave_cluster(services: Services, row: JobRow) -> None:
-    """Have the object removed. The record stays until then, for a job that the cluster has comes back from it."""
+    """Have the object removed. The record stays until then, because a job that is still in the cluster would be
+    restored from it."""
     if row.status_version == 0:
         return
     deadline = asyncio.get_running_loop().time() + GONE_SECONDS

@@ -129,7 +129,7 @@ async def named(session: AsyncSession, project: str, namespace: str, reference: 
 
 
 async def names_like(session: AsyncSession, namespace: str, stem: str) -> set[str]:
-    """Names of live jobs that start with `stem`."""
+    """Return the names of live jobs that start with `stem`."""
     query = select(JobRow.name).where(
         JobRow.namespace == namespace, JobRow.live.is_(True), JobRow.name.startswith(stem, autoescape=True)
     )
@@ -207,7 +207,7 @@ def _filtered(query: Select[Any], wanted: Filter) -> Select[Any]:
 
 
 async def queue_ahead(session: AsyncSession, row: JobRow) -> tuple[int, int]:
-    """(jobs that come before this one in the queue, all that queue): by priority, then in order of submission."""
+    """Return (jobs ahead of this one in the queue, all queued jobs). The order is by priority, then by submission."""
     queued = and_(JobRow.phase == Phase.QUEUED, JobRow.live.is_(True))
     before = or_(JobRow.priority > row.priority, and_(JobRow.priority == row.priority, JobRow.seq < row.seq))
     query = select(func.count().filter(before), func.count()).select_from(JobRow).where(queued)

@@ -192,7 +192,7 @@ def _refuse_ended(row: JobRow, what: str) -> None:
 
 
 async def free_name(session: AsyncSession, row: JobRow) -> str:
-    """`demo` → `demo-2`, `demo-2` → `demo-3` …: the first that no live job of the namespace has."""
+    """Return the first free name in the namespace: `demo` → `demo-2`, `demo-2` → `demo-3` …"""
     stem = re.sub(r"-\d{1,6}$", "", row.name)
     taken = await repository.names_like(session, row.namespace, stem[: _NAME_LENGTH_MAX - 7])
     match = re.search(r"-(\d{1,6})$", row.name)

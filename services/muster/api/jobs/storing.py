@@ -157,7 +157,8 @@ def _end(group: Sequence[tuple[Accepted, asyncio.Future[None]]], error: BaseExce
 
 
 async def _store(session: AsyncSession, group: Sequence[Accepted]) -> None:
-    """All processes take the names in one order, and then the keys: else two groups could wait for each other."""
+    """Store the jobs. All processes take the names in one order, and then the keys: else two groups could wait for each
+    other."""
     for new in group:
         if new.drafted.queue_limited:
             await refuse_full_queue(session, new.job.project, new.caller.person)

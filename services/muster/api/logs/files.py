@@ -151,7 +151,7 @@ class Follower:
         return [line for worker in self._workers() for line in self._of(self.attempt, worker, final)]
 
     def next_attempt(self) -> bool:
-        """Go on to the attempt after this one, if it has begun."""
+        """Continue with the attempt after this one, if it has begun."""
         later = [number for number in self.logs.attempts() if number > (self.attempt or 0)]
         if later:
             self.attempt, self.offsets = later[0], {}

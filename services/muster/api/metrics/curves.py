@@ -84,7 +84,7 @@ def _from_file(span: Span, width: int, columns: Any) -> Iterator[_Bucket]:
 
 
 def _from_blocks(span: Span, width: int, columns: Any) -> Iterator[_Bucket]:
-    """Whole blocks; at the span's ends, where it cuts a block, the records themselves."""
+    """Yield whole blocks, and the records themselves at the span's ends, where it cuts a block."""
     step = -(-width // BLOCK_RECORDS) * BLOCK_RECORDS
     cuts = sorted({span.begin, *range(-(-span.begin // step) * step, span.end, step), span.end})
     for begin, end in pairwise(cuts):

@@ -51,7 +51,7 @@ def _boundary(attempt: dict[str, Any], history: History) -> dict[str, Any]:
 
 
 def tokens_at(history: History, step: int) -> int:
-    """Tokens that were trained up to and including the step."""
+    """Return the tokens that were trained up to and including the step."""
     for span in reversed(history.trained):
         index = bisect.bisect_right(span.table.steps, step, span.begin, span.end) - 1
         if index >= span.begin:

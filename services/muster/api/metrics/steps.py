@@ -140,7 +140,7 @@ def _placed(lines: Sequence[bytes], begin: int) -> Iterator[tuple[int, Record]]:
 
 
 def _parsed(lines: Sequence[bytes]) -> list[Any]:
-    """All at once, which takes a third of the time; one by one where one of them is not JSON."""
+    """Parse all lines at once, which takes a third of the time; one by one if one of them is not JSON."""
     try:
         records = from_json(b"[" + b",".join(lines) + b"]")
     except ValueError:

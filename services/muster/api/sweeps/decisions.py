@@ -69,7 +69,7 @@ class Decision:
 
 
 def decide(rules: Rules, trials: Sequence[Trial], cancelled: bool = False) -> Decision:
-    """`trials` are those that were started, 1, 2, 3 … without a gap."""
+    """Decide about a sweep. `trials` are those that were started, 1, 2, 3 … without a gap."""
     known = {trial.number: trial for trial in trials}
     arrived = sorted(((each.step, number) for number, trial in known.items() for each in trial.fresh))
     for step, number in arrived:

@@ -32,8 +32,8 @@ def _grid(sweep: Sweep) -> Iterator[Parameters]:
 
 
 def _drawn(sweep: Sweep) -> Iterator[Parameters]:
-    """No combination twice, where they can be counted. Only `random()` is asked, whose numbers Python promises to be
-    the same in later releases."""
+    """Yield random combinations, none twice if they can be counted. Only `random()` is used, whose numbers Python
+    promises to be the same in later releases."""
     source = random.Random(sweep.seed)
     seen: set[str] = set()
     while True:
@@ -87,7 +87,7 @@ def _set(document: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _parts(path: str) -> list[str | int]:
-    """Keys and places in lists, from the document down."""
+    """Return the keys and places in lists, from the document down."""
     found = re.findall(r"([A-Za-z0-9_-]+)|\[(\d+)\]", path)
     return ["spec", *(int(index) if index else key for key, index in found)]
 

@@ -114,7 +114,8 @@ def _sibling(path: str, name: str) -> str:
 
 
 def submissions_of(draft: SweepDraft) -> tuple[list[Submission], Faults]:
-    """Every trial that is valid by itself, and what is wrong with the others. Takes a millisecond a trial."""
+    """Return the submission of every trial that is valid by itself, and the problems of the others. Takes a millisecond
+    a trial."""
     trials = trials_of(draft.sweep)
     faults, found = Faults(trials), []
     for number, parameters in enumerate(trials, 1):

@@ -78,8 +78,8 @@ async def wanted_of(session: AsyncSession, caller: Principal, request: TokenRequ
 
 
 async def refuse_other_person(session: AsyncSession, caller: Principal, person: str, project: str | None) -> None:
-    """Whoever holds a token acts as its person. So one's own tokens are everybody's affair, those of the service
-    accounts of a project its maintainers', and all others the admins'.
+    """Refuse a token for another person. The holder of a token acts as its person, so everybody may create their own, a
+    project's maintainers those of its service accounts, and admins all others.
 
     Raises ApiError forbidden, person_not_found, invalid_token.
     """
@@ -193,7 +193,7 @@ async def _ensure_given(database: Database, token: str) -> None:
 
 
 def _read(path: Path) -> str:
-    """Empty where there is no such file."""
+    """Return the file's text; empty if there is no such file."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:

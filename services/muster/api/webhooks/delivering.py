@@ -62,7 +62,7 @@ class Deliveries:
         self.freed = asyncio.Event()  # a place: there may be more to send at once
 
     async def step(self) -> bool:
-        """Begin to send what is due and has a place. Never True: places that get free wake the work."""
+        """Start to send what is due and has a slot. Never True: slots that become free wake the work."""
         free = SENDING_MAX - len(self._sending)
         busy = [each for each, count in Counter(self._sending.values()).items() if count >= SENDING_PER_WEBHOOK_MAX]
         if free and await self._is_due(busy):
@@ -165,7 +165,7 @@ class Deliveries:
 
 
 def pause_seconds(tries: int) -> float:
-    """Before the next attempt, after so many: longer and longer, and never the same for two messages."""
+    """Return the pause before the next attempt, after so many: it grows, and is never the same for two messages."""
     seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * BACKOFF_FACTOR ** min(tries - 1, 20))
     return seconds * random.uniform(0.75, 1.25)
 

@@ -114,7 +114,8 @@ def _shown(job: NamedJob) -> dict[str, str]:
 
 
 def _slack(text: str) -> str:
-    """Text in which Slack finds no link, mention or command (https://api.slack.com/reference/surfaces/formatting)."""
+    """Return the text in a form in which Slack finds no link, mention or command
+    (https://api.slack.com/reference/surfaces/formatting)."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")[:3_000]
 
 

@@ -51,7 +51,7 @@ class Kueue:
                 meta["annotations"][f"{API_GROUP}/podset-{strength}-topology"] = label
 
     def refusal(self, pod: Object) -> str:
-        """Without its webhook a pod would run past every quota."""
+        """Return why a pod that Kueue's webhook has not changed is refused: it would run past every quota."""
         if FINALIZER in (pod["metadata"].get("finalizers") or ()):
             return ""
         return (

@@ -131,7 +131,7 @@ class CompletionRequest(_GenerationRequest):
     best_of: Literal[1] | None = None
 
     def questions(self) -> list[dict[str, Any]]:
-        """One a prompt."""
+        """Return one question per prompt."""
         prompts = [self.prompt] if isinstance(self.prompt, str) or _is_ids(self.prompt) else self.prompt
         tokens = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         more = {**self.sampling(tokens), "echo": bool(self.echo), "logprobs": self.logprobs}

@@ -77,7 +77,7 @@ def named(filename: str, purpose: str) -> str:
 async def list_files(
     services: Services, caller: Principal, wanted: Filter, after: str | None, limit: int, oldest_first: bool
 ) -> list[FileRow] | None:
-    """Files that have arrived, those behind `after`; None where that is no file that the caller may see."""
+    """Return the files that have arrived, those after `after`; None if that is no file that the caller may see."""
     async with services.database.read() as session:
         past = None
         if after is not None:
@@ -94,7 +94,7 @@ async def list_files(
 async def create_upload(
     services: Services, caller: Principal, project: str | None, wanted: CreateUpload, retry: bool
 ) -> FileRow:
-    """Begin a file that comes in parts, or find the one that the first try of this request has begun. Raises
+    """Create a file that comes in parts, or find the one that the first attempt of this request created. Raises
     ApiError."""
     home, name = project or caller.home, named(wanted.filename, wanted.purpose)
     if retry:
