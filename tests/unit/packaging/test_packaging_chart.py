@@ -374,6 +374,19 @@ def test_the_pods_are_ready_by_an_answer_of_the_api_server_and_alive_without(cha
     assert asked == {"startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz"}
 
 
+def test_values_of_an_earlier_release_are_completed(chart: Chart) -> None:
+    """`helm upgrade --reuse-values` hands over what the last release had, without the defaults that came since."""
+    workers = dict.fromkeys(("envFrom", "resources", "readOnlyRootFilesystem", "disk"))
+    metrics = {"serviceMonitor": {"enabled": True, "token": None}}
+    objects = chart.objects({"workers": workers, "operator": {"policy": None}, "metrics": metrics})
+    (container,) = pod_specs(objects)["muster-operator"]["containers"]
+    given = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert given["MUSTER_OPERATOR_ENV_FROM"] == "[]"
+    assert given["MUSTER_OPERATOR_READ_ONLY_ROOT"] == "true"
+    policies = {item["metadata"]["name"] for item in objects if item["kind"] == "ValidatingAdmissionPolicy"}
+    assert {"muster-operator-pods", "muster-operator-objects"} <= policies
+
+
 def test_prometheus_may_scrape_the_operator_behind_its_policy(chart: Chart) -> None:
     """As it may the workers; it was shut out unless one knew of a second setting."""
     values: Object = merged(MONITORED, {"networkPolicy": {"enabled": True}})
