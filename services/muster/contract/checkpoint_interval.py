@@ -26,15 +26,15 @@ def auto_interval_seconds(
     least: float = INTERVAL_SECONDS_MIN,
     most: float = INTERVAL_SECONDS_MAX,
 ) -> float:
-    """Seconds from one save to the next. `save_seconds` is what a save costs the training, `upload_seconds` how long it
-    is under way behind it, `between_failures` the mean time between two failures of the gang."""
+    """Return the seconds from one save to the next. `save_seconds` is what a save costs the training, `upload_seconds`
+    the duration of its upload in the background, `between_failures` the mean time between two failures of the gang."""
     interval = optimal_interval_seconds(max(save_seconds, 1e-3), between_failures)
     # A save that starts before the last one is uploaded would only be skipped.
     return max(min(max(interval, least), most), 1.25 * upload_seconds)
 
 
 def optimal_interval_seconds(save_seconds: float, seconds_between_failures: float) -> float:
-    """Seconds from one save to the next that make the share of useful time greatest, the blocking save included.
+    """Return the seconds from one save to the next that maximise the share of useful time, the blocking save included.
 
     With failures at random moments, a stretch of x mean times between failures followed by a save of a of them is worth
     x / (e^(x+a) - 1); the best x solves 1 - e^-(x+a) = x, of which Young's and Daly's formulas are approximations.
@@ -48,7 +48,7 @@ def optimal_interval_seconds(save_seconds: float, seconds_between_failures: floa
 
 
 def assumed_interval_seconds(bytes_per_rank: float, nodes: int) -> tuple[float, float]:
-    """Seconds of an upload, and from one save to the next, of a gang of which nothing is measured yet. Until a save has
-    shown how little of its upload blocks the training, all of it counts, as in the trainer."""
+    """Return the seconds of an upload, and those from one save to the next, for a gang without measurements. Until a
+    save has shown how little of its upload blocks the training, all of it counts, as in the trainer."""
     upload = bytes_per_rank / ASSUMED_UPLOAD_BYTES_PER_SECOND
     return upload, auto_interval_seconds(upload, upload, 1 / (PRIOR_FAILURES_PER_NODE_SECOND * nodes))

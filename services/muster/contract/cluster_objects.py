@@ -57,7 +57,7 @@ def is_system_namespace(namespace: str, release: str) -> bool:
 
 
 def objects_named(runtime: Runtime) -> Iterator[ObjectUse]:
-    """Every service account, Secret and claim that the pods of a job would use because the job says so."""
+    """Yield every service account, Secret and claim that the pods of a job would use because the job says so."""
     if runtime.service_account_name is not None:
         yield ObjectUse("serviceAccounts", "spec.runtime.serviceAccountName", runtime.service_account_name)
     for index, name in enumerate(runtime.image_pull_secrets):
@@ -94,9 +94,9 @@ def _at(value: Any, kind: str, path: str, keys: Sequence[str]) -> Iterator[Objec
 def object_problems(
     spec: JobSpec, limits: ProjectLimits, project: str, own_secrets: Sequence[str], strict: bool = True
 ) -> tuple[Problem, ...]:
-    """Each object that the job names and its project does not list. `own_secrets` are the project's secrets
-    (`muster secrets`) in the job's namespace, which need no listing. Unless `strict`, a project that lists nothing of a
-    kind lets its jobs name all of it."""
+    """Return a problem for each object that the job names and its project does not list. `own_secrets` are the
+    project's secrets (`muster secrets`) in the job's namespace, which need no listing. Unless `strict`, a project that
+    lists nothing of a kind lets its jobs name all of it."""
     account = (limits.service_account,) if limits.service_account else ()
     accounts = (*account, *(limits.service_accounts or ())) if account else limits.service_accounts
     limited = {"serviceAccounts": accounts, "secrets": limits.secrets, "claims": limits.claims}

@@ -93,8 +93,8 @@ class Curation(Spec):
 
 
 def matcher(pattern: str) -> SchemaValidator:
-    """`isinstance_python(text)` of it says whether the pattern is found in a text. Raises ValueError for a pattern that
-    is none."""
+    """Return a matcher whose `isinstance_python(text)` says whether the pattern is found in a text. Raises ValueError
+    for an invalid pattern."""
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
     except SchemaError as error:

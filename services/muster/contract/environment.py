@@ -84,7 +84,7 @@ class SecretUse:
 
 
 def secret_uses(env: Sequence[EnvVar], env_from: Sequence[Mapping[str, Any]]) -> Iterator[SecretUse]:
-    """Every reference to a secret, those of `envFrom` first: variables of `env` win over them."""
+    """Yield every reference to a secret, those of `envFrom` first: variables of `env` win over them."""
     for index, source in enumerate(env_from):
         reference = source.get("secretRef")
         if isinstance(reference, dict) and reference.get("name"):

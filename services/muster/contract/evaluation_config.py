@@ -117,7 +117,7 @@ class Evaluation(Spec):
         return self
 
     def sources(self) -> Iterator[tuple[str, Source]]:
-        """Every source that is evaluated on alone, with its path in this document."""
+        """Yield every source that is evaluated on alone, with its path in this document."""
         yield from ((f"data[{number}]", source) for number, source in enumerate(self.data))
         for name, each in self.sets.items():
             yield from ((f"sets.{name}.data[{number}]", source) for number, source in enumerate(each.data))

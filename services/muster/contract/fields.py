@@ -20,7 +20,7 @@ KmsKey = Annotated[str, Field(min_length=1, max_length=2_048, pattern=r"^[A-Za-z
 
 
 def address_of(parse: Callable[[str], Address]) -> AfterValidator:
-    """Text that `parse` accepts, kept as it was written."""
+    """Return a validator of text that `parse` accepts; the text is kept as it was written."""
 
     def check(text: str) -> str:
         parse(text)

@@ -11,7 +11,7 @@ from muster.contract.spec import JobSpec
 
 
 def files_named(spec: JobSpec) -> tuple[tuple[str, str], ...]:
-    """(path, id) of each place of the training that holds a file's id: sources, tokenizer, chat template …"""
+    """Return (path, id) of each place of the training that holds a file's id: sources, tokenizer, chat template …"""
     return tuple(_found("spec.training", dump(spec.training)))
 
 

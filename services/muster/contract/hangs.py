@@ -26,7 +26,7 @@ DATA_SECONDS = 120.0  # storage that stops for a minute starves a rank and hangs
 
 
 def limit(beat: Heartbeat) -> float:
-    """Seconds without progress that are not worth a word, of a rank that does what its heartbeat says."""
+    """Return the seconds without progress that are normal for a rank that does what its heartbeat says."""
     learnt = beat.limit_seconds
     seconds = LIMIT_SECONDS[beat.phase] if learnt is None else max(learnt, LIMIT_SECONDS_MIN)
     return max(seconds, DATA_SECONDS) if beat.doing == WAITS_FOR_DATA else seconds

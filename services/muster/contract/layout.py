@@ -66,7 +66,7 @@ class State:
 
     @property
     def uploads(self) -> Path:
-        """Files on their way, which nobody reads yet."""
+        """Return the folder of uploads in progress, which nobody reads yet."""
         return self.root / "uploads"
 
     @property

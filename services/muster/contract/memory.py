@@ -207,7 +207,8 @@ def _gathered(size: ModelSize, shard: Shard, width: int, by_fsdp: bool, cast: bo
 
 
 def _moving(size: ModelSize, width: int) -> int:
-    """Whole gradients of the groups that are being reduced, and the fp32 copies that travel."""
+    """Return the bytes of the whole gradients of the groups that are being reduced, and of the fp32 copies that
+    travel."""
     groups = size.largest_learning_group + size.learning // size.layers
     return (4 + width) * min(groups, size.learning)
 
@@ -278,8 +279,8 @@ def _by_blocks(width: int, device: Device) -> bool:
 
 
 def _head(size: ModelSize, training: TrainingConfig, width: int, device: Device) -> tuple[int, int]:
-    """Bytes at the head: its most (a chunk of logits, which becomes its own derivative, alongside the weight's
-    gradient), and the weight's gradient, which it leaves."""
+    """Return the bytes at the head: its maximum (a chunk of logits, which becomes its own derivative, alongside the
+    weight's gradient), and the weight's gradient, which remains."""
     tokens, table = _tokens(training), size.vocab_size * size.dim
     logits = 4 * tokens * size.vocab_size
     chunk, several = min(LOGIT_CHUNK_BYTES[device], logits), logits > LOGIT_CHUNK_BYTES[device]

@@ -51,7 +51,7 @@ class ModelSize:
 
     @property
     def frozen_total(self) -> int:
-        """Bytes of all weights that are not trained."""
+        """Return the bytes of all weights that are not trained."""
         frozen = self.parameters - self.learning
         return int(self.nf4 * NF4_BYTES) + (frozen - self.nf4) * self.frozen_bytes
 

@@ -29,6 +29,6 @@ def block_of(shape: Sequence[int]) -> int:
 
 
 def eight_bit_moments_bytes(shape: Sequence[int]) -> int:
-    """Bytes of both moments of a weight that AdamW in eight bits updates."""
+    """Return the bytes of both moments of a weight that AdamW in eight bits updates."""
     block, values = block_of(shape), prod(shape)
     return 2 * (values + values // block * SCALE_BYTES) if block else 8 * values

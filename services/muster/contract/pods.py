@@ -18,7 +18,7 @@ PREFIX_LENGTH_MAX = 253
 
 
 def label_key(text: str) -> str:
-    """`team` or `example.com/team`. Raises ValueError for what Kubernetes would refuse."""
+    """Check a label's key: `team` or `example.com/team`. Raises ValueError for what Kubernetes would refuse."""
     prefix, slash, name = text.rpartition("/")
     if not _NAME.fullmatch(name) or (slash and (len(prefix) > PREFIX_LENGTH_MAX or not _PREFIX.fullmatch(prefix))):
         raise ValueError(
@@ -29,7 +29,7 @@ def label_key(text: str) -> str:
 
 
 def label_value(text: str) -> str:
-    """Empty, or like a label's name. Raises ValueError for what Kubernetes would refuse."""
+    """Check a label's value: empty, or like a label's name. Raises ValueError for what Kubernetes would refuse."""
     if text and not _NAME.fullmatch(text):
         raise ValueError(
             "must be at most 63 letters, digits, '-', '_' and '.', beginning and ending with a letter or digit, "

@@ -156,7 +156,7 @@ def _endpoint_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> It
 
 
 def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Every address that the job reads, with its path; what needs no permission is left out."""
+    """Yield every address that the job reads, with its path; addresses that need no permission are left out."""
     training = spec.training
     named = [
         ("training.model.source", training.model.source),

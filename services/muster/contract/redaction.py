@@ -87,7 +87,7 @@ def masked_paths(document: Any, path: str = "") -> Iterator[str]:
 
 
 def secrets_in(document: Any) -> frozenset[str]:
-    """Every value in `spec.runtime.env` of a document as it was sent, right or wrong: none belongs in an error."""
+    """Return every value in `spec.runtime.env` of a document as it was sent, valid or not: none belongs in an error."""
     spec = document.get("spec") if isinstance(document, dict) else None
     runtime = spec.get("runtime") if isinstance(spec, dict) else None
     env = runtime.get("env") if isinstance(runtime, dict) else None

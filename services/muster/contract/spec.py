@@ -25,7 +25,7 @@ LABELS_MAX = 64
 
 
 def duration_seconds(duration: str) -> int:
-    """`90s`, `10m`, `2h` in seconds. Raises ValueError for anything else."""
+    """Parse `90s`, `10m` or `2h` into seconds. Raises ValueError for anything else."""
     if not re.fullmatch(DURATION, duration):
         raise ValueError(f"must be a number with a unit s, m or h (`10m`), not {duration!r}"[:200])
     return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
@@ -191,7 +191,8 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
-        """Every gang size from min to max must be able to divide the batch, or elasticity would change the result."""
+        """Check that every gang size from min to max can divide the batch: otherwise elasticity would change the
+        result."""
         for nodes in range(self.gang.nodes.min, self.gang.nodes.max + 1):
             try:
                 self.accumulation(nodes)

@@ -17,18 +17,19 @@ STEERING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u20
 
 
 def readable(value: object) -> str:
-    """Text of somebody else's, such as a log line or what a model wrote: without orders to a terminal, and with a dot
-    for each other character that steers."""
+    """Return foreign text, such as a log line or a model's output, without commands to a terminal, and with a dot for
+    each other control character."""
     return STEERING.sub("·", _ORDERS.sub("", str(value)))
 
 
 def plural(count: float, noun: str, many: str = "") -> str:
-    """`1 worker`, `2,000 steps`; `many` is the noun's plural where that is more than an s."""
+    """Format a count: `1 worker`, `2,000 steps`; `many` is the noun's plural where that is more than an s."""
     return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
 def counted(count: int, words: str) -> str:
-    """`2,000 pairs are left out`, `1 pair is left out`: `words` begin with a noun in the plural and a verb."""
+    """Format a sentence with a count: `2,000 pairs are left out`, `1 pair is left out`. `words` begin with a noun in
+    the plural and a verb."""
     if count != 1:
         return f"{count:,} {words}"
     singular = re.sub(r"^((?:\w+ )??\w+)s\b", r"\1", words).replace(" and are ", " and is ")
@@ -39,7 +40,7 @@ _OF_ONE = {"are": "is", "have": "has", "hold": "holds", "teach": "teaches"}
 
 
 def size(count: float) -> str:
-    """Bytes with a binary unit: `312 B`, `5.0 GiB`."""
+    """Format bytes with a binary unit: `312 B`, `5.0 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -55,7 +56,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def duration(seconds: float | None) -> str:
-    """`8s`, `3m12s`, `2h05m`, `4d3h`."""
+    """Format a duration: `8s`, `3m12s`, `2h05m`, `4d3h`."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     whole = max(0, round(seconds))

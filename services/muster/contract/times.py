@@ -16,9 +16,9 @@ _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d
 
 
 def rfc3339(seconds: float) -> str:
-    """`2026-11-23T07:24:58.123456Z`: with microseconds, as metav1.MicroTime, and with further digits where there are
-    more, so that `epoch_seconds` gives the very number back. What no date can say becomes the nearest one that can.
-    """
+    """Format a time as `2026-11-23T07:24:58.123456Z`: with microseconds, as metav1.MicroTime, and with further digits
+    if there are more, so that `epoch_seconds` gives the very number back. A time that no date can express becomes the
+    nearest one that can."""
     text = repr(_sayable(seconds))
     whole, _, fraction = (format(Decimal(text), "f") if "e" in text else text).partition(".")
     return f"{datetime.fromtimestamp(int(whole), UTC):%Y-%m-%dT%H:%M:%S}.{fraction:0<6}Z"
@@ -30,7 +30,7 @@ def rfc3339_or_none(time: float | str | None) -> str | None:
 
 
 def epoch_seconds(time: object) -> float:
-    """Seconds since the epoch of a time in RFC 3339; of a number, which it was in earlier releases, that number.
+    """Parse a time in RFC 3339 into seconds since the epoch. A number, as in earlier releases, is returned as it is.
 
     Raises ValueError for anything else.
     """

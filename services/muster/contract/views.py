@@ -36,7 +36,8 @@ def with_times(document: Any) -> Any:
 
 
 def status_view(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key that this version knows, null where there is nothing, and every key that a newer one wrote."""
+    """Return the status with every key that this version knows, null where there is nothing, and every key that a newer
+    one wrote."""
     return {**_EMPTY_STATUS, **with_times(raw)}
 
 

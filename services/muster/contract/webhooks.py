@@ -104,7 +104,7 @@ def secret_of(key: bytes) -> str:
 
 
 def signature(secret: str, message_id: str, timestamp: int, body: str) -> str:
-    """`v1,` and the HMAC-SHA256 over id, time in seconds since the epoch, and body, in base64."""
+    """Return `v1,` and the HMAC-SHA256 over id, time in seconds since the epoch, and body, in base64."""
     key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
     signed = f"{message_id}.{timestamp}.{body}".encode()
     return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

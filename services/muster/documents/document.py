@@ -109,7 +109,8 @@ def check_number(number: float, text: str) -> str | None:
 
 
 def _step(inside: dict[str, Mark] | list[Mark], rest: str) -> tuple[Mark, str] | None:
-    """One level down towards `rest`. Keys may hold dots themselves, so the longest one that fits is taken."""
+    """Return the mark one level down towards `rest`. Keys may contain dots themselves, so the longest one that fits is
+    taken."""
     if isinstance(inside, list):
         match = re.match(r"\.?\[?(\d{1,9})\]?", rest)
         if match is None or int(match[1]) >= len(inside):

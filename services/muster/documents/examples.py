@@ -32,7 +32,7 @@ def examples_folder() -> Path | None:
 
 @cache
 def examples() -> dict[str, Example]:
-    """All of them by name, in alphabetical order."""
+    """Return all examples by name, in alphabetical order."""
     folder = examples_folder()
     files = sorted(folder.glob("*.yaml")) if folder is not None else []
     texts = {file.stem: file.read_text() for file in files}

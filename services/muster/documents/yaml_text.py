@@ -179,7 +179,7 @@ class _Builder:
         return merged[0] | own, merged[1] | marks
 
     def merge(self, depth: int) -> tuple[dict[str, Any], dict[str, Mark]]:
-        """`<<: *defaults` or `<<: [*a, *b]`, where the earlier wins; not YAML 1.2, but in every other tool."""
+        """Merge `<<: *defaults` or `<<: [*a, *b]`, where the earlier wins; not YAML 1.2, but in every other tool."""
         event = next(self.events)
         found, mark = self.value(event, depth)
         parts = found if isinstance(found, list) else [found]

@@ -101,7 +101,7 @@ class Client:
         return await self._call("DELETE", path, body, query)
 
     async def remove(self, path: str, body: Object) -> None:
-        """`delete` where nobody wants to read what was deleted."""
+        """Do as `delete`, for callers that do not read what was deleted."""
         await self._send("DELETE", path, body, accept=METADATA)
 
     async def delete_all(self, path: str, **query: str) -> None:
@@ -117,9 +117,8 @@ class Client:
         decode: Callable[[bytes], Any] = from_json,
         **query: str,
     ) -> AsyncIterator[Object]:
-        """Events from `version` on, until the server ends the stream. Raises ApiError (410: relist), OSError, and
-        TimeoutError when nothing, not even a bookmark, was heard for so long.
-        """
+        """Yield events from `version` on, until the server ends the stream. Raises ApiError (410: relist), OSError, and
+        TimeoutError when nothing, not even a bookmark, was heard for so long."""
         asked = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, **query}
         rest: list[bytes] = []
         # Whole lines of any length: aiohttp's own readline refuses long ones, and an object may have a megabyte.

@@ -8,7 +8,7 @@ from muster.contract.times import epoch_seconds
 
 
 def seconds_of(timestamp: str | None) -> float:
-    """Seconds since the epoch; 0 for none."""
+    """Return the seconds since the epoch; 0 for none."""
     return epoch_seconds(timestamp) if timestamp else 0.0
 
 

@@ -204,7 +204,7 @@ class LocalCluster:
         return int(self._connection().execute(query, (after_version,)).fetchone()["many"])
 
     def raw_changes(self, after_version: int, limit: int = 1000) -> list[RawChange]:
-        """`changes` with each status as the JSON that was written: a newer one must not stop the reader."""
+        """Return `changes` with each status as the JSON that was written: a newer one must not stop the reader."""
         query = "SELECT * FROM history WHERE version > ? ORDER BY version LIMIT ?"
         rows = self._connection().execute(query, (after_version, limit)).fetchall()
         return [RawChange(row["version"], row["uid"], row["at"], bool(row["gone"]), row["status"]) for row in rows]

@@ -23,7 +23,8 @@ _LABEL = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)=")
 
 
 def gathered(places: Sequence[tuple[Mapping[str, str], int]]) -> str:
-    """labels, port → the pages that this machine's programs serve there, merged. Who does not answer is left out."""
+    """Return the merged metric pages of this machine's programs, given as (labels, port). A program that does not
+    answer is left out."""
     with ThreadPoolExecutor(PAGES_AT_ONCE, "metrics") as pool:
         pages = list(pool.map(lambda place: _page(place[1]), places))
     return merged((labels, page) for (labels, _), page in zip(places, pages, strict=True))
@@ -39,9 +40,8 @@ def _page(port: int) -> str:
 
 
 def merged(pages: Iterable[tuple[Mapping[str, str], str]]) -> str:
-    """labels, page → one page in which each metric stands once, with the samples of all. A label that a sample has
-    already is left as it is, and a line that makes no sense is left out.
-    """
+    """Merge the metric pages, given as (labels, page), into one in which each metric stands once, with the samples of
+    all. A label that a sample has already is kept, and an invalid line is left out."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for labels, page in pages:

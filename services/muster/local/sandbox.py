@@ -179,7 +179,7 @@ def named_paths(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _texts(place: str, value: object) -> Iterator[tuple[str, str]]:
-    """Every text of a document with its path: whatever field names an address, today's or a later one's."""
+    """Yield every text of a document with its path: whatever field names an address, today's or a later one's."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):

@@ -18,7 +18,7 @@ _POLYNOMIAL: Final = 0xEDB88320  # reflected; bit 31 is x^0
 
 
 def crc32(data: memoryview | bytes) -> str:
-    """Hex of the CRC-32, eight digits. Releases the GIL while it counts."""
+    """Return the CRC-32 in hex, eight digits. Releases the GIL while it counts."""
     return f"{crc32_value(data):08x}"
 
 
@@ -33,7 +33,8 @@ def whole_file(data: memoryview, algorithm: str) -> str:
 
 
 def running_checksum(blocks: Iterable[memoryview], algorithm: str) -> str:
-    """`whole_file` of successive blocks, without holding them all. Raises ValueError for an unknown algorithm."""
+    """Return the `whole_file` checksum of successive blocks, without holding them all. Raises ValueError for an unknown
+    algorithm."""
     if algorithm == "crc32":
         value = 0
         for block in blocks:
@@ -48,7 +49,7 @@ def running_checksum(blocks: Iterable[memoryview], algorithm: str) -> str:
 
 
 def parts_of(size: int, part_bytes: int = PART_BYTES) -> list[tuple[int, int]]:
-    """(start, length) of each part of a file of `size` bytes; an empty file has one empty part."""
+    """Return (start, length) of each part of a file of `size` bytes; an empty file has one empty part."""
     return [(start, min(part_bytes, size - start)) for start in range(0, max(size, 1), part_bytes)]
 
 

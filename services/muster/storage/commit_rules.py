@@ -139,7 +139,8 @@ def _intersect(a: Slice, b: Slice) -> bool:
 
 
 def _check_places(commit: Commit) -> None:
-    """No byte of a file is two slices', none has a name twice, and files hold little else."""
+    """Check that no byte of a file belongs to two slices, that none has a name twice, and that files hold little
+    else."""
     names: set[tuple[int, str]] = set()
     places: list[list[tuple[int, int]]] = [[] for _ in commit.files]
     held = [0] * len(commit.files)
@@ -187,7 +188,7 @@ def _check_optimizer(commit: Commit) -> None:
 
 
 def _check_scales(commit: Commit, name: str) -> None:
-    """One for each block of a row."""
+    """Check that there is one scale for each block of a row."""
     codes, scales = commit.tensors.get(name.removesuffix(SCALES)), commit.tensors[name].shape
     if codes is None or codes.dtype != "U8":
         raise InvalidCommit(f"{name}: there is nothing in eight bits that these are the scales of")

@@ -187,7 +187,8 @@ def _sharegpt_turn(turn: object, at: str) -> Turn:
 
 
 def _more(message: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a message that is not read here. Null is as if it were not there: tables have every key in every row."""
+    """Return the rest of a message that is not read here. Null counts as missing, because tables have every key in
+    every row."""
     return _without_nulls({name: value for name, value in message.items() if name not in READ})
 
 
@@ -234,7 +235,7 @@ def turns_of(messages: Sequence[object], at: str) -> tuple[Turn, ...]:
 
 
 def turn(message: object, at: str) -> Turn:
-    """One message, which stands at `at` in its record. Raises ValueError."""
+    """Parse one message, which is at `at` in its record. Raises ValueError."""
     if not isinstance(message, Mapping):
         raise ValueError(f'{at} is not {{"role": …, "content": …}}')
     role = message.get("role")
@@ -261,7 +262,7 @@ def _weight(message: Mapping[str, Any], at: str) -> bool:
 
 
 def _content(content: object, at: str) -> str:
-    """Text, or a list of text parts, which are joined."""
+    """Return the text, or the joined parts of a list of text parts."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -116,7 +116,7 @@ class _Counted:
 
 
 def _text(file: _Bounded, counted: _Counted) -> None:
-    """One document, whatever is in it, as long as it is text."""
+    """Check one document, whatever is in it, as long as it is text."""
     decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
     with file.open() as stream:
         while True:
@@ -136,7 +136,7 @@ def _text(file: _Bounded, counted: _Counted) -> None:
 
 
 def _records(file: _Bounded, counted: _Counted) -> None:
-    """Every record is of one format, which is that of the first."""
+    """Check that every record has the format of the first."""
     for record in read_records(file, {}):
         found = shapes_of(record.value)
         if not found:

@@ -217,7 +217,8 @@ class FileStore:
                 yield Object(below, about.st_size, about.st_mtime, _tag(about))
 
     def _entries(self, key: str) -> list[tuple[str, os.stat_result]]:
-        """Names in the folder in order, each with what it is; of a link to a file, where links count, the file."""
+        """Return the names in the folder in order, each with its stat; that of a link to a file, where links count, is
+        the file's."""
         found = []
         with (
             contextlib.suppress(FileNotFoundError),  # it was never made, or removed meanwhile

@@ -83,7 +83,7 @@ class CommitListing:
         return _with_one_best(sorted((seen for seen in found.values() if seen), key=lambda seen: seen.step))
 
     def read_at(self, folder: str) -> tuple[CommitSummary, ...]:
-        """`read` of an address as it was written."""
+        """Do as `read`, for an address as it was written."""
         return self.read(parse_address(folder))
 
     def store(self, folder: Address) -> Store:

@@ -63,7 +63,8 @@ def open_bytes(file: File, saw: Saw = nobody) -> BinaryIO:
 
 
 def read_records(file: File, columns: Mapping[str, str], saw: Saw = nobody) -> Generator[Record, None, None]:
-    """Every record that is not blank. `columns` gives another name to some, by the name that they have in the file.
+    """Yield every record that is not blank. `columns` gives another name to some, by the name that they have in the
+    file.
 
     Raises UserError for a file that is damaged or lacks one of `columns`, StorageError for a disk that fails.
     """
@@ -85,7 +86,7 @@ def is_table(file: File) -> bool:
 
 
 def raw_records(file: File, saw: Saw = nobody) -> Generator[RawRecord, None, None]:
-    """Every record that is not blank, for somebody else to parse. Raises UserError for a file that is damaged,
+    """Yield every record that is not blank, for somebody else to parse. Raises UserError for a file that is damaged,
     StorageError for a disk that fails."""
     kind = ending(file)
     if kind == ".parquet":
@@ -191,7 +192,7 @@ def _read(stream: BinaryIO, count: int, address: str) -> bytes:
 
 
 def _lines(stream: BinaryIO, address: str) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line, without a byte order mark."""
+    """Yield (number, text) of each line, without a byte order mark."""
     offset, number = 0, 0
     while True:
         number += 1

@@ -30,7 +30,7 @@ class Retry:
         self._lock = threading.Lock()
 
     def call(self, request: Callable[[], T], wait_for: Callable[[Exception], tuple[bool, float | None] | None]) -> T:
-        """`request()`, again and again until it answers or `seconds_max` have passed; then its last error is raised.
+        """Call `request()` repeatedly until it succeeds or `seconds_max` have passed; then its last error is raised.
 
         `wait_for` answers None where trying again is useless, and else whether the error concerns all requests, with
         the seconds that the store asked for.

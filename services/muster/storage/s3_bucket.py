@@ -48,7 +48,7 @@ class S3Bucket:
         return f"{self.uri}/{key}" if key else self.uri
 
     def pages(self, prefix: str, ask: Callable[..., Any], marks: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-        """All pages of a listing; a page names where the next begins as `Next<mark>`."""
+        """Yield all pages of a listing; a page names where the next begins as `Next<mark>`."""
         begin: dict[str, str] = {}
         while True:
             request = functools.partial(ask, Bucket=self.name, Prefix=self.prefix + prefix, **begin)

@@ -87,7 +87,7 @@ def crc32_header(checksum: str) -> str:
 
 
 def md5(data: memoryview | bytes) -> str:
-    """Hex; releases the GIL while it counts."""
+    """Return the digest in hex; releases the GIL while it counts."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 

@@ -154,8 +154,8 @@ class Body:
 
 
 def upload_part_bytes(size: int) -> int:
-    """Bytes per part of an upload: 16 to 64 MiB, in steps of 16, so that the parts of the COMMIT lie whole within
-    them."""
+    """Return the bytes per part of an upload: 16 to 64 MiB, in steps of 16, so that the parts of the COMMIT are
+    complete within them."""
     wanted = -(-size // PARTS_WANTED_MAX)
     steps = -(-wanted // PART_BYTES)
     largest_useful = UPLOAD_PART_BYTES_MAX // PART_BYTES

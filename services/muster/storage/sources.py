@@ -218,7 +218,7 @@ def _paths(path: Path, format: str, report: Report) -> Iterator[Path]:
 
 
 def _inside(folder: Path, format: str) -> Iterator[Path]:
-    """Files below the folder, links followed but no folder entered twice."""
+    """Yield the files below the folder; links are followed, but no folder is entered twice."""
     for here, names in _folders_below(folder):
         for name in names:
             path = Path(here, name)
@@ -227,8 +227,8 @@ def _inside(folder: Path, format: str) -> Iterator[Path]:
 
 
 def _folders_below(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """(a folder, the names of its files) for it and all below it but hidden ones; links are followed, and no folder is
-    entered twice, so that a loop of links ends."""
+    """Yield (a folder, the names of its files) for it and all folders below it except hidden ones. Links are followed,
+    and no folder is entered twice, so that a loop of links ends."""
     entered: set[tuple[int, int]] = set()
 
     def refuse(error: OSError) -> None:

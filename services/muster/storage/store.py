@@ -43,7 +43,7 @@ class ReadOnlyStore(Protocol):
     streams: int
 
     def about(self, key: str) -> Object:
-        """One object. Raises NotFound."""
+        """Return one object. Raises NotFound."""
 
     def objects(self, prefix: str) -> Iterator[Object]:
         """Objects whose key starts with `prefix`, in order of their keys."""
@@ -52,11 +52,12 @@ class ReadOnlyStore(Protocol):
         """A small object whole. Raises NotFound, or TooLarge without reading it."""
 
     def read_into(self, key: str, start: int, into: memoryview, tag: str | None = None) -> None:
-        """Bytes [start, start + len(into)) of an object, of this `tag` if one is given. Raises NotFound, NotAFile,
-        Truncated, Replaced."""
+        """Read the bytes [start, start + len(into)) of an object, of this `tag` if one is given. Raises NotFound,
+        NotAFile, Truncated, Replaced."""
 
     def open(self, entry: Object) -> io.BufferedReader:
-        """All bytes of an object in order; broken connections are made again. Raises Replaced, also while reading."""
+        """Open an object for reading all its bytes in order; broken connections are re-established. Raises Replaced,
+        also while reading."""
 
 
 class Store(ReadOnlyStore, Protocol):
