@@ -37,7 +37,7 @@ class _Hanging:
 
 
 class CommitLookup:
-    """Looks for commits in folders that may hang, without ever waiting longer than `seconds_max`.
+    """Lookup of commits in folders that may hang, without ever waiting longer than `seconds_max`.
 
     `read` lists the commits of a folder, ascending by step. It may block for ever, and raise anything.
     """

@@ -10,7 +10,8 @@ from muster.contract.notices import NodeNotices, Notice
 
 
 class Board:
-    """Collects what all sources find on one node. `boot_id` distinguishes one start of its kernel from the next."""
+    """Board of the findings of all sources on one node. `boot_id` distinguishes one start of its kernel from the
+    next."""
 
     def __init__(self, node: str, boot_id: str = "", clock: Callable[[], float] = time.time) -> None:
         self._node, self._boot_id, self._clock = node, boot_id, clock

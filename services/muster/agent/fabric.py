@@ -22,7 +22,7 @@ COUNTERS = frozenset(
 
 
 class Fabric:
-    """Reads link states and error counters of network and RDMA ports below `root`, which is /sys but in tests."""
+    """Source of link states and error counters of network and RDMA ports below `root`, which is /sys but in tests."""
 
     name = "fabric"
 

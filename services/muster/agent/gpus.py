@@ -47,7 +47,7 @@ class Reading:
 
 
 class Gpus:
-    """Reads the node's GPUs by NVML. `nvml` is the library; None takes nvidia-ml-py where it is installed."""
+    """Source of the node's GPUs, read by NVML. `nvml` is the library; None takes nvidia-ml-py where it is installed."""
 
     name = "nvml"
 

@@ -34,7 +34,7 @@ class _Troubled(Exception):
 
 
 class Imds:
-    """Asks AWS' instance metadata service at `address` whether a spot interruption or a rebalance is announced."""
+    """Source of announced spot interruptions and rebalances, from AWS' instance metadata service at `address`."""
 
     name = "imds"
 

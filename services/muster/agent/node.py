@@ -17,7 +17,7 @@ from muster.kube.timestamps import now
 
 
 class NodeObject:
-    """Keeps one Node's annotation, taints and conditions up with the board. Every method raises OSError."""
+    """Writer of one Node's annotation, taints and conditions, which follow the board. Every method raises OSError."""
 
     def __init__(self, client: Client, node: str, boot_id: str) -> None:
         self._client, self._path, self._boot_id = client, paths.node(node), boot_id

@@ -24,7 +24,7 @@ class Source(Protocol):
 
 
 class LogOnChange:
-    """Says a thing once, until it changes: a missing driver is worth one line, not one a second."""
+    """Logger that says a thing once, until it changes: a missing driver is worth one line, not one a second."""
 
     def __init__(self, name: str) -> None:
         self._name = name

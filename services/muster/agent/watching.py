@@ -25,7 +25,7 @@ INHERITED = "before"
 
 
 class Watching:
-    """Looks at all sources until told to stop."""
+    """Loop that polls all sources until told to stop."""
 
     def __init__(self, sources: Sequence[Source], board: Board) -> None:
         self._sources, self._board = sources, board

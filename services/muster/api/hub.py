@@ -1,4 +1,4 @@
-"""Wakes streams when a job has news, so that they need not ask the database many times a second."""
+"""Notification of streams when a job has news, so that they need not query the database many times a second."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Subscription:
 
 
 class Hub:
-    """One per process. `untold` are the ids of which other processes are still to be notified; None if there is no way
-    to notify them. `heard` says whether they notify us."""
+    """Hub of one process. `untold` are the ids of which other processes are still to be notified; None if there is no
+    way to notify them. `heard` says whether they notify us."""
 
     def __init__(self) -> None:
         self._waiting: defaultdict[str, set[Subscription]] = defaultdict(set)

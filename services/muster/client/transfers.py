@@ -34,7 +34,7 @@ _TUS = {"tus-resumable": "1.0.0"}
 
 
 class Transfers:
-    """Sends and fetches files over one connection. Every method raises MusterError."""
+    """Transfers of files over one connection. Every method raises MusterError."""
 
     def __init__(self, connection: Connection) -> None:
         import httpx2

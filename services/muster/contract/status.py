@@ -234,7 +234,8 @@ class Attempt(Record):
 
 
 class Suspicion(Record):
-    """Something looks hung. Acted upon only if it still does a while later, so that a clock that jumps kills nobody."""
+    """Suspicion that something hangs. It is acted upon only if it persists for a while, so that a clock that jumps
+    kills nobody."""
 
     at: Time
     """Time at which it was first suspected."""

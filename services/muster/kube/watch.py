@@ -36,7 +36,7 @@ class ObjectCache(Protocol):
 
 
 class Reflector:
-    """Follows the collection at `path`, as far as the selectors in `query` let see it.
+    """Reflector of the collection at `path`, as far as the selectors in `query` select it.
 
     `on_error` is called with each failure; then it is tried again. `silence_seconds` is how long a stream may be silent
     before it is believed dead. Of each object only `fields` are decoded, if they are named; metadata.uid and

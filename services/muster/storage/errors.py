@@ -25,7 +25,7 @@ class Truncated(StoreError):
 
 
 class UnfitObject(StoreError):
-    """Something exists that can't be an object of Muster's."""
+    """Error for something that exists and can't be an object of Muster's."""
 
 
 class NotAFile(UnfitObject):

@@ -73,7 +73,8 @@ class _Unit:
 
 
 class Preemptor:
-    """Plans preemptions over one pass of admission. `entries` is its list of reservations, `space` what is free."""
+    """Planner of preemptions over one pass of admission. `entries` is its list of reservations, `space` what is
+    free."""
 
     def __init__(
         self, fleet: Fleet, entries: list[Reservation], space: Space, shares: Shares, nominations: Nominations

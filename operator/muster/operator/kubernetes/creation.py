@@ -1,4 +1,4 @@
-"""Makes the pods of an attempt exist, all of them at once or none.
+"""Creation of an attempt's pods, all of them at once or none.
 
 The core asks worker by worker; requests are gathered, so that a gang of 512 is not made one round trip after another.
 What the API server refuses (a quota, a missing service account) is tried again, and reported until it works or the core
@@ -59,7 +59,7 @@ class RejectedWorker:
 
 
 class Creator:
-    """Makes the workers that the core orders, with all other objects that they need.
+    """Creator of the workers that the core orders, with all other objects that they need.
 
     `gang_of` returns the adapter to a job's scheduler. `instance_type` returns that of a node by its name; empty if it
     is not known. `enqueue` is called with the uid of a job that changed. `enqueue_later` is called instead where

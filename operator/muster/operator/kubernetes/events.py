@@ -44,7 +44,7 @@ class _PendingEvent:
 
 
 class Events(Listener):
-    """Writes events about jobs. `instance` is this operator's name, under which it reports them."""
+    """Writer of events about jobs. `instance` is this operator's name, under which it reports them."""
 
     def __init__(self, client: Client, instance: str) -> None:
         self._client, self._instance = client, instance

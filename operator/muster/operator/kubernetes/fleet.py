@@ -1,4 +1,4 @@
-"""All nodes and jobs, as the pass over the queue wants to see them."""
+"""Nodes and jobs, in the form that the pass over the queue requires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks running workers how they are: the launcher of each answers with the heartbeats of its ranks.
+"""Collection of running workers' state: the launcher of each answers with the heartbeats of its ranks.
 
 They are pulled, not pushed: the operator that leads is the one that asks, workers need no address of it and no
 permission, and the API server carries none of it (docs/decisions/0011). Worker 0 of a gang is asked most often, for its

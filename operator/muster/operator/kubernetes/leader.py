@@ -29,7 +29,7 @@ _API = "coordination.k8s.io/v1"
 
 
 class LeadershipLost(Exception):
-    """Another operator leads, or our lead could not be renewed at the API server in time."""
+    """Error that another operator leads, or that our lead could not be renewed at the API server in time."""
 
 
 class Readiness:

@@ -20,7 +20,7 @@ from muster.operator.pacing import CREATE_AT_ONCE
 
 
 class PodMaker:
-    """Makes the pods of workers.
+    """Creator of workers' pods.
 
     `pods` is notified of each pod that was created. `instance_type` returns that of a node by its name; empty if it is
     not known.

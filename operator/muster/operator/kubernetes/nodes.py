@@ -53,8 +53,8 @@ HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Somebody announced that the node will go, or that it is broken, at `at`, which is when it was first seen where
-    nobody said.
+    """Notice that the node will go, or that it is broken. `at` is the time of the announcement, or when it was first
+    seen if none was given.
     """
 
     kind: SignalKind

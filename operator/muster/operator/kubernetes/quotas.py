@@ -11,8 +11,8 @@ from muster.kube.errors import ApiError
 
 
 class QuotaReader:
-    """Reads the ConfigMap in `namespace`, which is the operator's own. `on_error` is called once for each quota that
-    can't be read."""
+    """Reader of the ConfigMap in `namespace`, which is the operator's own. `on_error` is called once for each quota
+    that can't be read."""
 
     def __init__(self, client: Client, namespace: str, on_error: Callable[[str, Exception], None]) -> None:
         self._client, self._namespace, self._on_error = client, namespace, on_error

@@ -15,7 +15,7 @@ from muster.operator.pacing import LATE_LOOKS, LATE_SECONDS
 
 
 class FreshReads:
-    """Reads jobs and pods from the API server, and keeps what it has read in `jobs` and `pods`, too.
+    """Reader of jobs and pods from the API server, which also stores what it has read in `jobs` and `pods`.
 
     `jobs_path` is the path of the collection of jobs that is served: of one namespace, or of all.
     """

@@ -31,7 +31,7 @@ class _Batch:
 
 
 class Remover:
-    """Deletes the pods of workers. `on_error` is called with each deletion that failed; the core asks for it again."""
+    """Remover of workers' pods. `on_error` is called with each deletion that failed; the core asks for it again."""
 
     def __init__(self, client: Client, pods: Pods, on_error: Callable[[str, Exception], None]) -> None:
         self._client, self._pods, self._on_error = client, pods, on_error

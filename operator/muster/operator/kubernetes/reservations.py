@@ -22,7 +22,7 @@ _ENTRIES = TypeAdapter(tuple[Reservation, ...])
 
 
 class ReservationStore:
-    """Keeps the reservations in a ConfigMap in `namespace`, which is the operator's own."""
+    """Store of the reservations, in a ConfigMap in `namespace`, which is the operator's own."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client, self._namespace = client, namespace

@@ -22,7 +22,7 @@ _OTHERS_FIELDS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Watches:
-    """Keeps the caches up to date by watching the API server.
+    """Watches of the API server, which keep the caches up to date.
 
     `only` is the namespace that is served, or empty for all. `on_error` is called with what fails, which is tried
     again. A watch that is silent for `silence_seconds` is believed dead.

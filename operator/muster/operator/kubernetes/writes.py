@@ -18,7 +18,7 @@ from muster.operator.world import Conflict, NotFound, Unreadable
 
 
 class JobWriter:
-    """Writes the status and the finalizer of jobs, and deletes jobs whose time to live is up.
+    """Writer of the status and the finalizer of jobs, which also deletes jobs whose time to live is up.
 
     `on_refusal` is called with the job, the code and the reason of each spec that was refused. `overtaken` has the uids
     of the jobs whose write was refused because they had changed, and the watch has not said yet how.

@@ -16,7 +16,7 @@ from muster.local.private import make_private_folder
 
 
 class FolderTaken(Exception):
-    """Another operator works on the folder; the message names its pid."""
+    """Error that another operator works on the folder; the message names its pid."""
 
 
 class FolderUnusable(Exception):

@@ -1,4 +1,4 @@
-"""All jobs and nodes of this machine in short, as admission sees them."""
+"""Jobs and nodes of this machine in short, as admission sees them."""
 
 from __future__ import annotations
 

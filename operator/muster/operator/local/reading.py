@@ -47,7 +47,7 @@ class _Read:
 
 
 class Heartbeats:
-    """Reads rank-*.json of any worker; a file is parsed again only when it was replaced.
+    """Reader of rank-*.json of any worker; a file is parsed again only when it was replaced.
 
     The ages of a heartbeat and of the progress in it are measured by this process's monotonic clock, so that a jump of
     the wall clock neither makes a stall nor hides one. `now` and `monotonic` are the two clocks, in seconds.

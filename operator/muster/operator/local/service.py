@@ -38,7 +38,7 @@ PARENT_POLL_SECONDS = 0.5
 
 
 class PortTaken(Exception):
-    """Somebody listens on the metrics port; the message says what to do."""
+    """Error that the metrics port is taken; the message says what to do."""
 
 
 def operate(settings: Settings) -> None:

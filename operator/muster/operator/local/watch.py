@@ -23,7 +23,7 @@ Sign = tuple[object, ...]
 
 
 class Watch:
-    """Yields uids of jobs with news, and FLEET for news of the nodes.
+    """Watch that yields the uids of jobs with news, and FLEET for news of the nodes.
 
     `on_error` is called with a poll that failed; the next one is tried all the same. A launcher's death is heard
     through its pidfd the moment it happens (Linux); elsewhere at the next poll.

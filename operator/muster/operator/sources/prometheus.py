@@ -1,4 +1,5 @@
-"""Asks Prometheus about all jobs with one query: who has made no step for too long, and which rules want something.
+"""Signals from Prometheus, by one query for all jobs: jobs that have made no step for too long, and rules that request
+an action.
 
 Prometheus may be down, slow, behind, doubled or wrong. So progress is judged by the samples' own times: a series that
 is no longer scraped does not age, a clock that differs from ours does not matter, and any change of a value, also
@@ -140,7 +141,7 @@ def samples_in(body: bytes) -> tuple[Sample, ...]:
 
 
 class Prometheus:
-    """Asks a Prometheus server, again and again, which gangs make no progress, and reports them to the hub.
+    """Poller of a Prometheus server, which reports gangs without progress to the hub.
 
     `url` is that of its HTTP API without /api/v1. `token` returns the bearer token for it, or None. `told` is called
     after every question, with the error if there was one.

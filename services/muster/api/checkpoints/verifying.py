@@ -1,4 +1,4 @@
-"""Reads a commit's files again, to say that they are what was committed."""
+"""Verification of a checkpoint: its files are read again and compared with what was committed."""
 
 from __future__ import annotations
 

@@ -279,7 +279,8 @@ class Staging:
 
 
 class _Writer:
-    """Writes one request's bytes to a file from an offset on, and hashes them. Called from one thread at a time."""
+    """Writer of one request's bytes to a file from an offset on, which also hashes them. Called from one thread at a
+    time."""
 
     def __init__(
         self, file: int, offset: int, whole: Hash | None, checksum: Checksum | None, need: Callable[[int], None]

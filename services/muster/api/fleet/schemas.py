@@ -9,8 +9,8 @@ from muster.contract.quotas import ProjectQuota
 
 
 class WaitingJob(Reply):
-    """`position` is that in the whole queue, of all projects, and 1 is next; jobs that need less may still go first.
-    `gpus` are those of the smallest gang that would do."""
+    """Queued job. `position` is that in the whole queue, of all projects, and 1 is next; jobs that need less may still
+    go first. `gpus` are those of the smallest gang that would do."""
 
     position: int
     id: str
@@ -35,7 +35,8 @@ class HoldingJob(Reply):
 
 
 class ProjectQueue(Reply):
-    """`waiting` in the order of the queue, `holding` with the largest first. `quota` is what the project may hold."""
+    """Queue of a project: `waiting` in the order of the queue, `holding` with the largest first. `quota` is what the
+    project may hold."""
 
     project: str
     waiting: list[WaitingJob]
@@ -47,7 +48,7 @@ class ProjectQueue(Reply):
 
 
 class Queues(Reply):
-    """`queued` counts the jobs of all projects, also of those that the caller does not see."""
+    """Queues of the projects that the caller may see. `queued` counts the jobs of all projects."""
 
     as_of: Time
     queued: int
@@ -55,7 +56,7 @@ class Queues(Reply):
 
 
 class Holder(Reply):
-    """`job` and `id` are null for a job that the caller may not see."""
+    """Holder of a node. `job` and `id` are null for a job that the caller may not see."""
 
     project: str
     id: str | None
@@ -75,8 +76,9 @@ class Avoidance(Reply):
 
 
 class NodeState(Reply):
-    """`gpus`, `cpus` and `memory_bytes` are what Muster may use in all. `free_gpus` are those that neither a gang nor
-    anybody else holds. `unfit` says why no new worker goes there. `others_gpus` is used by what Muster did not place.
+    """State of a node. `gpus`, `cpus` and `memory_bytes` are what Muster may use in all. `free_gpus` are those that
+    neither a gang nor anybody else holds. `unfit` says why no new worker goes there. `others_gpus` is used by what
+    Muster did not place.
     """
 
     name: str
@@ -95,8 +97,8 @@ class NodeState(Reply):
 
 
 class NodeList(Reply):
-    """`as_of` is the time of the operator's last report; null, with no items, if it has never made one. `note` says
-    what of that is old or missing."""
+    """List of nodes. `as_of` is the time of the operator's last report; null, with no items, if it has never made one.
+    `note` says what of that is old or missing."""
 
     as_of: Time | None
     note: str

@@ -118,7 +118,7 @@ class Line:
 
 
 class Follower:
-    """Reads the chosen workers of one attempt after the other. `worker` is None for all of them."""
+    """Reader of the chosen workers' logs, one attempt after the other. `worker` is None for all of them."""
 
     def __init__(self, logs: Logs, attempt: int | None, worker: int | None) -> None:
         self.logs, self.worker = logs, worker

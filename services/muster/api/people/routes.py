@@ -50,7 +50,7 @@ class Me(Reply):
 
 
 class Person(Reply):
-    """`disabled`: none of their tokens opens anything."""
+    """Person or service account. If `disabled`, none of their tokens grants anything."""
 
     name: str
     kind: Literal["person", "service"]

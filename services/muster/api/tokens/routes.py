@@ -28,8 +28,8 @@ TokenId = Annotated[str, Path(max_length=64, pattern=NO_NUL)]
 
 
 class Token(Reply):
-    """`project` is null for a token of every project of its person, `expires_at` for one that never does, and
-    `last_used_at` before the first use."""
+    """Token without its value. `project` is null for a token of every project of its person, `expires_at` for one that
+    never does, and `last_used_at` before the first use."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ class Token(Reply):
 
 
 class NewToken(Token):
-    """`token` is shown this once, and stored nowhere."""
+    """New token. `token` is shown only this once, and not stored."""
 
     token: str
 

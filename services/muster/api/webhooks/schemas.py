@@ -35,7 +35,7 @@ class Webhook(Reply):
 
 
 class NewWebhook(Webhook):
-    """`secret` is shown this once: receivers check the messages' signatures by it."""
+    """New webhook. `secret` is shown only this once: receivers verify the messages' signatures with it."""
 
     secret: str
 

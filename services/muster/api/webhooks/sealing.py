@@ -17,7 +17,7 @@ _KEY = "secret"
 
 
 class Sealing:
-    """`box` is None where no key is there that all of the API's processes have."""
+    """Encryption of webhooks' secrets. `box` is None if there is no key that all of the API's processes have."""
 
     def __init__(self, box: SecretBox | None) -> None:
         self._box = box

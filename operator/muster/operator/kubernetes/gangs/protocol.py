@@ -12,7 +12,7 @@ from muster.operator.kubernetes.pods import Pod
 
 
 class Unserved(OSError):
-    """Something that the gang needs is not installed or not enabled in this cluster; the message names it."""
+    """Error that something the gang needs is not installed or not enabled in this cluster; the message names it."""
 
 
 class Misnamed(ValueError):
