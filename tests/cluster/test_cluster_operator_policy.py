@@ -145,3 +145,18 @@ def test_its_own_workers_are_changed_and_deleted(guarded: House) -> None:
     assert "patched" in guarded.kubectl("patch", "pod", name, "-n", HERE, "-p", label, OPERATOR)
     selected = f"{Label.JOB_UID}={JOB.uid}"
     assert "deleted" in guarded.kubectl("delete", "pod", "-l", selected, "-n", HERE, OPERATOR, "--wait=false")
+
+
+def test_a_worker_that_was_let_in_earlier_may_go(guarded: House) -> None:
+    """Before there were policies. Its finalizers are taken away and it is deleted, and it becomes nothing else."""
+    volumes = [{"name": "x", "hostPath": {"path": "/"}}]
+    made = pod(ON_CPUS, volumes=volumes, containers=[{"name": "x", "image": "x"}], initContainers=[])
+    made["metadata"] = made["metadata"] | {"name": "earlier", "finalizers": ["kueue.x-k8s.io/managed"]}
+    guarded.kubectl("create", "-f", "-", given=json.dumps(made))
+    place = ("pod", "earlier", "-n", HERE)
+    image = json.dumps({"spec": {"containers": [{"name": "x", "image": "evil"}]}})
+    refused = guarded.kubectl("patch", *place, "-p", image, OPERATOR, check=False)
+    assert "mounts nothing of its node" in refused, refused
+    assert "deleted" in guarded.kubectl("delete", *place, OPERATOR, "--wait=false")
+    free = json.dumps({"metadata": {"finalizers": None}})
+    assert "patched" in guarded.kubectl("patch", *place, "-p", free, OPERATOR)
