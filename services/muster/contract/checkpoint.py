@@ -158,6 +158,8 @@ class NumericGuardState(Record):
     """The state of the guard that skips batches whose numbers are none, and that finds a diverged model."""
 
     losses: Many[FiniteNumber] = ()  # of the last usual steps
+    run: Many[FiniteNumber] = ()  # of the usual steps since the last run of them was complete
+    lowest: Many[FiniteNumber] = ()  # of each run of usual steps
     raised: Many[FiniteNumber] = ()  # of the steps up to now whose loss was far above the usual ones
     first: Many[FiniteNumber] = ()  # of the job's first steps
     norms: Many[FiniteNumber] = ()  # of the last gradients, as clipped; only where spikes are skipped

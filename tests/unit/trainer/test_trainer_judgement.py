@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pydantic.alias_generators import to_camel
 from tests.polling import eventually
 from torch import nn
 
+from muster.contract.checkpoint import NumericGuardState
 from muster.contract.names import HEARTBEAT
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.local.processes import is_stopped
@@ -355,3 +357,8 @@ def test_ranks_hang_when_none_moves_that_can_be_heard(
     beats(tmp_path, *ages)
     assert len(hung_ranks(tmp_path, since=0.0)) == (len(ages) if hung else 0)
     assert hung_ranks(tmp_path, since=time.time() + 1) == []
+
+
+def test_a_commit_is_checked_for_all_that_the_guard_remembers() -> None:
+    known = {to_camel(name) for name in NumericGuardState.model_fields}
+    assert NumericGuard().state().keys() == known
