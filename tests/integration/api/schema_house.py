@@ -141,7 +141,7 @@ same = settings(
 )
 
 
-def keeps_its_promises(case: Any, server: Server) -> None:
+def must_keep_its_promises(case: Any, server: Server) -> None:
     parameters = case.path_parameters or {}
     if len(parameters.get("job_id", "x")) % 2 == 0:  # half of them about jobs that exist
         parameters["job_id"] = server.jobs[len(parameters["job_id"]) // 2 % len(server.jobs)]

@@ -10,7 +10,7 @@ import pytest
 import schemathesis
 from schemathesis.schemas import BaseSchema
 from tests.integration.api.postgres import PostgresServer
-from tests.integration.api.schema_house import HEADERS, Server, in_thread, keeps_its_promises, same, schema_of
+from tests.integration.api.schema_house import HEADERS, Server, in_thread, must_keep_its_promises, same, schema_of
 
 # A job's specification is tried where a job is submitted: each of its fields again at these takes a minute.
 HOLD_A_SPECIFICATION = ["/api/v1/sweeps", "/api/v1/jobs:estimate", "/api/v1/jobs:inspect"]
@@ -46,14 +46,14 @@ def random_only(server: Server) -> BaseSchema:
 )
 @same
 def test_the_api_keeps_its_promises(case: Any, server: Server) -> None:
-    keeps_its_promises(case, server)
+    must_keep_its_promises(case, server)
 
 
 @pytest.mark.long
 @schemathesis.pytest.from_fixture("random_only").include(path=HOLD_A_SPECIFICATION, method="POST").parametrize()
 @same
 def test_the_api_keeps_its_promises_where_it_reads_a_specification(case: Any, server: Server) -> None:
-    keeps_its_promises(case, server)
+    must_keep_its_promises(case, server)
 
 
 def test_every_operation_is_described_and_has_an_example(server: Server) -> None:

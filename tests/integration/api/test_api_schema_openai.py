@@ -9,7 +9,7 @@ import pytest
 import schemathesis
 from schemathesis.schemas import BaseSchema
 from tests.integration.api.postgres import PostgresServer
-from tests.integration.api.schema_house import Server, in_thread, keeps_its_promises, same, schema_of
+from tests.integration.api.schema_house import Server, in_thread, must_keep_its_promises, same, schema_of
 
 
 @pytest.fixture(scope="module")
@@ -30,4 +30,4 @@ def every_kind_of_wrong_body(server: Server) -> BaseSchema:
 @schemathesis.pytest.from_fixture("every_kind_of_wrong_body").exclude(path_regex="^/api/v1/").parametrize()
 @same
 def test_the_api_keeps_its_promises_to_openais_clients(case: Any, server: Server) -> None:
-    keeps_its_promises(case, server)
+    must_keep_its_promises(case, server)
