@@ -224,7 +224,7 @@ def test_what_a_save_sweeps_while_it_is_verified_is_not_put_back(
         store.delete(commit.files[0].key)
 
     monkeypatch.setattr("muster.trainer.checkpoint.quarantine.verify", verified_and_swept)
-    assert main(["verify", str(folder), str(STEPS)]) == 0
+    assert main(["verify", str(folder), str(STEPS)]) == 1, "the step that is asked for is not sound"
     assert "does not verify" in capsys.readouterr().out
     assert list_commits(folder.as_uri()) == (1, 2)
 
