@@ -1,5 +1,7 @@
 """Projects by the command line, against a server of recorded answers."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -8,6 +10,8 @@ import pytest
 from muster.cli import projects
 from muster.client.address import Server
 from muster.client.connection import Connection
+from muster.contract.base import parse
+from muster.contract.projects import ProjectLimits
 
 QUOTA = {"gpus": 64, "gangs": 8, "person": {"gpus": 16}}
 NLP = {"name": "nlp", "namespace": "nlp", "role": "admin", "limits": {"gangSizes": [1, 2], "quota": QUOTA}}
@@ -43,3 +47,15 @@ def test_each_limit_is_shown_by_the_path_that_sets_it(asked: list[Any], capsys: 
     assert ["quota.person.gpus", "16"] in lines
     assert ["gangSizes", "1,", "2"] in lines
     assert asked == []
+
+
+@pytest.mark.parametrize("page", ["sharing", "install"])
+def test_the_limits_that_the_documents_set_can_be_set(asked: list[Any], page: str) -> None:
+    """`[*]` is none: in YAML the star alone begins the name of something said before."""
+    text = (Path(__file__).parents[3] / "docs" / f"{page}.md").read_text()
+    commands = [line for line in re.findall(r"muster projects set [^`\n]*", text) if "LIMIT=VALUE" not in line]
+    assert commands
+    for command in commands:
+        settings = [quoted or plain for quoted, plain in re.findall(r"--set (?:'([^']*)'|(\S+))", command)]
+        projects.set_project("nlp", settings=settings)
+        parse(ProjectLimits, asked[-1]["limits"], "limits")
