@@ -301,7 +301,7 @@ def test_a_rank_that_says_what_it_did_wrong_outranks_everything() -> None:
         (137, "", Cause.INFRASTRUCTURE),
         (139, "", Cause.INFRASTRUCTURE),
         (137, "Evicted", Cause.EVICTION),
-        (137, 'DiskLimitExceeded: Usage of EmptyDir volume "cache" exceeds the limit "1Gi".', Cause.USER_ERROR),
+        (137, 'DiskLimitExceeded: Usage of EmptyDir volume "cache" exceeds the limit "1Gi".', Cause.UNKNOWN),
         (143, "PreemptionByScheduler", Cause.PREEMPTION),
         (1, "", Cause.UNKNOWN),
     ],

@@ -36,7 +36,9 @@ _STATED: dict[int, Cause] = {
 # What the world says of a worker outranks its exit code: a pod killed for memory exits with 137 like any other.
 _REASONS: dict[str, Cause] = {
     "OOMKilled": Cause.OUT_OF_MEMORY,
-    "DiskLimitExceeded": Cause.USER_ERROR,  # it would fill its folder again, however often it is tried
+    # A leak of a few MB an hour takes weeks to fill a folder, and a new worker's is empty: it is tried again as often
+    # as the budget of unknown causes lasts. One that fills it at once ends as a crash loop.
+    "DiskLimitExceeded": Cause.UNKNOWN,
     "Evicted": Cause.EVICTION,
     "EvictionByEvictionAPI": Cause.EVICTION,
     "TerminationByKubelet": Cause.EVICTION,
