@@ -136,6 +136,7 @@ def test_helm_test_reaches_it(python: str, tmp_path: Path) -> None:
     with api_server(*authority.issue(tmp_path, "server", "127.0.0.1")) as port:
         environment = {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port), "PATIENCE_SECONDS": "0",
+                "JOBS_NAMESPACE": "default",
             "ACCOUNT_FOLDER": str(account), "PYTHONPATH": str(tmp_path / "strict"),
         }  # fmt: skip
         program = ROOT / "helm" / "muster" / "files" / "smoke.py"

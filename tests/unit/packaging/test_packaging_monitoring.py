@@ -81,7 +81,8 @@ def metrics() -> dict[str, tuple[str, ...]]:
     trainer = TrainerMetrics(0, lambda: beat(1, 5))
     # Registered by the Kubernetes world, where a client is needed to make it.
     found: dict[str, tuple[str, ...]] = {"muster_operator_api_calls_total": ("verb", "resource")}
-    for registry in (operator.registry, ApiMetrics().registry, trainer.registry, agent_metrics()._registry):
+    api = ApiMetrics()
+    for registry in (operator.registry, api.registry, api.of_projects, trainer.registry, agent_metrics()._registry):
         for collector in registry._collector_to_names:
             if (name := getattr(collector, "_name", None)) is not None:
                 labels = tuple(collector._labelnames)  # type: ignore[attr-defined]
