@@ -20,6 +20,7 @@ from muster.contract.layout import State
 from muster.contract.quantities import quantity
 from muster.documents.document import BYTES_MAX
 from muster.documents.prices import checked_prices
+from muster.kube.connection import SERVICE_ACCOUNT
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -29,6 +30,12 @@ def _bytes_of(given: Any) -> Any:
     return int(quantity(given)) if isinstance(given, str) else given
 
 
+def own_namespace() -> str:
+    """Return the namespace of the pod that this process runs in; empty outside of a cluster."""
+    file = SERVICE_ACCOUNT / "namespace"
+    return file.read_text().strip() if file.exists() else ""
+
+
 class Settings(BaseSettings):
     """The settings of the API, from environment variables that begin with MUSTER_API_."""
 
@@ -36,7 +43,7 @@ class Settings(BaseSettings):
 
     cluster: Literal["local", "kubernetes"] = "local"  # what carries the jobs
     kubeconfig: Path | None = None  # for a cluster, outside a pod; None: $KUBECONFIG
-    namespace: str = ""  # the release's own, which is never a job's; empty: it has none
+    namespace: str = Field(default_factory=own_namespace)  # the platform's, which is never a job's; empty: it has none
     watch_namespace: str = ""  # the only namespace of the cluster whose jobs are carried; empty: all
     state: Path = Field(default_factory=lambda: Path.home() / ".muster")
     host: str = "127.0.0.1"

@@ -126,7 +126,7 @@ def _operator(examined: ExaminedCluster) -> Lines:
 def _leader(examined: ExaminedCluster) -> Lines:
     """Ready operators may still have nobody who leads; then jobs get no status at all."""
     lease = _lease(examined)
-    if lease is None or not lease.spec.holder_identity:
+    if lease is None or not lease.spec.holder_identity or lease.spec.renew_time is None:
         yield "failure", "no operator holds the lease muster-operator, so nobody acts on jobs", _operator_log(examined)
         return
     renewed = lease.spec.renew_time

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import make_url
 
+from muster.api import settings as api_settings
 from muster.api.auth import ANONYMOUS, Principal, Scope, hash_of, is_acceptable, new_token
 from muster.api.errors import KINDS, ApiError, problem_body
 from muster.api.events.types import EventType, events_between
@@ -259,3 +260,13 @@ def test_next_steps_are_commands_with_the_jobs_name() -> None:
     assert "`muster export s3://ck/uid --to FOLDER`" in steps(Phase.SUCCEEDED, folder="s3://ck/uid")
     hints = [kind.advice for kind in KINDS.values()]
     assert not [hint for hint in hints if re.search(r"\b(GET|POST|PUT|PATCH|DELETE) [/…]|`:\w+`", hint)]
+
+
+def test_the_namespace_of_its_own_pod_is_the_platforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without the chart sets no MUSTER_API_NAMESPACE, and is protected all the same."""
+    monkeypatch.setattr(api_settings, "SERVICE_ACCOUNT", tmp_path)
+    assert Settings().namespace == ""
+    (tmp_path / "namespace").write_text("muster-system\n")
+    assert Settings(cluster="kubernetes").is_system_namespace("muster-system")
+    monkeypatch.setenv("MUSTER_API_NAMESPACE", "elsewhere")
+    assert Settings().namespace == "elsewhere"

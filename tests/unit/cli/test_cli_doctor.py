@@ -190,7 +190,7 @@ def test_jobs_in_a_namespace_that_nobody_serves_are_told() -> None:
 class Leased(ExaminedCluster):
     """A cluster whose operator's lease is each of these in turn: (who holds it, how many seconds ago he renewed it)."""
 
-    def prepare(self, *leases: tuple[str, float] | None) -> Leased:
+    def prepare(self, *leases: tuple[str, float | None] | None) -> Leased:
         self.leases = list(leases)
         return self
 
@@ -202,7 +202,7 @@ class Leased(ExaminedCluster):
         lease = self.leases.pop(0)
         if lease is None:
             return None
-        renewed = datetime.now(UTC) - timedelta(seconds=lease[1])
+        renewed = None if lease[1] is None else datetime.now(UTC) - timedelta(seconds=lease[1])
         return client.V1Lease(spec=client.V1LeaseSpec(holder_identity=lease[0], renew_time=renewed))
 
 
@@ -213,9 +213,10 @@ class Leased(ExaminedCluster):
         ([("operator-a", 3600.0), ("operator-a", 3590.0)], "ok", "operator-a leads"),  # a clock that is an hour off
         ([None], "failure", "no operator holds the lease"),
         ([("", 5.0)], "failure", "no operator holds the lease"),
+        ([("operator-a", None)], "failure", "no operator holds the lease"),
         ([("operator-a", 300.0), None], "failure", "the operator's lease was last renewed at "),
     ],
-    ids=["leads", "another clock", "none yet", "released", "silent"],
+    ids=["leads", "another clock", "none yet", "released", "never renewed", "silent"],
 )
 def test_it_asks_for_the_leader_and_not_only_for_ready_pods(
     leases: list[tuple[str, float] | None], state: str, words: str, monkeypatch: pytest.MonkeyPatch

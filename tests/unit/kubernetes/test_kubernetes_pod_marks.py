@@ -136,10 +136,11 @@ def test_a_worker_writes_to_its_volumes_alone_and_no_more_than_they_hold(gpus: i
         assert {"/tmp", "/muster/worker", "/muster/cache"} <= {each["mountPath"] for each in container["volumeMounts"]}
 
 
-def test_a_job_may_bring_its_own_folder_for_temporary_files_and_its_image_be_let_write() -> None:
-    job = starting(volumes=[{"name": "scratch", "emptyDir": {}, "mountPath": "/tmp"}])
+@pytest.mark.parametrize("path", ["/tmp", "/tmp/"])
+def test_a_job_may_bring_its_own_folder_for_temporary_files_and_its_image_be_let_write(path: str) -> None:
+    job = starting(volumes=[{"name": "scratch", "emptyDir": {}, "mountPath": path}])
     (container,) = rendered(job)["spec"]["containers"]
-    mounts = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp"]
+    mounts = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"].rstrip("/") == "/tmp"]
     assert mounts == ["scratch"], "two volumes at one path are refused by the API server"
     site = Site(image="trainer", read_only_root=False, disk=DiskLimits(tmp=None, worker=None))
     pod = render_pod(starting(), CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]

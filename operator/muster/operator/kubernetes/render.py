@@ -385,7 +385,7 @@ def _volumes(job: Job, site: Site) -> tuple[list[Object], list[Object]]:
         volumes.append({key: value for key, value in volume.items() if key not in _MOUNT_KEYS})
         mount = {key: volume[key] for key in _MOUNT_KEYS if key in volume}
         mounts.append({"name": name, "mountPath": f"/mnt/{name}"} | mount)
-    if all(mount["mountPath"] != _TMP for mount in mounts):  # the job may have brought its own
+    if all(str(mount["mountPath"]).rstrip("/") != _TMP for mount in mounts):  # the job may have brought its own
         volumes.append({"name": "muster-tmp", "emptyDir": _limited(site.disk.tmp)})
         mounts.append({"name": "muster-tmp", "mountPath": _TMP})
     return volumes, mounts
