@@ -62,6 +62,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     prices = folder / "prices.json"
     prices.write_text(json.dumps({"types": {"*": {"onDemand": 36_000.0}}}))
     house.environ |= {f"MUSTER_{part}_PRICES_FILE": str(prices) for part in ("OPERATOR", "API")}
+    house.environ["MUSTER_API_METRICS_PUBLIC"] = "true"  # what projects spend, to a Prometheus without a token
     try:
         house.up("--operator-port", str(port), "--prometheus-url", prometheus.url)
         operator = f"127.0.0.1:{port}"

@@ -59,9 +59,9 @@ def _verify(commits: CommitListing, row: JobRow, step: int) -> int:
 
 def _expect_committed_bytes(store: ReadOnlyStore, file: FileEntry, algorithm: str) -> None:
     """Read a file, whatever the store itself says of it, and raise StoreError where it is not what was committed."""
-    where = f"{store.uri}/{file.key}"
+    # What is wrong comes before the folder's address, which may be long: a page shows the beginning of a message.
     if (there := store.about(file.key).bytes) != file.bytes:
-        raise StoreError(f"{where}: holds {there} bytes, not {file.bytes}")
+        raise StoreError(f"{file.key} holds {there} bytes, not {file.bytes} ({store.uri})")
     part_bytes = file.part_bytes if file.parts and file.part_bytes else max(file.bytes, 1)
     for (start, length), checksum in zip(parts_of(file.bytes, part_bytes), file.parts or (file.checksum,), strict=True):
         for reads_left in reversed(range(READS)):
@@ -69,7 +69,8 @@ def _expect_committed_bytes(store: ReadOnlyStore, file: FileEntry, algorithm: st
             if found == checksum:
                 break
             if not reads_left:
-                raise StoreError(f"{where}: bytes {start} to {start + length} have checksum {found}, not {checksum}")
+                span = f"bytes {start} to {start + length}"
+                raise StoreError(f"{file.key}: {span} have checksum {found}, not {checksum} ({store.uri})")
 
 
 def _blocks(store: ReadOnlyStore, key: str, start: int, length: int) -> Iterator[memoryview]:
