@@ -11,7 +11,7 @@ _OPENING = re.compile(r"(What|Which|Who|Whom|Whose|Where|When|How|Whether|Why)\b
 _PARTICIPLES = frozenset(("told", "known", "shown", "found", "wanted", "held", "heard", "named"))
 # Ratchets: what was there when the rule came. Lower a number with what is rewritten; it never rises.
 OPENINGS_MAX = 0
-PARTICIPLES_MAX = 1203
+PARTICIPLES_MAX = 1193
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

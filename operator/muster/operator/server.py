@@ -112,15 +112,15 @@ def serve_pages(
             if path == "/healthz":
                 silence = liveness.silence_seconds()
                 well = silence <= _SILENCE_SECONDS_MAX
-                told: dict[str, object] = {
+                answer: dict[str, object] = {
                     "status": "ok" if well else "stuck",
                     "secondsSinceLastTurn": round(silence, 1),
                 }
-                self._answer(200 if well else 503, "application/json", json.dumps(told).encode())
+                self._answer(200 if well else 503, "application/json", json.dumps(answer).encode())
             elif path == "/readyz":
                 problem = unready()
-                told = {"status": "not ready", "because": problem} if problem else {"status": "ok"}
-                self._answer(503 if problem else 200, "application/json", json.dumps(told).encode())
+                answer = {"status": "not ready", "because": problem} if problem else {"status": "ok"}
+                self._answer(503 if problem else 200, "application/json", json.dumps(answer).encode())
             elif page := pages.get(path):
                 made = page()
                 self._answer(200, made.kind, made.body)

@@ -158,15 +158,15 @@ def counted(services: Services, caller: Principal, address: str) -> Principal:
 
 
 async def _known(services: Services, token: str) -> Principal | None:
-    wanted = hash_of(token)
+    secret_hash = hash_of(token)
 
     async def look() -> Principal | None:
         if services.sign_in is not None and not token.startswith(PREFIX) and token.count(".") == 2:  # a JSON Web Token
             return await services.sign_in.caller(token)
         async with services.database.read() as session:
-            return await _look_up(session, TokenRow.hash == wanted, wanted)
+            return await _look_up(session, TokenRow.hash == secret_hash, secret_hash)
 
-    return _unexpired(await services.callers.ask(wanted, look))
+    return _unexpired(await services.callers.ask(secret_hash, look))
 
 
 def _unexpired(caller: Principal | None) -> Principal | None:
@@ -179,13 +179,13 @@ async def of_session(services: Services, request: Request) -> Principal | None:
     cookie = request.cookies.get(COOKIE)
     if not cookie:
         return None
-    wanted = hash_of(cookie)
-    return _unexpired(await services.callers.ask(wanted, lambda: _whose_session(services, wanted)))
+    secret_hash = hash_of(cookie)
+    return _unexpired(await services.callers.ask(secret_hash, lambda: _whose_session(services, secret_hash)))
 
 
-async def _whose_session(services: Services, wanted: str) -> Principal | None:
+async def _whose_session(services: Services, secret_hash: str) -> Principal | None:
     async with services.database.read() as session:
-        row = await session.get(SessionRow, wanted)
+        row = await session.get(SessionRow, secret_hash)
         if row is None or row.expires_at <= time.time():
             return None
         caller = await _look_up(session, TokenRow.id == row.token_id) if row.token_id is not None else None
@@ -212,7 +212,9 @@ async def renewed(services: Services, caller: Principal) -> Principal | None:
     return _unexpired(await services.callers.ask((caller.token, caller.signed_in), look))
 
 
-async def _look_up(session: AsyncSession, which: ColumnElement[bool], wanted: str | None = None) -> Principal | None:
+async def _look_up(
+    session: AsyncSession, which: ColumnElement[bool], secret_hash: str | None = None
+) -> Principal | None:
     """The token with its person and their roles in one question: it is asked with every request."""
     in_reach = or_(TokenRow.project.is_(None), MemberRow.project == TokenRow.project)
     query = (
@@ -232,7 +234,7 @@ async def _look_up(session: AsyncSession, which: ColumnElement[bool], wanted: st
         .where(which, TokenRow.revoked_at.is_(None), PersonRow.disabled.is_(False))
     )
     rows = (await session.execute(query)).all()
-    if not rows or (wanted is not None and not hmac.compare_digest(rows[0][1], wanted)):
+    if not rows or (secret_hash is not None and not hmac.compare_digest(rows[0][1], secret_hash)):
         return None
     token_id, _, scopes, project, expires_at, person, admin = rows[0][:7]
     if expires_at is not None and expires_at <= time.time():

@@ -86,15 +86,15 @@ class Mirror:
         unknown = await self._unknown_jobs(changes)
         try:
             async with self._database.write() as session:
-                told = await self._take_over(session, changes, unknown, cursor)
+                changed_jobs = await self._take_over(session, changes, unknown, cursor)
         except IntegrityError:  # another process mirrored, or a name was taken, in between: look again
             return False
-        if told is None:
+        if changed_jobs is None:
             return False
         self._cursor = cursor
         self._taken += len(changes)
         self._metrics.mirrored.inc(len(changes))
-        for job_id in told:
+        for job_id in changed_jobs:
             self._hub.tell(job_id)
         return True
 

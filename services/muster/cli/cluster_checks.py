@@ -104,8 +104,8 @@ def _is_text(key: str, value: Any) -> bool:
 
 def _operator(examined: ExaminedCluster) -> Lines:
     if examined.operator is None:
-        told = f"no Deployment muster-operator in namespace {examined.system}"
-        yield "failure", told, "install the chart, or name its namespace with --system"
+        problem = f"no Deployment muster-operator in namespace {examined.system}"
+        yield "failure", problem, "install the chart, or name its namespace with --system"
         return
     only, namespace = examined.served_namespace, examined.cluster.namespace
     if only and namespace != only:
@@ -135,8 +135,8 @@ def _leader(examined: ExaminedCluster) -> Lines:
         time.sleep(RENEWAL_SECONDS_MAX)
         lease = _lease(examined)
         if lease is None or lease.spec.renew_time == renewed:
-            told = f"the operator's lease was last renewed at {renewed:%Y-%m-%dT%H:%M:%SZ}, so nobody acts on jobs"
-            yield "failure", told, _operator_log(examined)
+            problem = f"the operator's lease was last renewed at {renewed:%Y-%m-%dT%H:%M:%SZ}, so nobody acts on jobs"
+            yield "failure", problem, _operator_log(examined)
             return
     yield "ok", f"{lease.spec.holder_identity} leads"
 

@@ -143,9 +143,9 @@ def refuse_missing_extras() -> None:
 
 def refuse_absent_gpus(options: PlatformOptions) -> None:
     """Raise CliError (exit 2) where this machine has fewer GPUs than it would give away: their jobs could only fail."""
-    wanted = (DEFAULT_NODES if options.nodes is None else options.nodes) * (options.gpus_per_node or 0)
-    there = gpus.gpu_count() if wanted else None
-    if there is None or there >= wanted or gpus.pretends(os.environ):
+    requested = (DEFAULT_NODES if options.nodes is None else options.nodes) * (options.gpus_per_node or 0)
+    there = gpus.gpu_count() if requested else None
+    if there is None or there >= requested or gpus.pretends(os.environ):
         return
     found = f"{plural(there, 'GPU')} {'is' if there == 1 else 'are'} here" if there else "no GPU is here"
     driver = f"driver {gpus.driver_version()}" if gpus.driver_version() else "no NVIDIA driver is loaded"
