@@ -5,9 +5,9 @@ import asyncio
 from alembic import context
 from sqlalchemy import Connection
 
-from muster.api.db import Database, Json
-from muster.api.settings import Settings
-from muster.api.tables import Table
+from muster.api.core.database.db import Database, Json
+from muster.api.core.database.tables import Table
+from muster.api.core.settings import Settings
 
 
 def plain_types(kind: str, item: object, context: object) -> str | bool:

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from muster.api.db import Json
+from muster.api.core.database.db import Json
 
 revision = "0010"
 down_revision = "0009"

@@ -14,7 +14,7 @@ from tests.tidy.repository import ROOT, SOURCE_ROOTS, plant
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 
 CIRCLES = "Modules and packages import each other"
-CIRCLE_EXCEPTIONS_MAX = 55
+CIRCLE_EXCEPTIONS_MAX = 56
 
 EMPTY_HOUSE = {
     "services/muster/contract/__init__.py": "",

@@ -22,13 +22,13 @@ import uvloop
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from muster.api.connections import timed_protocol
-from muster.api.db import NO_CONNECTION
-from muster.api.errors import ApiError
-from muster.api.hub import Hub
-from muster.api.log import set_up_logs
-from muster.api.migrate import NewerDatabase
-from muster.api.settings import Settings
+from muster.api.core.database.db import NO_CONNECTION
+from muster.api.core.database.migrate import NewerDatabase
+from muster.api.core.errors import ApiError
+from muster.api.core.http.connections import timed_protocol
+from muster.api.core.hub import Hub
+from muster.api.core.log import set_up_logs
+from muster.api.core.settings import Settings
 from muster.contract.redaction import redact
 from muster.local.cluster import UnusableFile
 from muster.web.app import create_app

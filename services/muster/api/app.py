@@ -17,42 +17,54 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
-from muster.api import idempotency, pages
-from muster.api.attempts import routes as attempts
-from muster.api.audit import routes as audit
-from muster.api.auth import Principal
-from muster.api.background import Background, Work
-from muster.api.checkpoints import routes as checkpoints
-from muster.api.cluster import Cluster, Local
-from muster.api.data import routes as data
-from muster.api.data.inspections import Inspections
-from muster.api.db import Database
-from muster.api.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
-from muster.api.estimates import routes as estimates
-from muster.api.events import routes as events
-from muster.api.exports import routes as exports
-from muster.api.exports.making import Exports
-from muster.api.files import routes as files
-from muster.api.files.arrivals import Files, drop_expired, open_files
-from muster.api.fleet import routes as fleet
-from muster.api.folder_threads import FolderThreads
-from muster.api.health import routes as health
-from muster.api.hub import Hub
-from muster.api.idempotency import only_where_kept
-from muster.api.jobs import retention
-from muster.api.jobs import routes as jobs
-from muster.api.jobs.repository import live_in_cluster
-from muster.api.jobs.storing import JobWriter
-from muster.api.jobs.submission import Placed
-from muster.api.logs import routes as logs
-from muster.api.metrics import curve_routes as curves
-from muster.api.metrics import routes as metrics
-from muster.api.metrics.steps import StepLogs
-from muster.api.middleware import BodyLimits, LoopbackGuard, RequestLog
-from muster.api.migrate import migrate
-from muster.api.mirror import Mirror
-from muster.api.notifications import Notifications
-from muster.api.observability import Metrics
+from muster.api.core import idempotency
+from muster.api.core.attempts import routes as attempts
+from muster.api.core.background import Background, Work
+from muster.api.core.callers import Principal
+from muster.api.core.checkpoints import routes as checkpoints
+from muster.api.core.cluster.cluster import Cluster, Local
+from muster.api.core.database.db import Database
+from muster.api.core.database.migrate import migrate
+from muster.api.core.database.notifications import Notifications
+from muster.api.core.database.recent import Recent
+from muster.api.core.database.tables import MemberRow, PersonRow, ProjectRow, TokenRow
+from muster.api.core.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
+from muster.api.core.estimates import routes as estimates
+from muster.api.core.events import routes as events
+from muster.api.core.fleet import routes as fleet
+from muster.api.core.folder_threads import FolderThreads
+from muster.api.core.health import routes as health
+from muster.api.core.http import pages
+from muster.api.core.http.middleware import BodyLimits, LoopbackGuard, RequestLog
+from muster.api.core.http.openapi import describe, problems
+from muster.api.core.http.parameters import known_parameters_only
+from muster.api.core.http.streams import OpenStreams
+from muster.api.core.hub import Hub
+from muster.api.core.idempotency import only_where_kept
+from muster.api.core.jobs import retention
+from muster.api.core.jobs import routes as jobs
+from muster.api.core.jobs.repository import live_in_cluster
+from muster.api.core.logs import routes as logs
+from muster.api.core.metrics import curve_routes as curves
+from muster.api.core.metrics import routes as metrics
+from muster.api.core.metrics.steps import StepLogs
+from muster.api.core.mirror import Mirror
+from muster.api.core.observability import Metrics
+from muster.api.core.profiles import routes as profiles
+from muster.api.core.relay import Relay
+from muster.api.core.services import Services
+from muster.api.core.settings import Settings
+from muster.api.core.submission.drafts import Placed
+from muster.api.core.submission.operator_previews import OperatorPreviews
+from muster.api.core.submission.storing import JobWriter
+from muster.api.core.why import routes as why
+from muster.api.data.exports import routes as exports
+from muster.api.data.exports.making import Exports
+from muster.api.data.files import routes as files
+from muster.api.data.files.arrivals import Files, drop_expired, open_files
+from muster.api.data.inspections import routes as data
+from muster.api.data.inspections.service import Inspections
+from muster.api.data.samples import routes as samples
 from muster.api.openai.chat import routes as chat
 from muster.api.openai.chat.pool import REAP_SECONDS, WorkerPool
 from muster.api.openai.files import routes as openai_files
@@ -61,39 +73,28 @@ from muster.api.openai.fine_tuning import routes as fine_tuning
 from muster.api.openai.models import routes as models
 from muster.api.openai.models.base_models import load_models
 from muster.api.openai.requests import invalid_request
-from muster.api.openapi import describe, problems
-from muster.api.operator_previews import OperatorPreviews
-from muster.api.parameters import known_parameters_only
-from muster.api.people import routes as people
-from muster.api.profiles import routes as profiles
-from muster.api.projects import routes as projects
-from muster.api.projects.accounting import ACCOUNTING_SECONDS, Accounting, spent_of
-from muster.api.projects.quotas import QUOTA_SECONDS, QuotaWriter
-from muster.api.rates import RateLimits
-from muster.api.recent import Recent
-from muster.api.relay import Relay
-from muster.api.samples import routes as samples
-from muster.api.secrets import routes as secrets
-from muster.api.services import Services
-from muster.api.sessions import service as sessions
-from muster.api.settings import Settings
-from muster.api.signin import routes as signin
-from muster.api.signin.provider import Provider
-from muster.api.signin.service import SignIn
-from muster.api.streams import OpenStreams
 from muster.api.sweeps import controller as sweep_controller
 from muster.api.sweeps import routes as sweeps
-from muster.api.tables import MemberRow, PersonRow, ProjectRow, TokenRow
-from muster.api.tokens import routes as tokens
-from muster.api.tokens import service as token_service
-from muster.api.usage import routes as usage
+from muster.api.tenants.audit import routes as audit
+from muster.api.tenants.people import routes as people
+from muster.api.tenants.projects import routes as projects
+from muster.api.tenants.projects.accounting import ACCOUNTING_SECONDS, Accounting, spent_of
+from muster.api.tenants.projects.quotas import QUOTA_SECONDS, QuotaWriter
+from muster.api.tenants.rates import RateLimits
+from muster.api.tenants.secrets import routes as secrets
+from muster.api.tenants.sessions import service as sessions
+from muster.api.tenants.signin import routes as signin
+from muster.api.tenants.signin.provider import Provider
+from muster.api.tenants.signin.service import SignIn
+from muster.api.tenants.tokens import routes as tokens
+from muster.api.tenants.tokens import service as token_service
+from muster.api.tenants.usage import routes as usage
 from muster.api.webhooks import routes as webhooks
 from muster.api.webhooks.delivering import DELIVERY_SECONDS, MEASURE_SECONDS, Deliveries, forget_old
 from muster.api.webhooks.reach import Reach
 from muster.api.webhooks.sealing import sealing_of
 from muster.api.webhooks.service import Webhooks
 from muster.api.webhooks.waits import WAIT_SECONDS, notify_of_waits
-from muster.api.why import routes as why
 from muster.contract.base import Problem
 from muster.documents.prices import load_prices
 from muster.local.cluster import LocalCluster
@@ -214,7 +215,7 @@ async def _reached(settings: Settings, database: Database, cluster: Cluster | No
     if cluster is not None or settings.cluster == "local":
         yield cluster or _local_cluster(settings)
         return
-    from muster.api.kubernetes_cluster import KubernetesCluster
+    from muster.api.core.cluster.kubernetes_cluster import KubernetesCluster
     from muster.kube.client import Client
     from muster.kube.connection import connect
 

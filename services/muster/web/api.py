@@ -17,46 +17,57 @@ from urllib.parse import urlsplit
 from fastapi import Request, Response
 from sqlalchemy import func, or_, select
 
-from muster.api import sse
-from muster.api.access import checked
 from muster.api.app import create_app as create_api
-from muster.api.attempts.routes import list_attempts
-from muster.api.auth import COOKIE, Principal, Scope, bearer, counted, form_token, of_session, principal, renewed
-from muster.api.body import parsed
-from muster.api.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
-from muster.api.checkpoints.verifying import verify_commit
-from muster.api.cluster import Cluster
-from muster.api.data.routes import get_data_report
-from muster.api.errors import ApiError
-from muster.api.events import repository as event_rows
-from muster.api.events.schemas import event_of
-from muster.api.exports.routes import fetch_export
-from muster.api.fleet.routes import overview
-from muster.api.hub import ANY_JOB
-from muster.api.jobs import drafting, repository, service
-from muster.api.jobs.clone import editable
-from muster.api.jobs.repository import ORDERS, Filter
-from muster.api.jobs.schemas import cost_document, job_document, job_summary
-from muster.api.logs.files import PAGE_BYTES_MAX, Logs, Page, page, reading, tail_offset
-from muster.api.logs.routes import read_logs
-from muster.api.metrics.curves import CurveQuery
-from muster.api.metrics.service import curves
-from muster.api.metrics.steps import Axis
-from muster.api.projects import routes as project_routes
-from muster.api.projects import service as projects
-from muster.api.projects.schemas import ProjectRequest
-from muster.api.samples.routes import list_samples
-from muster.api.services import Services, ServicesDependency
-from muster.api.sessions import service as sessions
-from muster.api.settings import Settings
-from muster.api.signin.code_flow import FLOW_SECONDS, Flow
-from muster.api.signin.code_flow import begin as begin_flow
-from muster.api.tables import JobRow, MirrorRow
-from muster.api.tokens import routes as token_routes
-from muster.api.tokens.schemas import RotateRequest, TokenRequest
-from muster.api.usage import repository as usage_rows
+from muster.api.core import drafting
+from muster.api.core.access import checked
+from muster.api.core.attempts.routes import list_attempts
+from muster.api.core.callers import (
+    COOKIE,
+    Principal,
+    Scope,
+    bearer,
+    counted,
+    form_token,
+    of_session,
+    principal,
+    renewed,
+)
+from muster.api.core.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
+from muster.api.core.checkpoints.verifying import verify_commit
+from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.database.tables import JobRow, MirrorRow
+from muster.api.core.errors import ApiError
+from muster.api.core.events import repository as event_rows
+from muster.api.core.events.schemas import event_of
+from muster.api.core.fleet.routes import overview
+from muster.api.core.http import sse
+from muster.api.core.http.body import parsed
+from muster.api.core.hub import ANY_JOB
+from muster.api.core.jobs import repository, service
+from muster.api.core.jobs.repository import ORDERS, Filter
+from muster.api.core.jobs.schemas import cost_document, job_document, job_summary
+from muster.api.core.logs.files import PAGE_BYTES_MAX, Logs, Page, page, reading, tail_offset
+from muster.api.core.logs.routes import read_logs
+from muster.api.core.metrics.curves import CurveQuery
+from muster.api.core.metrics.service import curves
+from muster.api.core.metrics.steps import Axis
+from muster.api.core.services import Services, ServicesDependency
+from muster.api.core.settings import Settings
+from muster.api.core.submission.clone import editable
+from muster.api.core.why.routes import explain_job
+from muster.api.data.exports.routes import fetch_export
+from muster.api.data.inspections.routes import get_data_report
+from muster.api.data.samples.routes import list_samples
+from muster.api.tenants.projects import routes as project_routes
+from muster.api.tenants.projects import service as projects
+from muster.api.tenants.projects.schemas import ProjectRequest
+from muster.api.tenants.sessions import service as sessions
+from muster.api.tenants.signin.code_flow import FLOW_SECONDS, Flow
+from muster.api.tenants.signin.code_flow import begin as begin_flow
+from muster.api.tenants.tokens import routes as token_routes
+from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
+from muster.api.tenants.usage import repository as usage_rows
 from muster.api.webhooks import routes as webhook_routes
-from muster.api.why.routes import explain_job
 from muster.contract.projects import Role
 from muster.contract.usage import month_of, month_range, usage
 from muster.contract.webhooks import WebhookRequest

@@ -15,10 +15,10 @@ import structlog
 from tests.integration.api.platform import Platform, platform, sqlite_tables
 from tests.integration.api.postgres import PostgresServer, postgres_server
 
-from muster.api.db import Database
-from muster.api.log import without_secrets
-from muster.api.migrate import migrate
-from muster.api.settings import Settings
+from muster.api.core.database.db import Database
+from muster.api.core.database.migrate import migrate
+from muster.api.core.log import without_secrets
+from muster.api.core.settings import Settings
 
 
 @pytest.fixture(autouse=True, scope="session")

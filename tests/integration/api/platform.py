@@ -22,11 +22,11 @@ from tests.polling import INTERVAL_SECONDS, WAIT_SECONDS_MAX
 
 from muster.api.__main__ import Server
 from muster.api.app import create_app
-from muster.api.cluster import Cluster
-from muster.api.db import Database
-from muster.api.migrate import migrate
-from muster.api.services import Services
-from muster.api.settings import Settings
+from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.database.db import Database
+from muster.api.core.database.migrate import migrate
+from muster.api.core.services import Services
+from muster.api.core.settings import Settings
 from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
 from muster.contract.layout import State
 from muster.contract.status import JobStatus, Phase

@@ -31,7 +31,7 @@ from tests.integration.api.openai_house import chat_file, models_file
 from tests.integration.api.platform import served
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.api.jobs import removal
+from muster.api.core.jobs import removal
 from muster.contract.status import Phase
 
 TOKEN = "muster_" + "5c" * 20
@@ -83,7 +83,7 @@ def in_thread(state: Path, **options: Any) -> Iterator[Server]:
         # No operator removes what is deleted here, so nothing is gained by waiting for one.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(removal, "GONE_SECONDS", 0.05)
-            patch.setattr("muster.api.exports.routes.available", lambda: False)  # a model takes seconds to make
+            patch.setattr("muster.api.data.exports.routes.available", lambda: False)  # a model takes seconds to make
             await serve(short)
 
     async def serve(short: dict[str, float]) -> None:

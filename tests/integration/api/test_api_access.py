@@ -32,8 +32,8 @@ from tests.integration.api.rights import (
 )
 
 from muster.api.app import create_app
-from muster.api.auth import Scope
-from muster.api.settings import Settings
+from muster.api.core.callers import Scope
+from muster.api.core.settings import Settings
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 
 RIGHTS: dict[str, dict[str, str] | None] = {
@@ -172,7 +172,7 @@ def test_every_route_says_who_may_use_it() -> None:
 @asynccontextmanager
 async def _settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[People, str]]:
     """Two projects with people in every role, and one of everything in each; and a file to train on."""
-    monkeypatch.setattr("muster.api.exports.routes.available", lambda: False)  # a model takes seconds to make
+    monkeypatch.setattr("muster.api.data.exports.routes.available", lambda: False)  # a model takes seconds to make
     options = {"auth": True, "base_models_file": models_file(tmp_path), "chat_workers": 0}
     async with platform(tmp_path / "state", **options) as here:
         people = await settle(here, tmp_path / "state")

@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 from tests.integration.api.people import People, bearer, settle
 from tests.integration.api.platform import platform
 
-from muster.api.errors import ApiError
-from muster.api.rates import RateLimits
+from muster.api.core.errors import ApiError
+from muster.api.tenants.rates import RateLimits
 
 
 @pytest.fixture

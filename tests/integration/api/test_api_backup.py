@@ -19,10 +19,10 @@ from tests.integration.api.platform import Platform, document, frames, platform,
 from tests.integration.api.postgres import PostgresServer, postgres_server, standby_of
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.api.db import Database
-from muster.api.errors import ApiError
-from muster.api.migrate import migrate
-from muster.api.settings import Settings
+from muster.api.core.database.db import Database
+from muster.api.core.database.migrate import migrate
+from muster.api.core.errors import ApiError
+from muster.api.core.settings import Settings
 from muster.contract.status import Phase
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"

@@ -10,9 +10,9 @@ from sqlalchemy import event
 from tests.integration.api.people import settle
 from tests.integration.api.platform import Platform, platform
 
-from muster.api.auth import ANONYMOUS, Principal
-from muster.api.recent import KEPT_SECONDS, Recent
-from muster.api.tables import TokenRow
+from muster.api.core.callers import ANONYMOUS, Principal
+from muster.api.core.database.recent import KEPT_SECONDS, Recent
+from muster.api.core.database.tables import TokenRow
 
 
 def test_an_answer_is_used_for_a_second_and_not_past_a_change() -> None:

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import select
 from tests.integration.api.platform import document, platform, until
 
-from muster.api.cluster import FoundJob, Local
-from muster.api.mirror import TOGETHER
-from muster.api.tables import MirrorRow
+from muster.api.core.cluster.cluster import FoundJob, Local
+from muster.api.core.database.tables import MirrorRow
+from muster.api.core.mirror import TOGETHER
 from muster.contract.layout import State
 from muster.contract.spec import parse_job
 from muster.local.cluster import LocalCluster, RawChange

@@ -90,7 +90,7 @@ async def test_a_pin_that_retention_was_faster_than_is_refused_and_leaves_nothin
         store.delete(commit_key(step))
         return pin(store, step)
 
-    monkeypatch.setattr("muster.api.checkpoints.routes.pin", too_late)
+    monkeypatch.setattr("muster.api.core.checkpoints.routes.pin", too_late)
     reply = await here.client.post(f"/api/v1/jobs/{uid}/checkpoints/20:pin")
     assert (reply.status_code, reply.json()["code"]) == (404, "checkpoint_not_found")
     assert "the retention policy has removed it" in reply.json()["detail"]

@@ -15,7 +15,7 @@ from tests.integration.api.test_api_process import api
 from tests.s3_servers import TOOLS
 
 from muster.api.app import create_app
-from muster.api.settings import Settings
+from muster.api.core.settings import Settings
 
 # What the generator can't take: YAML bodies, which may be JSON too, and the parts of a resumable upload (tus).
 KNOWN_LOSSES = {

@@ -11,8 +11,8 @@ from tests.integration.api.platform import Platform, platform, until
 from tests.integration.api.postgres import PostgresServer
 from tests.integration.api.test_api_files import begin
 
-from muster.api.files import service
-from muster.api.files.arrivals import drop_expired
+from muster.api.data.files import service
+from muster.api.data.files.arrivals import drop_expired
 from muster.api.webhooks.waits import notify_of_waits
 from muster.contract.status import Phase
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, document, platform
 
-from muster.api.cluster import Local
+from muster.api.core.cluster.cluster import Local
 from muster.contract.layout import State
 from muster.local.cluster import LocalCluster
 from muster.secrets.box import SecretBox

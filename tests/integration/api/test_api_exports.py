@@ -15,7 +15,7 @@ import pytest
 from tests.integration.api.platform import Platform, platform
 from tests.s3_servers import BUCKET, moto_server
 
-from muster.api.exports import making
+from muster.api.data.exports import making
 
 FILES = {"config.json": b"{}", "model.safetensors": os.urandom(3_000_000), "base/tokenizer.json": b"[1, 2]" * 99}
 
@@ -23,7 +23,7 @@ FILES = {"config.json": b"{}", "model.safetensors": os.urandom(3_000_000), "base
 @pytest.fixture
 async def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Platform, str]]:
     """A platform without a trainer, and the address of a model that was made before: of step 20."""
-    monkeypatch.setattr("muster.api.exports.routes.available", lambda: False)
+    monkeypatch.setattr("muster.api.data.exports.routes.available", lambda: False)
     async with platform(tmp_path / "state") as here:
         uid = (await here.submit("base"))["id"]
         here.commit(uid, 20)

@@ -20,9 +20,9 @@ from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform, until
 from tests.s3_servers import BUCKET, moto_server
 
-from muster.api.files import arrivals, repository, service, staging
-from muster.api.files.arrivals import drop_expired
-from muster.api.tool import Ended
+from muster.api.data.files import arrivals, repository, service, staging
+from muster.api.data.files.arrivals import drop_expired
+from muster.api.data.tool import Ended
 from muster.contract.base import dump_json
 from muster.contract.layout import State
 from muster.contract.times import epoch_seconds
@@ -159,7 +159,7 @@ async def test_a_process_that_ends_between_arrival_and_check_is_followed_by_one_
         raise OSError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("muster.api.files.arrivals.Arrivals._check", dies)
+        patch.setattr("muster.api.data.files.arrivals.Arrivals._check", dies)
         async with platform(tmp_path / "state") as here:
             made = await upload(here)
             key = State(tmp_path / "state").files / "default" / f"{hashlib.sha256(DATA).hexdigest()}.jsonl"
@@ -300,7 +300,7 @@ async def test_what_lies_on_another_replicas_disk_takes_no_room_and_is_given_up_
         assert arrivals is not None
         await arrivals._take_in(file_id)
         assert (await here.get(f"/files/{file_id}"))["status"] == "checking", "for it may come back"
-        monkeypatch.setattr("muster.api.files.arrivals.ELSEWHERE_SECONDS", -1.0)
+        monkeypatch.setattr("muster.api.data.files.arrivals.ELSEWHERE_SECONDS", -1.0)
         await arrivals._take_in(file_id)
         found = await here.get(f"/files/{file_id}")
         assert (found["status"], "upload it again" in found["fault"]) == ("failed", True)

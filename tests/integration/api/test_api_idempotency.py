@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.integration.api.platform import Platform, document
 
-from muster.api.idempotency import MAKES_ANEW
+from muster.api.core.idempotency import MAKES_ANEW
 
 KEY = {"Idempotency-Key": "one-request"}
 

@@ -12,8 +12,8 @@ import pytest
 from tests.integration.api.platform import Platform, document, platform, until
 from tests.integration.api.test_api_files import taken_in, upload
 
-from muster.api.data import inspections
-from muster.api.tool import Ended
+from muster.api.data.inspections import service as inspections
+from muster.api.data.tool import Ended
 
 PATH = "/api/v1/jobs:inspect"
 SAID = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})

@@ -11,7 +11,7 @@ import yaml
 from sqlalchemy import update
 from tests.integration.api.platform import Platform, document, until
 
-from muster.api.tables import JobRow
+from muster.api.core.database.tables import JobRow
 from muster.contract.status import Phase
 
 

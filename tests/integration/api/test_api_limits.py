@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, document, platform
 
-from muster.api.jobs import submission
+from muster.api.core.submission import drafts as submission
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 
 JSON, YAML = {"content-type": "application/json"}, {"content-type": "application/yaml"}
@@ -178,7 +178,7 @@ async def test_a_web_page_does_not_reach_an_open_api(local: Platform, headers: d
 
 
 async def test_a_mistake_of_ours_tells_nothing(local: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    from muster.api.jobs import service
+    from muster.api.core.jobs import service
 
     async def broken(*_: Any) -> None:
         raise RuntimeError("postgresql://user:hunter2@db/secret table")

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.api.people import bearer, settle
 from tests.integration.api.platform import platform
 
-from muster.api.auth import ANONYMOUS
+from muster.api.core.callers import ANONYMOUS
 from muster.api.openai.chat.service import place_of
 from muster.contract.names import LOG, STEP_LOG
 from muster.web.app import create_app

@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import select
 from tests.integration.api.platform import Platform, document, platform, until
 
-from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Local, Outcome
-from muster.api.tables import AttemptRow, JobRow
+from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, Local, Outcome
+from muster.api.core.database.tables import AttemptRow, JobRow
 from muster.contract.layout import State
 from muster.contract.signals import Cause
 from muster.contract.spec import parse_job
@@ -182,7 +182,7 @@ async def test_a_crash_in_the_middle_of_a_batch_loses_and_repeats_nothing(
     here: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit that would have held the batch fails: the events must come with the next try, and once."""
-    from muster.api import mirror
+    from muster.api.core import mirror
 
     uid = (await here.submit())["id"]
     await here.handed_over(uid)

@@ -13,7 +13,7 @@ from tests.integration.api.platform import Frame, Platform, frames, served, unti
 from tests.integration.api.postgres import PostgresServer
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.api import hub
+from muster.api.core import hub
 from muster.contract.status import Phase
 
 pytestmark = pytest.mark.postgres

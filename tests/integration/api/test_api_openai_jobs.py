@@ -25,8 +25,8 @@ from tests.integration.api.platform import Platform, platform
 from tests.integration.api.postgres import PostgresServer
 from tests.integration.api.test_api_openai_wrong_fields import ANSWER, EQ
 
+from muster.api.core.settings import Settings
 from muster.api.openai.fine_tuning import retries
-from muster.api.settings import Settings
 from muster.contract.status import Phase, Progress
 
 __all__ = ["without_pauses"]

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, event
 from tests.integration.api.platform import Platform, document, platform, until
 from tests.integration.api.postgres import PostgresServer
 
-from muster.api import background, postgresql
+from muster.api.core import background
+from muster.api.core.database import postgresql
 
 KEY = {"Idempotency-Key": "one-request"}
 
@@ -183,7 +184,7 @@ async def test_a_commit_that_is_not_answered_is_told_as_such(
 
 @pytest.mark.both_databases
 async def test_a_crash_before_the_commit_stores_nothing(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    from muster.api import idempotency
+    from muster.api.core import idempotency
 
     def crash(*_: Any) -> None:
         raise RuntimeError("crash after the job's row, before the commit")

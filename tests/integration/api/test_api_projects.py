@@ -14,9 +14,9 @@ from sqlalchemy import text, update
 from tests.integration.api.people import People, bearer, settle
 from tests.integration.api.platform import Platform, document, frames, platform, served, until
 
-from muster.api.projects.quotas import QuotaWriter
-from muster.api.recent import KEPT_SECONDS
-from muster.api.tables import TokenRow
+from muster.api.core.database.recent import KEPT_SECONDS
+from muster.api.core.database.tables import TokenRow
+from muster.api.tenants.projects.quotas import QuotaWriter
 from muster.contract.names import Label
 from muster.contract.quotas import ProjectQuota, Quota, read_quotas
 from muster.contract.spec import JobSpec, parse_job

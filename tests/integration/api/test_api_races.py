@@ -12,7 +12,7 @@ import pytest
 from tests.integration.api.platform import Platform, platform
 from tests.integration.api.postgres import PostgresServer
 
-from muster.api.cluster import Local
+from muster.api.core.cluster.cluster import Local
 from muster.contract.layout import State
 from muster.local.cluster import LocalCluster
 

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import select
 from tests.integration.api.platform import Platform
 
-from muster.api import relay
-from muster.api.tables import JobRow
+from muster.api.core import relay
+from muster.api.core.database.tables import JobRow
 
 
 @pytest.mark.both_databases

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, document, platform, until
 
-from muster.api.jobs import removal
-from muster.api.jobs.retention import drop_left, drop_old
+from muster.api.core.jobs import removal
+from muster.api.core.jobs.retention import drop_left, drop_old
 from muster.contract.status import Phase
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, document, platform, until
 
-from muster.api.events.types import EventType, NewEvent
-from muster.api.jobs import repository
+from muster.api.core.events.types import EventType, NewEvent
+from muster.api.core.jobs import repository
 from muster.contract.base import dump
 from muster.contract.names import DEFAULT_PROJECT
 from muster.contract.spec import parse_job

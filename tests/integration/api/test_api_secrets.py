@@ -12,7 +12,7 @@ from sqlalchemy import text
 from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform
 
-from muster.api.cluster import Local
+from muster.api.core.cluster.cluster import Local
 from muster.secrets.box import SecretBox
 
 VALUE = "hf_a-value-that-nobody-is-shown"

@@ -18,9 +18,9 @@ from tests.integration.api.people import People, bearer
 from tests.integration.api.platform import Platform, document, platform, served, until
 from tests.oidc_provider import CLIENT, Provider, oidc_provider
 
-from muster.api.settings import Settings
-from muster.api.signin.provider import LEEWAY_SECONDS, REFETCH_SECONDS, ProviderUnreachable, SignInRefused
-from muster.api.signin.provider import Provider as Keys
+from muster.api.core.settings import Settings
+from muster.api.tenants.signin.provider import LEEWAY_SECONDS, REFETCH_SECONDS, ProviderUnreachable, SignInRefused
+from muster.api.tenants.signin.provider import Provider as Keys
 from muster.cli import login, signing_in
 from muster.cli.errors import CliError
 from muster.client import address, signed_in

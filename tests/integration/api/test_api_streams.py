@@ -13,12 +13,12 @@ from sqlalchemy import text
 from tests.integration.api.platform import Frame, Platform, document, frames, platform, served, until
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.api import auth
 from muster.api.__main__ import Server
-from muster.api.access import Reader
-from muster.api.auth import Principal
-from muster.api.errors import ApiError
-from muster.api.tables import TokenRow
+from muster.api.core import callers as auth
+from muster.api.core.access import Reader
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import TokenRow
+from muster.api.core.errors import ApiError
 from muster.contract.status import Phase
 
 STREAM = {"accept": "text/event-stream"}

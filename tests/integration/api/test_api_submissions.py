@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 from tests.integration.api.platform import Platform, document
 
-from muster.api.jobs import storing
+from muster.api.core.submission import storing
 
 KEY = "Idempotency-Key"
 

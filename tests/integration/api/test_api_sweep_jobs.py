@@ -15,9 +15,9 @@ from sqlalchemy import delete
 from tests.integration.api.platform import Platform, platform, until
 from tests.integration.api.test_api_history import record, worker_dir
 
+from muster.api.core.database.tables import JobRow
 from muster.api.sweeps import controller
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
-from muster.api.tables import JobRow
 from muster.contract.status import CheckpointStatus, Phase
 from muster.contract.sweep_replies import SweepDetail, SweepList
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text, update
 from tests.integration.api.platform import Platform, document, platform, until
 
-from muster.api.tables import TokenRow
+from muster.api.core.database.tables import TokenRow
 from muster.contract.times import epoch_seconds
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, platform, until
 
-from muster.api.projects.accounting import Accounting, spent_of
-from muster.api.projects.quotas import QuotaWriter
+from muster.api.tenants.projects.accounting import Accounting, spent_of
+from muster.api.tenants.projects.quotas import QuotaWriter
 from muster.contract.quotas import ProjectQuota, read_quotas
 from muster.contract.status import Attempt, Phase
 from muster.contract.usage import month_of, month_range

@@ -17,9 +17,9 @@ from tests.integration.api.openai_house import chat_file, models_file
 from tests.integration.api.platform import Platform, platform, until
 from tests.integration.api.webhook_receiver import Receiver, receiver
 
-from muster.api.events import repository as events
-from muster.api.events.types import EventType, NewEvent
-from muster.api.projects.accounting import Counted, notify_of_budgets
+from muster.api.core.events import repository as events
+from muster.api.core.events.types import EventType, NewEvent
+from muster.api.tenants.projects.accounting import Counted, notify_of_budgets
 from muster.api.webhooks import delivering, sending
 from muster.api.webhooks.delivering import Deliveries
 from muster.api.webhooks.reach import Reach

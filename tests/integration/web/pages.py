@@ -13,9 +13,9 @@ import httpx2
 from sqlalchemy import delete, select, update
 from tests.integration.api.platform import Platform
 
-from muster.api.events import repository as events
-from muster.api.events.types import EventType, NewEvent
-from muster.api.tables import EventRow, JobRow
+from muster.api.core.database.tables import EventRow, JobRow
+from muster.api.core.events import repository as events
+from muster.api.core.events.types import EventType, NewEvent
 from muster.contract.data_report import (
     DATA_REPORT_KEY,
     DataReport,

@@ -38,7 +38,7 @@ from tests.integration.api.rights import (
 from tests.integration.web.pages import Browser, notes, write_log
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.api.settings import Settings
+from muster.api.core.settings import Settings
 from muster.web import live
 from muster.web.app import create_app
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.api.platform import Platform, platform
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.api.hub import Hub
+from muster.api.core.hub import Hub
 from muster.web import api
 from muster.web.api import ANY_JOB, Services
 from muster.web.app import create_app

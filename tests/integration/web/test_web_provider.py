@@ -18,7 +18,7 @@ from tests.integration.api.platform import BASE, Platform, platform
 from tests.integration.web.pages import HTML, Browser
 from tests.oidc_provider import CLIENT, Provider, oidc_provider
 
-from muster.api.signin.code_flow import FLOW_SECONDS
+from muster.api.tenants.signin.code_flow import FLOW_SECONDS
 from muster.web.app import create_app
 
 ROLES = {"ml": {"nlp": "member"}, "platform": "admin"}
@@ -179,7 +179,7 @@ async def test_what_was_not_begun_here_opens_nothing(
 
     here.client.cookies.clear()
     begun = time.time()
-    monkeypatch.setattr("muster.api.signin.code_flow.time.time", lambda: begun - FLOW_SECONDS - 1)
+    monkeypatch.setattr("muster.api.tenants.signin.code_flow.time.time", lambda: begun - FLOW_SECONDS - 1)
     address = await visit.leave()
     monkeypatch.undo()
     old = await visit.land(await visit.meet(address))

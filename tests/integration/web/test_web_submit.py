@@ -146,7 +146,7 @@ async def test_a_clone_begins_with_the_jobs_document_and_shows_no_secret(here: P
 async def _specs(here: Platform) -> list[tuple[str, dict[str, object]]]:
     from sqlalchemy import select
 
-    from muster.api.tables import JobRow
+    from muster.api.core.database.tables import JobRow
 
     async with here.services.database.read() as session:
         return [(row[0], row[1]) for row in await session.execute(select(JobRow.id, JobRow.spec))]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from muster.api.errors import ApiError
+from muster.api.core.errors import ApiError
 from muster.api.openai.chat import pool as pools
 from muster.api.openai.chat.pool import WorkerPool
 from muster.api.openai.chat.worker import ModelPlace, Worker

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.api.auth import Principal, Scope
-from muster.api.fleet.views import LiveJob, node_documents, queue_documents
+from muster.api.core.callers import Principal, Scope
+from muster.api.core.fleet.views import LiveJob, node_documents, queue_documents
 from muster.contract.fleet import FleetReport, NodeReport
 from muster.contract.projects import Role
 from muster.contract.times import rfc3339

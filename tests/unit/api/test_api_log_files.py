@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.api.logs import files
-from muster.api.logs.files import Follower, Logs, page, tail_offset
+from muster.api.core.logs import files
+from muster.api.core.logs.files import Follower, Logs, page, tail_offset
 from muster.contract.layout import State
 
 TEXT = st.text(alphabet="ab\nü€", max_size=60)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from muster.api import pod_logs
-from muster.api.logs.files import Follower, Logs, page
-from muster.api.pod_logs import PodLogs
+from muster.api.core.cluster import pod_logs
+from muster.api.core.cluster.pod_logs import PodLogs
+from muster.api.core.logs.files import Follower, Logs, page
 from muster.contract.layout import State
 
 BYTES_MAX = 256 << 10  # of some blocks, so that there can be holes

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.api.metrics import steps as step_files
-from muster.api.metrics.curves import CurveQuery, curves_document
-from muster.api.metrics.service import tokens_at
-from muster.api.metrics.steps import History, StepLogs, chosen, shown, thinned
-from muster.api.metrics.tables import SERIES_MAX
+from muster.api.core.metrics import steps as step_files
+from muster.api.core.metrics.curves import CurveQuery, curves_document
+from muster.api.core.metrics.service import tokens_at
+from muster.api.core.metrics.steps import History, StepLogs, chosen, shown, thinned
+from muster.api.core.metrics.tables import SERIES_MAX
 from muster.contract.layout import State
 
 Records = list[dict[str, Any]]

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.api.errors import ApiError
+from muster.api.core.errors import ApiError
 from muster.api.sweeps.decisions import Measured, Results, Rules, Trial, best_of, decide, is_rung, judged
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 from muster.api.sweeps.search import trials_of

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import make_url
 
-from muster.api import settings as api_settings
-from muster.api.auth import ANONYMOUS, Principal, Scope, hash_of, is_acceptable, new_token
-from muster.api.errors import KINDS, ApiError, problem_body
-from muster.api.events.types import EventType, events_between
-from muster.api.jobs.clone import merge_patch
-from muster.api.paging import cursor_of, seq_of
-from muster.api.settings import Settings, is_loopback
+from muster.api.core import settings as api_settings
+from muster.api.core.callers import ANONYMOUS, Principal, Scope, hash_of, is_acceptable, new_token
+from muster.api.core.errors import KINDS, ApiError, problem_body
+from muster.api.core.events.types import EventType, events_between
+from muster.api.core.http.paging import cursor_of, seq_of
+from muster.api.core.settings import Settings, is_loopback
+from muster.api.core.submission.clone import merge_patch
 from muster.contract.advice import advice
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause

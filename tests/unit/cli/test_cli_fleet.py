@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from muster.api.fleet.routes import _NODES, _QUEUES
-from muster.api.usage.routes import _EXAMPLE
+from muster.api.core.fleet.routes import _NODES, _QUEUES
+from muster.api.tenants.usage.routes import _EXAMPLE
 from muster.cli import fleet, usage
 from muster.client.address import Server
 from muster.client.connection import Connection

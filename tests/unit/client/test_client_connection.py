@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from muster.api.errors import invalid_parameter, problem_body
+from muster.api.core.errors import invalid_parameter, problem_body
 from muster.cli.errors import Exit, cli_error
 from muster.client import exchange as module
 from muster.client.address import Server

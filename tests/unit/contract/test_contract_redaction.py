@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.api.log import without_secrets
+from muster.api.core.log import without_secrets
 from muster.contract.redaction import HIDDEN, looks_secret, masked_paths, redact, redact_spec, redact_values, secrets_in
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from tests.unit.core.seen import NOW, beat, fleet, node, observed, spec, summary, with_status, worker
 
-from muster.api.events.types import events_between
+from muster.api.core.events.types import events_between
 from muster.contract.prices import Prices, bill
 from muster.contract.signals import TrainerPhase
 from muster.contract.status import LIVING, Attempt, AttemptOutcome, GangStatus, JobStatus, Phase

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.cluster import DesiredJob, Local, Outcome
+from muster.api.core.cluster.cluster import DesiredJob, Local, Outcome
 from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import Phase
 from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound

@@ -15,7 +15,7 @@ import yaml
 from tests.s3_servers import Missing, fetched
 from tests.tidy.repository import ROOT
 
-from muster.api.settings import Settings as ApiSettings
+from muster.api.core.settings import Settings as ApiSettings
 from muster.operator.settings import Settings as OperatorSettings
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -18,7 +18,7 @@ from tests.unit.packaging.value_sets import MONITORED
 from muster.agent.gpus import Reading
 from muster.agent.metrics import _GPU
 from muster.agent.metrics import Metrics as AgentMetrics
-from muster.api.observability import Metrics as ApiMetrics
+from muster.api.core.observability import Metrics as ApiMetrics
 from muster.contract.signals import TrainerPhase
 from muster.contract.status import Cause, CheckpointStatus, GoodputAccount, GoodputState, Phase, Progress, Restarts
 from muster.documents.prices import load_prices

@@ -165,7 +165,7 @@ def test_permissions_hold_no_wildcard_and_no_secret(chart: Chart) -> None:
 def test_the_settings_of_the_sign_in_are_those_that_the_api_reads(
     chart: Chart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from muster.api.settings import Settings
+    from muster.api.core.settings import Settings
 
     (container,) = pod_specs(chart.objects(EVERYTHING))["muster-api"]["containers"]
     for name, value in environment(container).items():

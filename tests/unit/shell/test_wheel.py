@@ -56,7 +56,7 @@ def test_the_wheel_works_without_a_checkout(wheel: Path, tmp_path: Path) -> None
 def test_the_wheel_brings_the_schemas_history_and_the_demos_job(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     program = (
-        "from muster.api.migrate import migrations_folder\n"
+        "from muster.api.core.database.migrate import migrations_folder\n"
         "from muster.cli.demo import find_example\n"
         "print(migrations_folder(), find_example(None), sep='\\n')\n"
     )

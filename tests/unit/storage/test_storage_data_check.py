@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
-from muster.api.files.arrivals import memory_of_a_check
+from muster.api.data.files.arrivals import memory_of_a_check
 from muster.storage import data_check
 from muster.storage.contents import ending_of
 from muster.storage.data_check import MEMORY_BYTES_MAX, Checked, check

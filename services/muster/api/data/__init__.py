@@ -1,1 +1,1 @@
-"""Checkpoints: the commits that a job's folder holds."""
+"""Data that go into jobs and models that come out of them."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from sqlalchemy import Select, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.tables import FineTuneMetadataRow, FineTuneRow, JobRow, Table
+from muster.api.core.database.tables import FineTuneMetadataRow, FineTuneRow, JobRow, Table
 from muster.contract.status import Phase
 
 

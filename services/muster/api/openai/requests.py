@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from muster.api.errors import ApiError
+from muster.api.core.errors import ApiError
 from muster.contract.base import Problem
 
 

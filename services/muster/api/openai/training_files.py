@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from muster.api.auth import Principal
-from muster.api.files import repository
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import FileRow
+from muster.api.core.services import Services
+from muster.api.data.files import repository
 from muster.api.openai.requests import refused
-from muster.api.services import Services
-from muster.api.tables import FileRow
 from muster.contract.address import AddressError, data_address
 from muster.contract.data_formats import FORMATS, fits_task, wrong_format
 from muster.contract.file_replies import FileStatus, Purpose

@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 import structlog
 from starlette.concurrency import run_in_threadpool
 
-from muster.api.auth import ANONYMOUS, Principal, Scope
-from muster.api.errors import ApiError
-from muster.api.idempotency import Attempted, hash_of
-from muster.api.jobs import service as jobs
-from muster.api.jobs.storing import Beside
-from muster.api.services import Services
+from muster.api.core.callers import ANONYMOUS, Principal, Scope
+from muster.api.core.database.tables import JobRow, MemberRow, PersonRow, SweepRow, TrialRow
+from muster.api.core.errors import ApiError
+from muster.api.core.idempotency import Attempted, hash_of
+from muster.api.core.jobs import service as jobs
+from muster.api.core.services import Services
+from muster.api.core.submission.storing import Beside
 from muster.api.sweeps import repository
 from muster.api.sweeps.decisions import Decision, Results, Rules, Trial, best_of, decide
 from muster.api.sweeps.measuring import measured_after
 from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.search import Parameters, trials_of
 from muster.api.sweeps.trials import SweepDraft
-from muster.api.tables import JobRow, MemberRow, PersonRow, SweepRow, TrialRow
 from muster.contract.base import dump
 from muster.contract.projects import Role
 from muster.contract.status import Phase

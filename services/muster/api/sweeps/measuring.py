@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from muster.api.metrics.steps import StepLogs
-from muster.api.metrics.tables import finite
+from muster.api.core.metrics.steps import StepLogs
+from muster.api.core.metrics.tables import finite
 from muster.api.sweeps.decisions import Measured
 
 # By the metric's name in evaluation.metric; every other one is among the values by name.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from muster.api.core.database.tables import JobRow, SweepRow, TrialRow
 from muster.api.sweeps.trials import SweepDraft
-from muster.api.tables import JobRow, SweepRow, TrialRow
 from muster.contract.sweep import Sweep
 
 

@@ -7,16 +7,16 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
 
-from muster.api.auth import Caller, Principal, Scope, needs
-from muster.api.body import read_body
-from muster.api.idempotency import IdempotencyKey, attempted
-from muster.api.openapi import body, problems, shown
-from muster.api.paging import cursor_of, seq_of
-from muster.api.services import Services, ServicesDependency
+from muster.api.core.callers import Caller, Principal, Scope, needs
+from muster.api.core.database.tables import SweepRow
+from muster.api.core.http.body import read_body
+from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.paging import cursor_of, seq_of
+from muster.api.core.idempotency import IdempotencyKey, attempted
+from muster.api.core.services import Services, ServicesDependency
 from muster.api.sweeps import examples, repository, service
 from muster.api.sweeps.repository import Filter
 from muster.api.sweeps.schemas import sweep_document, sweep_summary
-from muster.api.tables import SweepRow
 from muster.contract.sweep_replies import SweepDetail, SweepList
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from muster.api.jobs.schemas import DocumentMetadata
+from muster.api.core.database.tables import JobRow, SweepRow, TrialRow
+from muster.api.core.jobs.schemas import DocumentMetadata
 from muster.api.sweeps.decisions import Results
-from muster.api.tables import JobRow, SweepRow, TrialRow
 from muster.contract.names import KIND
 from muster.contract.redaction import redact_spec, without_env_values
 from muster.contract.replies import API_VERSION

@@ -11,18 +11,18 @@ from typing import Any
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.access import may_act
-from muster.api.audit.repository import Act, record
-from muster.api.auth import Principal
-from muster.api.body import off_the_loop
-from muster.api.errors import ApiError, database_unavailable
-from muster.api.idempotency import Attempted
-from muster.api.jobs.submission import Draft, draft
-from muster.api.services import Services
+from muster.api.core.access import may_act
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import SweepRow
+from muster.api.core.errors import ApiError, database_unavailable
+from muster.api.core.http.body import off_the_loop
+from muster.api.core.idempotency import Attempted
+from muster.api.core.services import Services
+from muster.api.core.submission.drafts import Draft, draft
 from muster.api.sweeps import repository
 from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.trials import Faults, SweepDraft, submissions_of
-from muster.api.tables import SweepRow
+from muster.api.tenants.audit.repository import Act, record
 from muster.contract.base import InvalidDocument, Problem, dump
 from muster.contract.commits_read import commits_read
 from muster.contract.spec import Submission

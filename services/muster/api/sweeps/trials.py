@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.api.errors import ApiError
-from muster.api.jobs.submission import parse_submission
+from muster.api.core.errors import ApiError
+from muster.api.core.submission.drafts import parse_submission
 from muster.api.sweeps.search import NoSuchPlace, Parameters, problem_of, trials_of, with_parameters
 from muster.contract.base import FAULTS_MAX, Problem
 from muster.contract.evaluation_config import must_be_reported

@@ -17,11 +17,11 @@ import structlog
 from sqlalchemy import Select, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.clock import clock
-from muster.api.db import Database
-from muster.api.errors import ApiError
-from muster.api.observability import WebhookMetrics
-from muster.api.tables import WebhookDeliveryRow, WebhookRow
+from muster.api.core.clock import clock
+from muster.api.core.database.db import Database
+from muster.api.core.database.tables import WebhookDeliveryRow, WebhookRow
+from muster.api.core.errors import ApiError
+from muster.api.core.observability import WebhookMetrics
 from muster.api.webhooks.reach import Reach
 from muster.api.webhooks.schemas import DeliveryAttempt, DeliveryStatus
 from muster.api.webhooks.sealing import Sealing

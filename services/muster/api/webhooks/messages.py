@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.api.events.types import EventType
+from muster.api.core.events.types import EventType
 from muster.contract.times import rfc3339
 from muster.contract.views import with_times
 from muster.contract.webhook_kinds import WebhookKind, WebhookPreset

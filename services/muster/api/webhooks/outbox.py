@@ -12,8 +12,8 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.db import Database
-from muster.api.tables import FineTuneRow, WebhookDeliveryRow, WebhookRow
+from muster.api.core.database.db import Database
+from muster.api.core.database.tables import FineTuneRow, WebhookDeliveryRow, WebhookRow
 from muster.api.webhooks.messages import Message, NamedJob, body_of, of_event
 from muster.api.webhooks.schemas import DeliveryStatus
 from muster.contract.webhook_kinds import WebhookKind, WebhookPreset

@@ -7,17 +7,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from muster.api.access import project_role
-from muster.api.audit.repository import Act, record
-from muster.api.auth import Caller, Principal, Scope, needs
-from muster.api.body import parsed, read_body
-from muster.api.jobs.routes import NO_NUL
-from muster.api.openapi import body, problems, shown
-from muster.api.paging import cursor_of, seq_of
-from muster.api.path_parts import without_action
-from muster.api.projects.routes import ProjectName
-from muster.api.reply import Reply
-from muster.api.services import Services, ServicesDependency
+from muster.api.core.access import project_role
+from muster.api.core.callers import Caller, Principal, Scope, needs
+from muster.api.core.http.body import parsed, read_body
+from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.paging import cursor_of, seq_of
+from muster.api.core.http.path_parts import NO_NUL, ProjectName, without_action
+from muster.api.core.http.reply import Reply
+from muster.api.core.services import Services, ServicesDependency
+from muster.api.tenants.audit.repository import Act, record
 from muster.api.webhooks import delivering, outbox, service
 from muster.api.webhooks.schemas import (
     Delivery,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from muster.api.reply import Reply
-from muster.api.tables import WebhookDeliveryRow, WebhookRow
+from muster.api.core.database.tables import WebhookDeliveryRow, WebhookRow
+from muster.api.core.http.reply import Reply
 from muster.contract.base import Time
 from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 

@@ -6,9 +6,9 @@ import secrets
 
 from sqlalchemy import select
 
-from muster.api.db import Database
-from muster.api.settings import Settings
-from muster.api.tables import WebhookRow
+from muster.api.core.database.db import Database
+from muster.api.core.database.tables import WebhookRow
+from muster.api.core.settings import Settings
 from muster.contract.webhooks import secret_of
 from muster.secrets.box import SecretBox, SecretsLocked
 

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.access import project_not_found
-from muster.api.errors import ApiError
-from muster.api.tables import ProjectRow, WebhookDeliveryRow, WebhookRow
+from muster.api.core.access import project_not_found
+from muster.api.core.database.tables import ProjectRow, WebhookDeliveryRow, WebhookRow
+from muster.api.core.errors import ApiError
 from muster.api.webhooks.delivering import Deliveries
 from muster.api.webhooks.messages import of_test
 from muster.api.webhooks.outbox import delivery

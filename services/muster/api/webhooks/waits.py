@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from muster.api.clock import clock
-from muster.api.db import Database
-from muster.api.tables import JobRow, WebhookRow
+from muster.api.core.clock import clock
+from muster.api.core.database.db import Database
+from muster.api.core.database.tables import JobRow, WebhookRow
 from muster.api.webhooks import outbox
 from muster.api.webhooks.messages import Message, NamedJob, of_wait
 from muster.contract.redaction import redact

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from muster.api.errors import ApiError
+from muster.api.core.errors import ApiError
 from muster.api.openai.chat.worker import ModelPlace, Worker
 
 IDLE_SECONDS: Final = 300.0  # what is tried out is asked again within minutes, and a model's memory is somebody else's

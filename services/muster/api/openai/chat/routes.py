@@ -13,16 +13,16 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from muster.api import sse
-from muster.api.auth import Caller, Scope, needs
-from muster.api.body import parsed, read_body
-from muster.api.errors import ApiError, problem_body
-from muster.api.jobs.examples import AT, UID
+from muster.api.core.callers import Caller, Scope, needs
+from muster.api.core.errors import ApiError, problem_body
+from muster.api.core.http import sse
+from muster.api.core.http.body import parsed, read_body
+from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.jobs.examples import AT, UID
+from muster.api.core.services import ServicesDependency
 from muster.api.openai.chat import service
 from muster.api.openai.chat.requests import ChatRequest, CompletionRequest
 from muster.api.openai.requests import refused
-from muster.api.openapi import body, problems, shown
-from muster.api.services import ServicesDependency
 
 router = APIRouter(tags=["openai"])
 reads = Depends(needs(Scope.READ))

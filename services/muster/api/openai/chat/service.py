@@ -9,16 +9,16 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.api.auth import Principal
-from muster.api.errors import ApiError
-from muster.api.jobs import service as jobs
-from muster.api.jobs.submission import folder_of
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import JobRow
+from muster.api.core.errors import ApiError
+from muster.api.core.jobs import service as jobs
+from muster.api.core.services import Services
+from muster.api.core.submission.drafts import folder_of
 from muster.api.openai.chat.worker import ModelPlace
 from muster.api.openai.models.names import FineTuned, fine_tuned_of
 from muster.api.openai.models.service import model_not_found
 from muster.api.openai.requests import refused
-from muster.api.services import Services
-from muster.api.tables import JobRow
 from muster.contract.base import UserError
 from muster.storage.errors import StorageError
 

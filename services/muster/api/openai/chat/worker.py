@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-from muster.api.errors import ApiError
+from muster.api.core.errors import ApiError
 from muster.api.openai.requests import refused
 
 MODULE: Final = "muster.trainer.convert.respond"

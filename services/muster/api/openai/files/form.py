@@ -9,7 +9,7 @@ from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from muster.api.errors import ApiError
+from muster.api.core.errors import ApiError
 from muster.api.openai.requests import refused
 
 FIELDS_MAX: Final = 20

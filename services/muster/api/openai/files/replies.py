@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel
 
-from muster.api.tables import FileRow
+from muster.api.core.database.tables import FileRow
 from muster.contract.file_replies import FileStatus
 
 FILE_PREFIX: Final = "file-"

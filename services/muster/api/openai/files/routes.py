@@ -9,21 +9,21 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
-from muster.api.access import project_role
-from muster.api.auth import Caller, Scope, needs
-from muster.api.errors import invalid_parameter
-from muster.api.files import service as files
-from muster.api.files.repository import Filter
-from muster.api.jobs.examples import AT
+from muster.api.core.access import project_role
+from muster.api.core.callers import Caller, Scope, needs
+from muster.api.core.errors import invalid_parameter
+from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.ranges import ranged
+from muster.api.core.jobs.examples import AT
+from muster.api.core.services import ServicesDependency
+from muster.api.data.files import service as files
+from muster.api.data.files.repository import Filter
 from muster.api.openai.files import service
 from muster.api.openai.files.form import Form
 from muster.api.openai.files.replies import DeletedFile, FileObject, FileObjectList, file_reply
 from muster.api.openai.files.requests import FORM_SCHEMA
 from muster.api.openai.fine_tuning.retries import RetryCount
 from muster.api.openai.fine_tuning.routes import After, ProjectHeader
-from muster.api.openapi import problems, shown
-from muster.api.ranges import ranged
-from muster.api.services import ServicesDependency
 from muster.contract.file_replies import Purpose
 from muster.contract.projects import Role
 

@@ -7,18 +7,18 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
-from muster.api.auth import Principal
-from muster.api.errors import ApiError
-from muster.api.files import parts, repository, service
-from muster.api.files.repository import Filter, Like
-from muster.api.files.service import NewFile
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import FileRow
+from muster.api.core.errors import ApiError
+from muster.api.core.services import Services
+from muster.api.data.files import parts, repository, service
+from muster.api.data.files.repository import Filter, Like
+from muster.api.data.files.service import NewFile
 from muster.api.openai.files.form import Form
 from muster.api.openai.files.replies import FILE_PREFIX, PART_PREFIX, UPLOAD_PREFIX
 from muster.api.openai.files.requests import CompleteUpload, CreateFile, CreateUpload, nested
 from muster.api.openai.fine_tuning.retries import RETRY_SECONDS
 from muster.api.openai.requests import invalid_request
-from muster.api.services import Services
-from muster.api.tables import FileRow
 from muster.contract.base import InvalidDocument, Problem, parse
 from muster.contract.file_replies import FileStatus, Purpose
 from muster.storage.contents import ending_of

@@ -8,10 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse
 
-from muster.api.auth import Caller
-from muster.api.body import parsed, read_body
-from muster.api.files.service import UPLOAD_SECONDS
-from muster.api.jobs.examples import AT
+from muster.api.core.callers import Caller
+from muster.api.core.database.tables import FileRow
+from muster.api.core.http.body import parsed, read_body
+from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.jobs.examples import AT
+from muster.api.core.services import ServicesDependency
+from muster.api.data.files.service import UPLOAD_SECONDS
 from muster.api.openai.files import service
 from muster.api.openai.files.form import Form
 from muster.api.openai.files.replies import Upload, UploadPart, upload_reply
@@ -20,9 +23,6 @@ from muster.api.openai.files.routes import EXAMPLE as FILE_EXAMPLE
 from muster.api.openai.files.routes import REFUSED, form_body, writes
 from muster.api.openai.fine_tuning.retries import RetryCount
 from muster.api.openai.fine_tuning.routes import ProjectHeader
-from muster.api.openapi import body, problems, shown
-from muster.api.services import ServicesDependency
-from muster.api.tables import FileRow
 
 router = APIRouter(prefix="/uploads", tags=["openai"])
 

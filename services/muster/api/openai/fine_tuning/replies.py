@@ -6,9 +6,9 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
+from muster.api.core.database.tables import EventRow
 from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models.names import fine_tuned_model
-from muster.api.tables import EventRow
 from muster.contract.status import Phase
 from muster.contract.times import epoch_seconds
 from muster.storage.listing import CommitSummary

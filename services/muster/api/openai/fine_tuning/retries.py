@@ -14,9 +14,9 @@ from fastapi import Header
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.auth import Principal
-from muster.api.idempotency import Attempted
-from muster.api.tables import FineTuneRow, IdempotencyRow
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import FineTuneRow, IdempotencyRow
+from muster.api.core.idempotency import Attempted
 
 ROUTE: Final = "POST /v1/fine_tuning/jobs"
 # A client retries twice, each time after at most ten minutes without an answer. Half of this would forget the job

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse
 
-from muster.api.auth import Caller, Scope, needs
-from muster.api.body import parsed, read_body
-from muster.api.errors import ApiError, invalid_parameter
-from muster.api.events import repository as events
-from muster.api.idempotency import IdempotencyKey, attempted, hash_of
-from muster.api.jobs.submission import folder_of
+from muster.api.core.callers import Caller, Scope, needs
+from muster.api.core.errors import ApiError, invalid_parameter
+from muster.api.core.events import repository as events
+from muster.api.core.http.body import parsed, read_body
+from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.idempotency import IdempotencyKey, attempted, hash_of
+from muster.api.core.services import Services, ServicesDependency
+from muster.api.core.submission.drafts import folder_of
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import Filter, FineTune
 from muster.api.openai.fine_tuning import examples, service
@@ -32,8 +34,6 @@ from muster.api.openai.fine_tuning.replies import (
 from muster.api.openai.fine_tuning.requests import EXAMPLE, CreateFineTuningJob
 from muster.api.openai.fine_tuning.retries import ROUTE, Repeatable, RetryCount
 from muster.api.openai.fine_tuning.service import Act
-from muster.api.openapi import body, problems, shown
-from muster.api.services import Services, ServicesDependency
 from muster.contract.base import UserError
 from muster.documents.document import Document
 from muster.storage.errors import StorageError

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from muster.api import idempotency
-from muster.api.auth import Principal
-from muster.api.clock import clock
-from muster.api.errors import ApiError, database_unavailable
-from muster.api.idempotency import Attempted
-from muster.api.jobs import service as jobs
-from muster.api.jobs.storing import Beside
-from muster.api.jobs.submission import Draft, draft
+from muster.api.core import idempotency
+from muster.api.core.callers import Principal
+from muster.api.core.clock import clock
+from muster.api.core.database.tables import JobRow
+from muster.api.core.errors import ApiError, database_unavailable
+from muster.api.core.idempotency import Attempted
+from muster.api.core.jobs import service as jobs
+from muster.api.core.services import Services
+from muster.api.core.submission.drafts import Draft, draft
+from muster.api.core.submission.storing import Beside
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import Body, FineTune
 from muster.api.openai.fine_tuning.hyperparameters import Chosen, choose
@@ -34,8 +36,6 @@ from muster.api.openai.models.base_models import Rewards, Wanted, answers_per_pr
 from muster.api.openai.models.service import BaseModel, base_model
 from muster.api.openai.requests import invalid_request, refused
 from muster.api.openai.training_files import TrainingFile, training_file
-from muster.api.services import Services
-from muster.api.tables import JobRow
 from muster.contract.base import InvalidDocument, Problem
 from muster.contract.names import Label
 from muster.contract.objectives import Task

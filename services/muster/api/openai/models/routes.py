@@ -8,14 +8,14 @@ from fastapi import APIRouter, Depends, Path
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from muster.api.auth import Caller, Scope, needs
-from muster.api.jobs.examples import AT, UID
+from muster.api.core.callers import Caller, Scope, needs
+from muster.api.core.http.openapi import problems, shown
+from muster.api.core.jobs.examples import AT, UID
+from muster.api.core.services import Services, ServicesDependency
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models import service
 from muster.api.openai.models.names import fine_tuned_model, fine_tuned_of
-from muster.api.openapi import problems, shown
-from muster.api.services import Services, ServicesDependency
 
 router = APIRouter(prefix="/models", tags=["openai"])
 FINE_TUNED_MAX = 1_000  # of the newest; OpenAI's list has no pages

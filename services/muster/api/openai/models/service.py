@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.api.auth import Principal
-from muster.api.errors import ApiError
+from muster.api.core.callers import Principal
+from muster.api.core.errors import ApiError
+from muster.api.core.services import Services
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models.base_models import MappedModel
 from muster.api.openai.models.names import FineTuned, fine_tuned_of
-from muster.api.services import Services
 from muster.contract.base import Problem
 from muster.contract.status import Phase
 from muster.contract.text import nearest

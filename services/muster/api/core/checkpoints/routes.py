@@ -1,0 +1,241 @@
+"""`/jobs/{id}/checkpoints`: the commits that the job's folder holds now, what each is, and whether it is pinned."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path
+from fastapi.responses import JSONResponse
+
+from muster.api.core.callers import Caller, Principal, reads, writes
+from muster.api.core.database.tables import JobRow
+from muster.api.core.errors import ApiError
+from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.path_parts import JobId, without_action
+from muster.api.core.jobs import service
+from muster.api.core.jobs.examples import AT, UID
+from muster.api.core.services import Services, ServicesDependency
+from muster.api.core.submission.drafts import folder_of
+from muster.api.tenants.audit.repository import Act, record
+from muster.contract.address import Address
+from muster.contract.base import UserError
+from muster.contract.checkpoint import commit_key
+from muster.contract.replies import Checkpoint, CheckpointDetail, CheckpointList, Pin
+from muster.contract.times import rfc3339
+from muster.contract.views import commit_view
+from muster.storage.commits import InvalidCommit
+from muster.storage.errors import NotFound, Refused, StorageError, UnfitObject
+from muster.storage.listing import CommitListing, CommitSummary, read_commit
+from muster.storage.pins import pin, pinned, unpin
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
+
+
+_EXAMPLE: dict[str, Any] = {
+    "step": 120,
+    "attempt": 2,
+    "committedAt": rfc3339(AT + 140),
+    "worldSize": 2,
+    "tokens": 1_966_080,
+    "metrics": {"loss": 2.33},
+    "best": False,
+    "bytes": 14_680_064,
+    "addedBytes": 14_680_064,
+    "files": 2,
+    "pinned": False,
+    "uri": f"file:///var/lib/muster/checkpoints/{UID}/commits/step-00000120.json",
+}
+_DETAIL: dict[str, Any] = {
+    **_EXAMPLE,
+    "job": "stdlib-60m",
+    "jobUid": UID,
+    "mesh": {"shard": "fsdp"},
+    "files": [
+        {
+            "key": "step-00000120/attempt-2/shard-00000-of-00002.safetensors",
+            "bytes": 7_340_032,
+            "checksum": "8e1f2a90",
+            "partBytes": 16_777_216,
+        }
+    ],
+    "elements": 1_048_576,
+    "tensorBytes": 14_679_040,
+    "tensors": {"model/embedding.weight": {"dtype": "F32", "shape": [260, 128], "slices": 2}},
+    "cursor": {"seed": 17, "epoch": 0, "sample": 7_680},
+    "config": {},
+    "architecture": {},
+    "versions": {"muster": "0.4.0", "torch": "2.9.0"},
+}
+_NOT_THERE = "There is no commit of step {step}; if there was one, the retention policy has removed it from {folder}."
+_UNUSABLE = ("job_not_found", "checkpoint_not_found", "checkpoint_unusable", "storage_unavailable")
+
+
+@router.get(
+    "/{job_id}/checkpoints",
+    response_model=CheckpointList,
+    dependencies=[reads],
+    summary="List a job's checkpoints",
+    responses={
+        200: shown(
+            {"uri": f"file:///var/lib/muster/checkpoints/{UID}", "items": [_EXAMPLE], "reason": None},
+            "Commits, by step",
+        ),
+        **problems("job_not_found"),
+    },
+)
+async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
+    """Returns the checkpoints that a job can resume or be fine-tuned from. They are read from the job's checkpoint
+    folder, so that only published checkpoints are listed."""
+    row = await service.find(services, caller, job_id)
+    folder = folder_of(row)
+    if folder is None:
+        return JSONResponse({"uri": None, "items": [], "reason": "the job does not say where it commits"})
+    try:
+        items = await services.folders.run(folder, _list, services.commits, folder)
+    except (StorageError, UserError) as error:
+        seen = row.status.get("checkpoint") or {}
+        newest = f"; its newest commit is of step {seen['step']}" if "step" in seen else ""
+        return JSONResponse({"uri": str(folder), "items": [], "reason": f"{error}{newest}"})
+    return JSONResponse({"uri": str(folder), "items": items, "reason": None})
+
+
+@router.get(
+    f"/{{job_id}}/checkpoints/{without_action('step')}",
+    response_model=CheckpointDetail,
+    dependencies=[reads],
+    summary="Inspect a checkpoint",
+    responses={200: shown(_DETAIL, "The commit"), **problems(*_UNUSABLE)},
+)
+async def get_checkpoint(
+    services: ServicesDependency,
+    caller: Caller,
+    job_id: JobId,
+    step: Annotated[
+        str,
+        Path(
+            description="A step; `last`: the newest; `best`: the one marked best, or the newest where none is.",
+            pattern=r"^([0-9]{1,18}|last|best)$",
+        ),
+    ],
+) -> JSONResponse:
+    """Returns the content of one checkpoint, which is read from its folder and checked."""
+    row = await service.find(services, caller, job_id)
+    folder = commit_folder(row)
+    with explained(folder):
+        return JSONResponse(await services.folders.run(folder, _inspect, services.commits, row, step))
+
+
+async def mark_commit(services: Services, caller: Principal, job_id: str, step: int, wanted: bool) -> dict[str, Any]:
+    """Pin, or take the pin back. Raises ApiError as the routes say."""
+    row = await service.find(services, caller, job_id, act=True)
+    folder = commit_folder(row)
+    with explained(folder):
+        marked = await services.folders.run(folder, _mark, services.commits, row, step, wanted)
+    if marked["changed"]:
+        done = "pinned" if wanted else "unpinned"
+        async with services.database.write() as session:
+            record(session, caller, Act(f"checkpoint.{done}", row.id, row.project, after={"step": step}))
+    return marked
+
+
+def _add_verb(verb: Literal["pin", "unpin"], summary: str, story: str) -> None:
+    async def act(services: ServicesDependency, caller: Caller, job_id: JobId, step: Step) -> JSONResponse:
+        return JSONResponse(await mark_commit(services, caller, job_id, step, verb == "pin"))
+
+    router.post(
+        f"/{{job_id}}/checkpoints/{{step}}:{verb}",
+        response_model=Pin,
+        dependencies=[writes],
+        summary=summary,
+        description=story,
+        operation_id=f"{verb}_checkpoint",
+        responses={
+            200: shown({"step": 120, "pinned": verb == "pin", "changed": True}, "The pin"),
+            **problems(*_UNUSABLE),
+        },
+    )(act)
+
+
+_add_verb("pin", "Keep a checkpoint", "Keep a commit, whatever the retention policy says. Repeating it is harmless.")
+_add_verb("unpin", "Take a pin back", "Leave a commit to the retention policy again. Repeating it is harmless.")
+
+
+def _list(commits: CommitListing, folder: Address) -> list[dict[str, Any]]:
+    found, pins = commits.read(folder), pinned(commits.store(folder))
+    return [_document(folder, commit, commit.step in pins) for commit in found]
+
+
+def _inspect(commits: CommitListing, row: JobRow, wanted: str) -> dict[str, Any]:
+    folder = commit_folder(row)
+    with explained(folder):
+        step = int(wanted) if wanted.isdigit() else _newest(commits.read(folder), wanted == "best", folder)
+        store = commits.store(folder)
+        best = any(commit.step == step and commit.best for commit in commits.read(folder))
+        found = commit_view(read_commit(store, step), best)
+        return found | {"pinned": step in pinned(store), "uri": str(folder.child(commit_key(step)))}
+
+
+def _mark(commits: CommitListing, row: JobRow, step: int, wanted: bool) -> dict[str, Any]:
+    folder = commit_folder(row)
+    store = commits.store(folder)
+    with explained(folder):
+        if not wanted:
+            return {"step": step, "pinned": False, "changed": unpin(store, step)}
+        changed = False
+        try:
+            store.about(commit_key(step))
+            changed = pin(store, step)
+            store.about(commit_key(step))  # retention may have looked at the pins before this one was among them
+        except NotFound as error:
+            if changed:
+                unpin(store, step)
+            raise ApiError("checkpoint_not_found", _NOT_THERE.format(step=step, folder=folder)) from error
+        return {"step": step, "pinned": True, "changed": changed}
+
+
+def _newest(commits: tuple[CommitSummary, ...], best: bool, folder: Address) -> int:
+    if not commits:
+        raise ApiError("checkpoint_not_found", f"{folder} holds no commit yet.")
+    return next((commit.step for commit in reversed(commits) if commit.best or not best), commits[-1].step)
+
+
+def commit_folder(row: JobRow) -> Address:
+    if (folder := folder_of(row)) is None:
+        raise ApiError("checkpoint_not_found", f"Job {row.name!r} does not say where it commits.")
+    return folder
+
+
+@contextlib.contextmanager
+def explained(folder: Address) -> Iterator[None]:
+    """Raise what storage says as the API's refusals."""
+    try:
+        yield
+    except NotFound as error:
+        raise ApiError("checkpoint_not_found", str(error)) from error
+    except (InvalidCommit, UnfitObject, Refused, UserError) as error:
+        where = "" if str(folder) in str(error) else f"{folder}: "
+        raise ApiError("checkpoint_unusable", f"{where}{error}") from error
+    except StorageError as error:
+        raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
+
+
+def _document(folder: Address, commit: CommitSummary, is_pinned: bool) -> dict[str, Any]:
+    shown = Checkpoint(
+        step=commit.step,
+        attempt=commit.attempt,
+        committed_at=commit.committed_at,
+        world_size=commit.world_size,
+        tokens=commit.tokens,
+        metrics=commit.metrics,
+        best=commit.best,
+        bytes=commit.bytes,
+        added_bytes=commit.added_bytes,
+        files=commit.files,
+        pinned=is_pinned,
+        uri=str(folder.child(commit_key(commit.step))),
+    )
+    return shown.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,1 @@
+"""Clusters that carry TrainingJobs: the interface, and the implementations of it."""

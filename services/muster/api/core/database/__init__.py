@@ -1,0 +1,1 @@
+"""Database: connections, tables, migrations and what is kept of it for a moment."""

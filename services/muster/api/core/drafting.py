@@ -1,0 +1,87 @@
+"""A job as somebody types it on a page: its faults at their lines, what it would do and cost, and making it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+from muster.api.core import idempotency
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import JobRow
+from muster.api.core.errors import ApiError
+from muster.api.core.estimates.routes import estimate
+from muster.api.core.http.body import document_of, off_the_loop
+from muster.api.core.idempotency import Attempted
+from muster.api.core.jobs import service
+from muster.api.core.jobs.service import Submitted
+from muster.api.core.services import Services
+from muster.api.core.submission import clone
+from muster.api.core.submission.drafts import parse_submission
+from muster.api.core.submission.storing import Beside
+from muster.contract.base import Problem, dump
+from muster.contract.spec import Submission
+from muster.documents.document import Document
+
+ESTIMATE_SECONDS_MAX = 4.0  # somebody waits with the text before them; a model's headers far away may take longer
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of checking a text: `faults` say why it would be refused, each with its line where the text has one;
+    otherwise `plan` is the dry run's reply (replies.Plan), and `estimate` (contract.estimate) is None where `unknown`
+    says why."""
+
+    faults: tuple[Problem, ...] = ()
+    plan: dict[str, Any] | None = None
+    estimate: dict[str, Any] | None = None
+    unknown: str = ""
+
+
+async def check(services: Services, caller: Principal, text: str, original: JobRow | None = None) -> Checked:
+    """Return what would become of the text if it were submitted. Nothing is written. `original` is the job from which
+    it was cloned."""
+    try:
+        document, submission = await _read(caller, text, original)
+        plan = await service.plan(services, caller, submission)
+    except ApiError as refused:
+        if refused.status >= 500:
+            raise
+        return Checked(tuple(refused.errors) or (Problem("", refused.detail),))
+    if not plan["accepted"]:
+        return Checked(tuple(document.located(Problem(each["path"], each["message"])) for each in plan["refusals"]))
+    try:
+        async with asyncio.timeout(ESTIMATE_SECONDS_MAX):
+            return Checked(plan=plan, estimate=dump(await estimate(services, caller, submission)))
+    except TimeoutError:
+        return Checked(plan=plan, unknown="the model's storage takes long to answer; `muster estimate` waits for it")
+    except ApiError as refused:
+        return Checked(plan=plan, unknown=refused.detail)
+
+
+async def submit(
+    services: Services, caller: Principal, text: str, key: str, original: JobRow | None = None
+) -> Submitted:
+    """Submit the text. The same text under the same key makes one job, however often it is sent.
+
+    Raises ApiError as a submission does, each fault with its line.
+    """
+    document, submission = await _read(caller, text, original)
+    body_hash = idempotency.hash_of(document.data)
+    again = Attempted(caller.token, "POST /jobs", f"form-{idempotency.hash_of(key, body_hash)}", body_hash)
+    beside = Beside(data={"clonedFrom": original.id} if original is not None else {})
+    try:
+        return await service.submit(services, caller, submission, again, beside)
+    except ApiError as refused:
+        raise replace(refused, errors=tuple(map(document.located, refused.errors))) from None
+
+
+async def _read(caller: Principal, text: str, original: JobRow | None) -> tuple[Document, Submission]:
+    def read() -> tuple[Document, Submission]:
+        document = document_of(text.encode(), "yaml")
+        if original is not None:
+            document = dataclasses.replace(document, data=clone.with_values_of(caller, original, document.data))
+        return document, parse_submission(document)
+
+    return await off_the_loop(read)

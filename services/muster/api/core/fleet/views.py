@@ -1,0 +1,143 @@
+"""The queue and the nodes put together from rows and the operator's report, for one caller. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muster.api.core.access import named
+from muster.api.core.callers import Principal
+from muster.contract.fleet import FleetReport, NodeReport
+from muster.contract.gang import ranks_per_node
+from muster.contract.times import epoch_seconds, rfc3339
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """Columns of a live job's row that the views show."""
+
+    seq: int
+    id: str
+    name: str
+    project: str
+    owner: str
+    priority: int
+    created_at: float
+    phase: str
+    spec: Mapping[str, Any]
+    status: Mapping[str, Any]
+
+    @property
+    def nodes(self) -> list[str]:
+        return list((self.status.get("gang") or {}).get("nodes") or ())
+
+    @property
+    def gpus_per_node(self) -> int:
+        return int((self.spec.get("gang") or {}).get("gpusPerNode") or 0)
+
+    @property
+    def processes(self) -> int:
+        """Return the number of its ranks on the nodes that it holds."""
+        return len(self.nodes) * ranks_per_node(self.spec)
+
+    @property
+    def nodes_min(self) -> int:
+        nodes = (self.spec.get("gang") or {}).get("nodes")
+        return int(nodes.get("min") or 1) if isinstance(nodes, dict) else int(nodes or 1)
+
+    def time(self, key: str) -> str:
+        return _time(self.status.get(key), self.created_at)
+
+
+def queue_documents(
+    jobs: Iterable[LiveJob],
+    quotas: Mapping[str, dict[str, Any]],
+    caller: Principal,
+    positions: Mapping[int, int] | None = None,
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return the number of queued jobs and, for each project in `quotas`, its waiting jobs and the jobs that hold
+    nodes.
+
+    `positions` maps the `seq` of every queued job to its position; if it is None, `jobs` holds all queued jobs."""
+    jobs = list(jobs)
+    queue = sorted((job for job in jobs if job.phase == "Queued"), key=lambda job: (-job.priority, job.seq))
+    if positions is None:
+        positions = {job.seq: position for position, job in enumerate(queue, start=1)}
+    waiting: dict[str, list[dict[str, Any]]] = {}
+    holding: dict[str, list[dict[str, Any]]] = {}
+    processes = Counter[str]()
+    for job in queue:
+        if caller.role_in(job.project) is not None and job.seq in positions:
+            waiting.setdefault(job.project, []).append(_waiting(job, positions[job.seq]))
+    for job in jobs:
+        if job.nodes and caller.role_in(job.project) is not None:
+            holding.setdefault(job.project, []).append(_holding(job))
+            processes[job.project] += job.processes
+    items = []
+    for project, quota in sorted(quotas.items()):
+        held = sorted(holding.get(project, ()), key=lambda each: (-each["gpus"], -each["nodes"], each["name"]))
+        gpus = sum(each["gpus"] for each in held)
+        found = {"waiting": waiting.get(project, []), "holding": held, "gpus": gpus, "gangs": len(held)}
+        items.append({"project": project, **found, "processes": processes[project], "quota": quota})
+    return len(positions), items
+
+
+def _waiting(job: LiveJob, position: int) -> dict[str, Any]:
+    return {
+        "position": position,
+        "id": job.id,
+        "name": job.name,
+        "owner": job.owner,
+        "priority": job.priority,
+        "nodes": job.nodes_min,
+        "gpus": job.nodes_min * job.gpus_per_node,
+        "since": job.time("queuedAt"),
+        "code": str(job.status.get("code", "")),
+        "because": str(job.status.get("because", "")),
+    }
+
+
+def _holding(job: LiveJob) -> dict[str, Any]:
+    attempts = job.status.get("attempts") or [{}]
+    return {
+        "id": job.id,
+        "name": job.name,
+        "owner": job.owner,
+        "phase": job.phase,
+        "nodes": len(job.nodes),
+        "gpus": len(job.nodes) * job.gpus_per_node,
+        "since": _time(attempts[-1].get("createdAt"), job.created_at),
+    }
+
+
+def node_documents(report: FleetReport, jobs: Iterable[LiveJob], caller: Principal) -> Iterator[dict[str, Any]]:
+    """Yield each node with who holds and who avoids it. For jobs that the caller may not see, even the project is
+    hidden."""
+    holders: dict[str, list[dict[str, Any]]] = {}
+    avoiders: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs:
+        who = named(caller, job.project, job.id, job.name)
+        seen = who["id"] is not None
+        for name, workers in Counter(job.nodes).items():
+            used = {"workers": workers, "gpus": workers * job.gpus_per_node}
+            holders.setdefault(name, []).append(who | used)
+        for entry in job.status.get("excludedNodes") or ():
+            why = {"until": _time(entry.get("until"), 0.0), "why": str(entry.get("why", "")) if seen else None}
+            avoiders.setdefault(str(entry.get("node")), []).append(who | why)
+    for node in report.nodes:
+        yield _node(node, holders.get(node.name, []), avoiders.get(node.name, []))
+
+
+def _node(node: NodeReport, held: list[dict[str, Any]], avoided: list[dict[str, Any]]) -> dict[str, Any]:
+    shown = node.model_dump(mode="json", by_alias=True, exclude={"others_cpus"})
+    free = node.gpus - node.others_gpus - sum(each["gpus"] for each in held)
+    return shown | {"freeGpus": max(0, free), "heldBy": held, "avoidedBy": avoided}
+
+
+def _time(value: Any, otherwise: float) -> str:
+    try:
+        return rfc3339(epoch_seconds(value))
+    except ValueError:  # there is none, or a newer Muster wrote it in words of its own
+        return rfc3339(otherwise)

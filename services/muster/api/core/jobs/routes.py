@@ -1,0 +1,241 @@
+"""`/jobs`: submit, list, get, cancel, suspend, resume, clone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import StringConstraints
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.core.callers import Caller, reads, writes
+from muster.api.core.errors import invalid_parameter
+from muster.api.core.http.body import read_body
+from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
+from muster.api.core.http.paging import cursor_of, seq_of
+from muster.api.core.http.path_parts import NO_NUL, JobId
+from muster.api.core.idempotency import IdempotencyKey, attempted
+from muster.api.core.jobs import examples, removal, repository, service
+from muster.api.core.jobs.repository import Filter
+from muster.api.core.jobs.schemas import job_document, job_summary
+from muster.api.core.services import ServicesDependency
+from muster.api.core.submission import clone as cloning
+from muster.api.core.submission.drafts import parse_submission
+from muster.contract.replies import Job, JobList, Plan
+from muster.contract.status import Phase
+from muster.contract.text import nearest
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+# A word and not one of those we know: a newer operator may have phases that this API only mirrors.
+PhaseName = Annotated[str, StringConstraints(pattern="^[A-Z][A-Za-z]{1,31}$")]
+_REFUSED = (
+    "invalid_document",
+    "name_taken",
+    "queue_full",
+    "project_not_found",
+    "body_too_large",
+    "unsupported_media_type",
+    "invalid_job",
+    "idempotency_key_reused",
+)
+_NOTE = "The whole TrainingJob. Unknown keys are refused with their path."
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Job,
+    dependencies=[writes],
+    summary="Submit a job",
+    responses={
+        200: {**shown(examples.PLAN, "Dry run"), "model": Plan},
+        201: shown(examples.JOB, "Stored"),
+        **problems(*_REFUSED),
+    },
+    openapi_extra=body("JobDocument", EXAMPLE_JOB, note=_NOTE),
+)
+async def submit_job(
+    request: Request,
+    services: ServicesDependency,
+    caller: Caller,
+    key: IdempotencyKey,
+    dry_run: Annotated[
+        bool,
+        Query(
+            alias="dryRun",
+            description="Only say what would happen: the resolved spec, sizes, refusals, warnings, and whether the job "
+            "would start, wait or have others make room.",
+        ),
+    ] = False,
+) -> JSONResponse:
+    """Submits a job. The operator starts it when there is room. With an Idempotency-Key, the request can be repeated
+    safely."""
+    document, submission = await read_body(request, lambda read: (read.data, parse_submission(read)))
+    if dry_run:
+        return JSONResponse(await service.plan(services, caller, submission))
+    return _created(await service.submit(services, caller, submission, attempted(key, "POST /jobs", document)))
+
+
+def _created(submitted: service.Submitted) -> JSONResponse:
+    headers = {"Location": f"/api/v1/jobs/{submitted.document['id']}"}
+    if submitted.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return JSONResponse(submitted.document, status_code=201, headers=headers)
+
+
+@router.get(
+    "",
+    response_model=JobList,
+    dependencies=[reads],
+    summary="List jobs",
+    responses={
+        200: shown(examples.JOB_LIST, "A page, newest first"),
+        **problems("invalid_cursor", "invalid_parameter"),
+    },
+)
+async def list_jobs(
+    services: ServicesDependency,
+    caller: Caller,
+    limit: Annotated[int, Query(ge=1, le=500, description="Jobs per page.")] = 50,
+    cursor: Annotated[str | None, Query(max_length=200, description="`nextCursor` of the page before.")] = None,
+    phase: Annotated[list[PhaseName] | None, Query(max_length=16, description="Any of these phases.")] = None,
+    name: Annotated[str | None, Query(max_length=255, pattern=NO_NUL, description="Exactly this name.")] = None,
+    namespace: Annotated[str | None, Query(max_length=255, pattern=NO_NUL)] = None,
+    project: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Only of this project.")] = None,
+    owner: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Only this person's.")] = None,
+    label: Annotated[list[str] | None, Query(max_length=16, description="`key=value`; all of them must match.")] = None,
+    live: Annotated[bool | None, Query(description="Only jobs that have not ended (true) or have (false).")] = None,
+) -> JSONResponse:
+    """Returns the jobs of the projects that the caller may see, newest first. Filters can be combined. The cursor stays
+    valid while jobs are added."""
+    visible = caller.visible_projects
+    wanted = Filter(tuple(phase or ()), name, namespace, _labels(label), live, project, owner, visible)
+    before = seq_of(cursor) if cursor else None
+    async with services.database.read() as session:
+        await _refuse_unknown_phases(session, wanted.phases)
+        rows = await repository.page(session, wanted, before, limit + 1)
+    more = len(rows) > limit
+    items = [job_summary(row) for row in rows[:limit]]
+    return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1].seq) if more else None})
+
+
+async def _refuse_unknown_phases(session: AsyncSession, phases: Sequence[str]) -> None:
+    """A phase that nobody knows would be answered by an empty list. A newer operator's is known by the jobs in it."""
+    unknown = set(phases) - set(Phase)
+    if unknown and (unknown := unknown - await repository.phases_among(session, unknown)):
+        word = min(unknown)
+        raise invalid_parameter("query.phase", f"{word!r} is not one of {', '.join(Phase)}", nearest(word, Phase))
+
+
+def _labels(given: list[str] | None) -> tuple[tuple[str, str], ...]:
+    if any("\x00" in text for text in given or ()):
+        raise invalid_parameter("query.label", "must not contain a NUL character")
+    pairs = [text.partition("=") for text in given or ()]
+    if any(not key or not equals for key, equals, _ in pairs):
+        raise invalid_parameter("query.label", "must be key=value")
+    return tuple((key, value) for key, _, value in pairs)
+
+
+@router.get(
+    "/{job_id}",
+    response_model=Job,
+    dependencies=[reads],
+    summary="Get a job",
+    responses={200: shown(examples.JOB, "The job"), **problems("job_not_found")},
+)
+async def get_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
+    """Returns a job: its spec with all defaults filled in, and its status. Only the job's owner sees the values of
+    `runtime.env`."""
+    return JSONResponse(job_document(await service.find(services, caller, job_id), services.prices, caller.person))
+
+
+@router.delete(
+    "/{job_id}",
+    status_code=204,
+    response_class=Response,
+    dependencies=[writes],
+    summary="Delete a job",
+    responses={
+        204: {"description": "Its record and logs are gone"},
+        **problems("job_not_found", "job_live", "job_needed", "job_leaving", "storage_unavailable"),
+    },
+)
+async def delete_job(
+    services: ServicesDependency,
+    caller: Caller,
+    job_id: JobId,
+    checkpoints: Annotated[
+        bool, Query(description="Its commits too; refused while one is pinned or a job that has not ended needs them.")
+    ] = False,
+) -> Response:
+    """Deletes a job that has ended: its record, events, attempts and logs. Its checkpoints are kept unless
+    `checkpoints` is set. The audit log records who deleted it."""
+    await removal.remove(services, caller, job_id, checkpoints)
+    return Response(status_code=204)
+
+
+Verb = Literal["cancel", "suspend", "resume"]
+_VERBS: dict[str, Any] = {"cancel": service.cancel, "suspend": service.suspend, "resume": service.resume}
+
+
+def _add_verb(verb: Verb, summary: str, story: str) -> None:
+    async def act(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
+        row = await _VERBS[verb](services, caller, job_id)
+        return JSONResponse(job_document(row, services.prices, caller.person))
+
+    router.post(
+        f"/{{job_id}}:{verb}",
+        response_model=Job,
+        dependencies=[writes],
+        summary=summary,
+        description=story,
+        operation_id=f"{verb}_job",
+        responses={
+            200: shown(examples.JOB, "The job, with the request in its spec"),
+            **problems("job_not_found", *_CONFLICTS[verb]),
+        },
+    )(act)
+
+
+_CONFLICTS = {
+    "cancel": ("job_finished",),
+    "suspend": ("job_finished", "job_cancelling"),
+    "resume": ("job_finished", "job_cancelling"),
+}
+_add_verb(
+    "cancel",
+    "Cancel a job",
+    "End the job and keep its record and commits. Repeating it is harmless, also when the job is Cancelled already; "
+    "a job that Succeeded or Failed answers 409 job_finished.",
+)
+_add_verb(
+    "suspend",
+    "Suspend a job",
+    "Stop the gang at a commit and release its nodes until the job is resumed. Repeating it is harmless.",
+)
+_add_verb("resume", "Resume a job", "Let a suspended job go on from its last commit. Repeating it is harmless.")
+
+
+@router.post(
+    "/{job_id}:clone",
+    status_code=201,
+    response_model=Job,
+    dependencies=[writes],
+    summary="Clone a job",
+    operation_id="clone_job",
+    responses={201: shown(examples.JOB, "The new job"), **problems("job_not_found", *_REFUSED)},
+    openapi_extra=body(
+        "CloneRequest", {"name": "stdlib-60m-hot", "spec": {"training": {"optimizer": {"lr": 0.001}}}}, required=False
+    ),
+)
+async def clone_job(
+    request: Request, services: ServicesDependency, caller: Caller, job_id: JobId, key: IdempotencyKey
+) -> JSONResponse:
+    """Submits a new job like this one, with the changes of the body. It starts from scratch, with its own checkpoint
+    folder. Values of `runtime.env` are not copied from another person's job: give them again in the body."""
+    wanted = await read_body(request, cloning.parse_request, optional=True)
+    again = attempted(key, "POST /jobs:clone", job_id, wanted)
+    return _created(await cloning.clone(services, caller, job_id, wanted, again))

@@ -1,0 +1,1 @@
+"""Submission: from a document to a stored job."""

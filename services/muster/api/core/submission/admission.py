@@ -1,0 +1,64 @@
+"""Preview of the queue's decision about a job that is not submitted yet, as its submitter may read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.core.access import named
+from muster.api.core.callers import Principal
+from muster.api.core.jobs import repository
+from muster.api.core.services import Services
+from muster.api.core.submission.drafts import Draft
+from muster.api.core.submission.operator_previews import NoPreview
+from muster.contract.preview import Preview, PreviewedEviction, PreviewQuestion
+
+EVICTIONS_LISTED_MAX = 100
+
+
+async def admission(services: Services, caller: Principal, drafted: Draft) -> dict[str, Any]:
+    """The operator's answer; where there is none, `verdict` is unknown and `because` says why."""
+    if drafted.spec.suspend:
+        return _document("suspended", because="it would be suspended, and stand in no queue until it is resumed")
+    question = PreviewQuestion(
+        namespace=drafted.namespace,
+        name=drafted.name,
+        project=drafted.project,
+        owner=caller.person,
+        spec=drafted.spec,
+    )
+    try:
+        told = await services.previews.ask(question)
+    except NoPreview as unknown:
+        return _document("unknown", because=str(unknown))
+    if told.nodes:
+        return _document("starts", because=f"there is room on {', '.join(told.nodes[:3])}", nodes=len(told.nodes))
+    if not told.evictions:
+        return _document("waits", told.code, told.because)
+    async with services.database.read() as session:
+        evictions = [await _eviction(session, caller, each) for each in told.evictions[:EVICTIONS_LISTED_MAX]]
+    return _preempts(drafted.project, told, evictions)
+
+
+def _preempts(project: str, told: Preview, evictions: list[dict[str, Any]]) -> dict[str, Any]:
+    allowed_by = f"the quota of project {project} (preempts)"
+    return _document("preempts", told.code, told.because, evictions=evictions, allowedBy=allowed_by)
+
+
+def _document(verdict: str, code: str = "", because: str = "", **more: Any) -> dict[str, Any]:
+    empty = {"nodes": 0, "evictions": [], "allowedBy": None}
+    return {"verdict": verdict, "code": code, "because": because, **empty, **more}
+
+
+async def _eviction(session: AsyncSession, caller: Principal, told: PreviewedEviction) -> dict[str, Any]:
+    row = await repository.live_job(session, told.namespace, told.name)
+    who = named(caller, row.project if row is not None else None, row.id if row is not None else "", told.name)
+    return who | {
+        "gpus": told.gpus,
+        "nodes": len(told.nodes),
+        "nodesKept": told.nodes_kept,
+        "uncommittedGpuSeconds": told.uncommitted_gpu_seconds,
+        "restartGpuSeconds": told.restart_gpu_seconds,
+        "because": told.because,
+    }

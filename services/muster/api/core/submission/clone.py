@@ -1,0 +1,149 @@
+"""A new job like another one, with changes: a JSON merge patch (RFC 7396) on its spec."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from muster.api.core import idempotency
+from muster.api.core.access import checked, owns
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import JobRow
+from muster.api.core.errors import ApiError
+from muster.api.core.http.body import off_the_loop
+from muster.api.core.idempotency import Attempted
+from muster.api.core.jobs import repository, service
+from muster.api.core.services import Services
+from muster.api.core.submission.drafts import parse_submission
+from muster.api.core.submission.storing import Beside
+from muster.contract.base import FAULTS_MAX, InvalidDocument, Problem, dump, parse
+from muster.contract.names import DEFAULT_PROJECT, Label
+from muster.contract.redaction import HIDDEN, redact_spec, without_env_values
+from muster.contract.spec import JobSpec
+from muster.documents.document import Document
+
+# A clone starts afresh: what its original was told to do while it ran is not part of what it is.
+_NOT_COPIED = ("suspend", "cancel")
+_TRIES = 5
+
+
+async def clone(
+    services: Services, caller: Principal, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
+) -> service.Submitted:
+    """Raises ApiError job_not_found, invalid_job, name_taken."""
+    for _ in range(_TRIES - 1):
+        try:
+            return await _clone(services, caller, job_id, wanted, attempted)
+        except ApiError as error:
+            # Of two clones at one moment one must look for another name; a name that was asked for is not replaced.
+            if error.code != "name_taken" or wanted.get("name"):
+                raise
+    return await _clone(services, caller, job_id, wanted, attempted)
+
+
+async def _clone(
+    services: Services, caller: Principal, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
+) -> service.Submitted:
+    async with services.database.read() as session:
+        row = checked(caller, await repository.get(session, job_id), job_id)
+        replay = await idempotency.recall(session, attempted)
+        if replay is not None:
+            return service.Submitted(replay, replayed=True)
+        name = wanted.get("name") or await service.free_name(session, row)
+    changed = Document(_document(row, name, wanted.get("spec") or {}, owns(caller, row)))
+    submission = await off_the_loop(lambda: parse_submission(changed))
+    return await service.submit(services, caller, submission, attempted, Beside(data={"clonedFrom": row.id}))
+
+
+def parse_request(body: Document) -> dict[str, Any]:
+    """Raises ApiError invalid_job."""
+    document = body.data
+    faults: list[Problem] = []
+    if not isinstance(document, dict):
+        faults.append(Problem("", "must be a mapping with name and spec, or nothing"))
+    else:
+        faults += [
+            Problem(str(key), "unknown key; there are name and spec") for key in document if key not in ("name", "spec")
+        ]
+        if not isinstance(document.get("name"), str | None):
+            faults.append(Problem("name", "must be text"))
+        if not isinstance(document.get("spec"), dict | None):
+            faults.append(Problem("spec", "must be a mapping: the changes to the spec"))
+    if faults:
+        told = tuple(body.located(fault) for fault in faults[:FAULTS_MAX])
+        raise ApiError("invalid_job", f"The clone is not valid: {faults[0]}", errors=told)
+    assert isinstance(document, dict)
+    return document
+
+
+def _document(row: JobRow, name: str, changes: dict[str, Any], own: bool) -> dict[str, Any]:
+    """Return the document to submit. The values of `runtime.env` in another person's job are hidden, and are refused
+    with their paths unless the changes give them again."""
+    try:
+        parse(JobSpec, row.spec)
+    except InvalidDocument as error:
+        detail = (
+            f"The spec of job {row.name!r} is of another version of Muster and can't be copied: {error.problems[0]}"
+        )
+        raise ApiError("invalid_job", detail, errors=error.problems) from None
+    shown = row.spec if own else without_env_values(row.spec)
+    spec = _copied(shown)
+    labels = row.labels | {Label.PROJECT: row.project}
+    return {
+        "metadata": {"name": name, "namespace": row.namespace, "labels": labels},
+        "spec": merge_patch(spec, changes),
+    }
+
+
+def _copied(spec: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key not in _NOT_COPIED}
+
+
+def editable(caller: Principal, row: JobRow, name: str) -> dict[str, Any]:
+    """The job's document under another name, for somebody to change: without what is as it would be anyway, and without
+    secrets, which `with_values_of` puts back. Raises ApiError invalid_job for a spec of another version."""
+    whole = _document(row, name, {}, owns(caller, row))
+    spec = parse(JobSpec, whole["spec"])
+    short = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
+    metadata: dict[str, Any] = {"name": name}
+    if row.namespace != "default":
+        metadata["namespace"] = row.namespace
+    if row.labels or row.project != DEFAULT_PROJECT:
+        metadata["labels"] = whole["metadata"]["labels"]
+    # A value that is the default of its field and not of its place in the document has to be said.
+    same = parse(JobSpec, short) == spec
+    return {"metadata": metadata, "spec": redact_spec(short if same else dump(spec))}
+
+
+def with_values_of(caller: Principal, row: JobRow, document: Any) -> Any:
+    """The document with the values of `runtime.env` that `editable` hid, by the variables' names; those of somebody
+    else's job stay hidden, and so are refused with their paths."""
+    if not owns(caller, row):
+        return document
+    kept = {each["name"]: each["value"] for each in _env_of({"spec": row.spec}) if each.get("value")}
+    filled = copy.deepcopy(document)
+    for each in _env_of(filled):
+        if each.get("value") == HIDDEN and each.get("name") in kept:
+            each["value"] = kept[each["name"]]
+    return filled
+
+
+def _env_of(document: Any) -> list[dict[str, Any]]:
+    """The variables of a document that nobody has checked."""
+    here = document
+    for key in ("spec", "runtime", "env"):
+        here = here.get(key) if isinstance(here, dict) else None
+    return [each for each in here if isinstance(each, dict)] if isinstance(here, list) else []
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7396: mappings are merged, null removes a key, everything else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge_patch(result.get(key), value)
+    return result

@@ -1,0 +1,174 @@
+"""New jobs into the database. Those that arrive while others are being committed are committed together: the exchanges
+with the server, and its wait for the disk, are paid once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import insert
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.core import idempotency
+from muster.api.core.callers import Principal
+from muster.api.core.database.db import Database
+from muster.api.core.database.tables import AuditRow, Table
+from muster.api.core.events.types import EventType, NewEvent
+from muster.api.core.idempotency import Attempted
+from muster.api.core.jobs import repository
+from muster.api.core.jobs.repository import NewJob
+from muster.api.core.jobs.schemas import job_document
+from muster.api.core.submission.drafts import Draft
+from muster.api.data.files import references
+from muster.api.tenants.audit.repository import Act, act_values
+from muster.api.tenants.projects.quotas import refuse_full_queue
+from muster.contract.base import dump
+from muster.contract.prices import Prices
+from muster.contract.status import JobStatus
+
+# How many are committed together. More take hardly less of the processor each, and all of them wait for the last.
+GROUP_MAX = 20
+# Between two groups, where one waits already. A commit takes 2 ms of the processor for one job, 3.4 ms for sixteen: at
+# 200 jobs a second this halves how many there are. Twice as long would show in the time of a reply.
+PAUSE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Extra rows that another module keeps for a job, by the job's id. They are stored in the same transaction, in the
+    order in which they refer to each other. `data` and `note` are part of the job's first event."""
+
+    rows: Callable[[str], Sequence[Table]] | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+ALONE = Beside()
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A job that may be stored, with its first event, its line of the audit and the reply to whoever submitted it."""
+
+    job: NewJob
+    created: NewEvent
+    audit: dict[str, Any]
+    document: dict[str, Any]
+    caller: Principal
+    drafted: Draft
+    attempted: Attempted | None
+    beside: Beside
+
+    @property
+    def needs_more(self) -> bool:
+        """Return whether storing the job reads, locks or writes more than every job does."""
+        return self.drafted.queue_limited or bool(self.drafted.files) or self.beside.rows is not None
+
+
+def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, beside: Beside) -> Accepted:
+    now = time.time()
+    status = JobStatus(code="Submitted", because="waiting to be handed to the operator", queued_at=now, since=now)
+    job = NewJob(
+        id=str(uuid.uuid4()),
+        namespace=drafted.namespace,
+        name=drafted.name,
+        project=drafted.project,
+        owner=caller.person,
+        labels=drafted.labels,
+        spec=dump(drafted.spec),
+        priority=drafted.spec.priority,
+        created_at=now,
+        status=dump(status),
+    )
+    data = {"name": job.name, "namespace": job.namespace} | beside.data
+    created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted{beside.note}", data=data)
+    audit = act_values(caller, Act("job.submitted", job.id, job.project, after=data))
+    document = job_document(repository.new_row(job), Prices(), caller.person)  # nothing has been spent yet
+    return Accepted(job, created, audit, document, caller, drafted, attempted, beside)
+
+
+class JobWriter:
+    """Stores jobs, each of them wholly or not at all, and answers when that is durable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: deque[tuple[Accepted, asyncio.Future[None]]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def store(self, new: Accepted) -> None:
+        """Raises IntegrityError where its key was used before, or its name is a live job's; ApiError queue_full, or
+        invalid_job where a file that it names is gone. Then nothing was stored."""
+        if new.needs_more:
+            await self._commit([new])
+            return
+        stored = asyncio.get_running_loop().create_future()
+        self._waiting.append((new, stored))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+        await stored
+
+    async def _write(self) -> None:
+        """Commit what waits, group after group, until nothing does."""
+        try:
+            while self._waiting:
+                size = min(GROUP_MAX, len(self._waiting))
+                await self._store_group([self._waiting.popleft() for _ in range(size)])
+                if self._waiting:
+                    await asyncio.sleep(PAUSE_SECONDS)
+        finally:
+            self._writing = None
+
+    async def _store_group(self, group: Sequence[tuple[Accepted, asyncio.Future[None]]]) -> None:
+        try:
+            await self._commit([new for new, _ in group])
+        except IntegrityError as error:
+            if len(group) > 1:  # of one of them, and each alone shows of which
+                await asyncio.gather(*(self._store_group([each]) for each in group))
+                return
+            _end(group, error)
+        except BaseException as error:
+            _end(group, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            _end(group, None)
+
+    async def _commit(self, group: Sequence[Accepted]) -> None:
+        async with self._database.write() as session:
+            await _store(session, group)
+
+
+def _end(group: Sequence[tuple[Accepted, asyncio.Future[None]]], error: BaseException | None) -> None:
+    for _, stored in group:
+        if stored.done():  # whoever waited was cancelled
+            continue
+        if error is None:
+            stored.set_result(None)
+        elif isinstance(error, Exception):
+            stored.set_exception(error)
+        else:
+            stored.cancel()
+
+
+async def _store(session: AsyncSession, group: Sequence[Accepted]) -> None:
+    """Store the jobs. All processes take the names in one order, and then the keys: else two groups could wait for each
+    other."""
+    for new in group:
+        if new.drafted.queue_limited:
+            await refuse_full_queue(session, new.job.project, new.caller.person)
+    await repository.insert(session, sorted(((new.job, new.created) for new in group), key=lambda pair: pair[0].key))
+    for new in group:
+        for more in new.beside.rows(new.job.id) if new.beside.rows is not None else ():
+            session.add(more)
+            await session.flush()
+        await references.refer(session, new.job.id, new.drafted.files)
+    await session.execute(insert(AuditRow.__table__), [new.audit for new in group])  # type: ignore[arg-type]
+    await idempotency.remember(
+        session, [(new.attempted, new.job.id, new.document) for new in group if new.attempted is not None]
+    )

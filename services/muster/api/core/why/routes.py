@@ -1,0 +1,83 @@
+"""`/jobs/{id}/why`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from muster.api.core.callers import Caller, reads
+from muster.api.core.database.tables import JobRow
+from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.path_parts import JobId
+from muster.api.core.jobs import repository, service
+from muster.api.core.jobs.examples import AT, FAILURE, UID
+from muster.api.core.mirror import status_of
+from muster.api.core.services import ServicesDependency
+from muster.contract.advice import advice, unreadable
+from muster.contract.base import dump
+from muster.contract.replies import Why
+from muster.contract.status import Phase, Restarts
+from muster.contract.times import rfc3339
+from muster.contract.views import with_times
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+
+_EXAMPLE: dict[str, Any] = {
+    "id": UID,
+    "name": "stdlib-60m",
+    "phase": "Restarting",
+    "code": "Backoff",
+    "because": "attempt 1 failed (infrastructure: worker 1 was killed by signal 9); attempt 2 starts in 1 s",
+    "since": rfc3339(AT + 95),
+    "attempt": 1,
+    "queue": None,
+    "lastFailure": dump(FAILURE),
+    "retryAt": rfc3339(AT + 96),
+    "restarts": {"total": 1, "byCause": {"infrastructure": 1}, "recent": [], "withoutProgress": 0},
+    "next": ["Nothing now: the job restarts by itself."],
+}
+
+
+@router.get(
+    "/{job_id}/why",
+    response_model=Why,
+    dependencies=[reads],
+    summary="Explain a job's state",
+    responses={200: shown(_EXAMPLE, "The reason"), **problems("job_not_found")},
+)
+async def explain_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
+    """Returns why a job waits, restarts or failed, and what to do about it."""
+    row = await service.find(services, caller, job_id)
+    async with services.database.read() as session:
+        ahead, queued = await repository.queue_ahead(session, row) if row.phase == Phase.QUEUED else (0, 0)
+    waits = row.phase == Phase.QUEUED and row.live
+    queue = {"position": ahead + 1, "ahead": ahead, "queued": queued} if waits else None
+    return JSONResponse(_document(row, queue, ahead))
+
+
+def _document(row: JobRow, queue: dict[str, int] | None, ahead: int) -> dict[str, Any]:
+    status, raw = status_of(row.status), with_times(row.status)
+    flags: dict[str, Any] = {
+        "suspend": bool(row.spec.get("suspend")),
+        "cancel": bool(row.spec.get("cancel")),
+        "handed_over": row.relayed_version >= row.spec_version,
+    }
+    return {
+        "id": row.id,
+        "name": row.name,
+        "phase": row.phase,
+        "code": raw.get("code", ""),
+        "because": raw.get("because", ""),
+        "since": raw.get("since", rfc3339(row.created_at)),
+        "attempt": raw.get("attempt", 0),
+        "queue": queue,
+        "lastFailure": raw.get("lastFailure"),
+        "retryAt": raw.get("retryAt"),
+        "restarts": raw.get("restarts") or Restarts().model_dump(mode="json", by_alias=True),
+        "next": unreadable(raw)
+        if status is None
+        else advice(status, **flags, ahead=ahead, spec=row.spec, name=row.name),
+    }

@@ -1,0 +1,1 @@
+"""Checkpoints: the commits that a job's folder holds."""

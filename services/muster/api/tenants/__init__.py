@@ -1,0 +1,1 @@
+"""People and projects: who may do what, with which tokens, secrets and quotas."""

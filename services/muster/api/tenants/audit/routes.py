@@ -1,0 +1,104 @@
+"""`/audit`: read by admins, and by maintainers what concerns their projects."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import JSONResponse
+
+from muster.api.core.callers import Caller, Scope, needs
+from muster.api.core.database.tables import AuditRow
+from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.paging import cursor_of, seq_of
+from muster.api.core.http.path_parts import NO_NUL
+from muster.api.core.http.reply import Reply
+from muster.api.core.services import ServicesDependency
+from muster.api.tenants.audit import repository
+from muster.api.tenants.audit.repository import Filter
+from muster.contract.base import Time
+from muster.contract.times import rfc3339
+
+router = APIRouter(prefix="/audit", tags=["audit"])
+Word = Annotated[str | None, Query(max_length=128, pattern=NO_NUL)]
+
+
+class AuditLine(Reply):
+    """`address` is the peer's, as the API saw it: behind a proxy, the proxy's. `token` is the id of the one used."""
+
+    id: int
+    at: Time
+    person: str
+    token: str
+    address: str
+    action: str
+    subject: str
+    project: str | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+class AuditPage(Reply):
+    """`next_cursor` asks for the next page; it is null on the last."""
+
+    items: list[AuditLine]
+    next_cursor: str | None
+
+
+_EXAMPLE: dict[str, Any] = {
+    "id": 17,
+    "at": rfc3339(1_795_000_000.0),
+    "person": "ann",
+    "token": "0c2c31c1-96f9-4f3c-8a39-5b2f9a0f4d11",
+    "address": "10.0.3.7",
+    "action": "member.changed",
+    "subject": "bob",
+    "project": "nlp",
+    "before": {"role": "viewer"},
+    "after": {"role": "member"},
+}
+
+
+@router.get(
+    "",
+    response_model=AuditPage,
+    dependencies=[Depends(needs(Scope.ADMIN))],
+    summary="Read the audit",
+    responses={
+        200: shown({"items": [_EXAMPLE], "nextCursor": None}, "A page, newest first"),
+        **problems("invalid_cursor"),
+    },
+)
+async def read_audit(
+    services: ServicesDependency,
+    caller: Caller,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Lines per page.")] = 100,
+    cursor: Annotated[str | None, Query(max_length=200, description="`nextCursor` of the page before.")] = None,
+    person: Word = None,
+    project: Word = None,
+    action: Word = None,
+    subject: Word = None,
+) -> JSONResponse:
+    """Returns the audit log, newest first: who changed what, from which address, with the values before and after.
+    Admins see every entry, and maintainers see the entries of their projects."""
+    wanted, before = Filter(person, project, action, subject), seq_of(cursor) if cursor else None
+    async with services.database.read() as session:
+        rows = await repository.page(session, caller, wanted, before, limit + 1)
+    more = len(rows) > limit
+    items = [_document(row) for row in rows[:limit]]
+    return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1].seq) if more else None})
+
+
+def _document(row: AuditRow) -> dict[str, Any]:
+    return {
+        "id": row.seq,
+        "at": rfc3339(row.at),
+        "person": row.person,
+        "token": row.token,
+        "address": row.address,
+        "action": row.action,
+        "subject": row.subject,
+        "project": row.project,
+        "before": row.before,
+        "after": row.after,
+    }

@@ -1,0 +1,154 @@
+"""`/me` for everybody; `/people` for admins."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import JSONResponse
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.core.access import admins_only
+from muster.api.core.callers import Caller, Scope, needs
+from muster.api.core.database.tables import PersonRow
+from muster.api.core.http.body import parsed, read_body
+from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.reply import Reply
+from muster.api.core.services import ServicesDependency
+from muster.api.tenants.audit.repository import Act, record
+from muster.api.tenants.people import service
+from muster.api.tenants.people.schemas import PersonRequest
+from muster.contract.base import Time, dump
+from muster.contract.names import PERSON_NAME
+from muster.contract.projects import Role
+from muster.contract.times import rfc3339
+
+reads, manages = Depends(needs(Scope.READ)), Depends(needs(Scope.ADMIN))
+router = APIRouter(tags=["people"])
+
+PersonName = Annotated[
+    str,
+    Path(
+        max_length=63,
+        pattern=f"^{PERSON_NAME}$",
+        description="Lower-case letters a to z, digits, '.', '_' and '-': no two names look alike.",
+    ),
+]
+
+
+class Me(Reply):
+    """Caller of the request. `project` is the only project that the token grants, null for all; `home` is the project
+    of jobs that name none."""
+
+    person: str
+    admin: bool
+    token: str
+    scopes: list[Scope]
+    project: str | None
+    home: str
+    roles: dict[str, Role]
+
+
+class Person(Reply):
+    """Person or service account. If `disabled`, none of their tokens grants anything."""
+
+    name: str
+    kind: Literal["person", "service"]
+    admin: bool
+    disabled: bool
+    created_at: Time
+
+
+class PersonList(Reply):
+    items: list[Person]
+
+
+_ME = {
+    "person": "ann",
+    "admin": False,
+    "token": "0c2c31c1-96f9-4f3c-8a39-5b2f9a0f4d11",
+    "scopes": ["write"],
+    "project": "nlp",
+    "home": "nlp",
+    "roles": {"nlp": "member"},
+}
+_EXAMPLE: dict[str, Any] = {
+    "name": "ann",
+    "kind": "person",
+    "admin": False,
+    "disabled": False,
+    "createdAt": rfc3339(1_795_000_000.0),
+}
+
+
+@router.get(
+    "/me",
+    response_model=Me,
+    dependencies=[reads],
+    summary="Show the caller",
+    responses={200: shown(_ME, "The person and the token of this request"), **problems()},
+)
+async def get_me(caller: Caller) -> JSONResponse:
+    """Returns the person that the token belongs to, its scopes, and the roles that it grants."""
+    document = {
+        "person": caller.person,
+        "admin": caller.admin,
+        "token": caller.token,
+        "scopes": sorted(caller.scopes),
+        "project": caller.project,
+        "home": caller.home,
+        "roles": dict(caller.roles),
+    }
+    return JSONResponse(document)
+
+
+@router.get(
+    "/people",
+    response_model=PersonList,
+    dependencies=[manages],
+    summary="List people",
+    responses={200: shown({"items": [_EXAMPLE]}, "People and service accounts, by name"), **problems()},
+)
+async def list_people(services: ServicesDependency, caller: Caller) -> JSONResponse:
+    """Returns everybody who has or had a token or a role. Requires admin rights."""
+    admins_only(caller)
+    async with services.database.read() as session:
+        rows = await service.list_all(session)
+    return JSONResponse({"items": [_document(row) for row in rows]})
+
+
+@router.put(
+    "/people/{person}",
+    response_model=Person,
+    dependencies=[manages],
+    summary="Make or change a person",
+    responses={
+        200: shown(_EXAMPLE, "The person"),
+        **problems("invalid_person", "invalid_document", "unsupported_media_type", "body_too_large"),
+    },
+    openapi_extra=body("PersonRequest", {"kind": "service"}),
+)
+async def put_person(
+    request: Request, services: ServicesDependency, caller: Caller, person: PersonName
+) -> JSONResponse:
+    """Creates or updates a person or a service account: whether they are an admin, and whether their tokens are
+    disabled. Requires admin rights."""
+    admins_only(caller)
+    wanted = await read_body(request, parsed(PersonRequest, "invalid_person", "The person is not valid"))
+
+    async def put(session: AsyncSession) -> PersonRow:
+        before, row = await service.put(session, caller, person, wanted, services.settings.oidc_issuer)
+        record(session, caller, Act("person.changed", person, None, before, dump(wanted)))
+        return row
+
+    return JSONResponse(_document(await services.database.write_once(put)))
+
+
+def _document(row: PersonRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "admin": row.admin,
+        "disabled": row.disabled,
+        "createdAt": rfc3339(row.created_at),
+    }

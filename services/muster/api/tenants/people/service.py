@@ -1,0 +1,73 @@
+"""People and service accounts in the database. Functions on a session: who opens it also commits it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import PersonRow
+from muster.api.core.errors import ApiError
+from muster.api.tenants.people.schemas import PersonRequest
+
+
+async def list_all(session: AsyncSession) -> list[PersonRow]:
+    return list((await session.scalars(select(PersonRow).order_by(PersonRow.name))).all())
+
+
+async def put(
+    session: AsyncSession, caller: Principal, name: str, wanted: PersonRequest, issuer: str | None = None
+) -> tuple[dict[str, Any] | None, PersonRow]:
+    """Create or change a person. Return their attributes before, None for a new person, and their row.
+
+    Raises ApiError invalid_person where an admin would take their own rights away.
+    """
+    if name == caller.person and (not wanted.admin or wanted.disabled):
+        raise ApiError("invalid_person", "You can't take your own rights as an admin away: let another admin do it.")
+    known = await session.get(PersonRow, name)
+    before = {"kind": known.kind, "admin": known.admin, "disabled": known.disabled} if known is not None else None
+    row = await ensure(session, name)
+    row.kind, row.admin, row.disabled = wanted.kind, wanted.admin, wanted.disabled
+    if wanted.subject is not None:
+        row.identity = await _identity(session, name, wanted.subject, issuer)
+    await session.flush()
+    return before, row
+
+
+def identity_of(issuer: str, subject: str) -> str:
+    """Return the identity of a person at the sign-in's provider. A subject is unique only within its issuer."""
+    return f"{issuer} {subject}"
+
+
+async def _identity(session: AsyncSession, name: str, subject: str, issuer: str | None) -> str:
+    if issuer is None:
+        raise ApiError("invalid_person", "There is no sign-in here (MUSTER_API_OIDC_ISSUER), so nobody has a subject.")
+    identity = identity_of(issuer, subject)
+    taken = (await session.scalars(select(PersonRow.name).where(PersonRow.identity == identity))).one_or_none()
+    if taken not in (None, name):
+        raise ApiError("invalid_person", f"The subject is {taken!r}: a person has one name, and a name one person.")
+    return identity
+
+
+async def ensure(session: AsyncSession, name: str, admin: bool = False) -> PersonRow:
+    """The person of that name, made if there is none."""
+    row = await session.get(PersonRow, name)
+    if row is None:
+        row = PersonRow(name=name, kind="person", admin=admin, disabled=False, created_at=time.time())
+        session.add(row)
+        await session.flush()
+    return row
+
+
+async def known(session: AsyncSession, name: str) -> PersonRow:
+    """Raises ApiError person_not_found."""
+    row = await session.get(PersonRow, name)
+    if row is None:
+        raise ApiError(
+            "person_not_found",
+            f"There is no person {name[:100]!r}; an admin adds people with `muster people set NAME`.",
+        )
+    return row

@@ -1,0 +1,119 @@
+"""Accounting of each project's usage this month, counted once a minute for its budgets, which the operator enforces,
+and for metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from muster.api.core.database.db import Database
+from muster.api.core.database.tables import ProjectRow
+from muster.api.core.observability import Metrics
+from muster.api.tenants.projects.quotas import quota_of
+from muster.api.tenants.usage import repository
+from muster.api.webhooks import outbox
+from muster.api.webhooks.budgets import reached
+from muster.contract.prices import Prices
+from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
+from muster.contract.usage import Amounts, Held, Usage, month_of, month_range, usage
+from muster.contract.webhook_kinds import WebhookKind
+
+ACCOUNTING_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Usage of a project in the month so far."""
+
+    usage: Usage
+    spent: MonthSpent
+
+
+class Accounting:
+    """`current` says whether the rows are up to date with the cluster: else nothing new is counted, and what ran since
+    is the operator's to add. `counted` is None before the first count.
+    """
+
+    def __init__(self, database: Database, prices: Prices, metrics: Metrics, current: Callable[[], bool]) -> None:
+        self._database, self._prices, self._metrics, self._current = database, prices, metrics, current
+        self.counted: dict[str, Counted] | None = None
+
+    async def step(self) -> bool:
+        """Count anew; False: there is no more to do."""
+        if not self._current():
+            return False
+        now = time.time()
+        begins, ends = month_range(month_of(now))
+        async with self._database.read() as session:
+            quotas = {row.name: quota_of(row) for row in await session.scalars(select(ProjectRow))}
+            held = await repository.held_by_project(session, begins, ends)
+        everybody = {name: held.get(name, []) for name in quotas.keys() | held.keys()}
+        counted = await asyncio.to_thread(_count, everybody, self._prices, begins, ends, now)
+        self.counted = counted
+        self._metrics.show_usage({name: one.usage.total for name, one in counted.items()}, ratios(quotas, counted))
+        await notify_of_budgets(self._database, quotas, counted)
+        return False
+
+
+async def notify_of_budgets(
+    database: Database, quotas: Mapping[str, ProjectQuota], counted: Mapping[str, Counted]
+) -> None:
+    """Put into the outbox a message for each budget that is reached, if a webhook wants it and has not received it
+    yet."""
+    async with database.read() as session:
+        webhooks = await outbox.interested(session, kind=WebhookKind.BUDGET_REACHED)
+    known = [webhook for webhook in webhooks if webhook.project in quotas and webhook.project in counted]
+    found = [
+        (webhook, message)
+        for webhook in known
+        for message in reached(webhook.project, quotas[webhook.project], counted[webhook.project].spent)
+    ]
+    await outbox.note_once(database, found)
+
+
+def _count(held: dict[str, list[Held]], prices: Prices, begins: float, ends: float, now: float) -> dict[str, Counted]:
+    found = {}
+    for project, mine in held.items():
+        made = usage(mine, prices, begins, ends, now)
+        people = {person.person: _spent(person) for person in made.people}
+        spent = MonthSpent(month=month_of(now), as_of=now, total=_spent(made.total), people=people)
+        found[project] = Counted(made, spent)
+    return found
+
+
+def _spent(amounts: Amounts) -> Spent:
+    return Spent(gpu_hours=round(amounts.gpu_hours, 6), money=round(amounts.cost, 6))
+
+
+def ratios(quotas: dict[str, ProjectQuota], counted: dict[str, Counted]) -> dict[tuple[str, str, str], float]:
+    """Return the used share of each budget, by project, by whose budget it is (`project` or `person`) and by unit. Of a
+    budget per person, it is the share of the person who used most.
+
+    A budget of zero has no share.
+    """
+    found: dict[tuple[str, str, str], float] = {}
+    for project, quota in quotas.items():
+        spent = counted[project].spent
+        for whose, limits, used in (
+            ("project", quota, [spent.total]),
+            ("person", quota.person, list(spent.people.values())),
+        ):
+            for unit, ratio in _of(limits, used):
+                found[project, whose, unit] = ratio
+    return found
+
+
+def _of(limits: Quota, used: list[Spent]) -> list[tuple[str, float]]:
+    pairs = (
+        ("gpu_hours", limits.gpu_hours_per_month, [each.gpu_hours for each in used]),
+        ("money", limits.money_per_month, [each.money for each in used]),
+    )
+    return [(unit, max(values, default=0.0) / limit) for unit, limit, values in pairs if limit]
+
+
+def spent_of(counted: Mapping[str, Counted] | None) -> dict[str, MonthSpent] | None:
+    return None if counted is None else {project: one.spent for project, one in counted.items()}

@@ -1,0 +1,120 @@
+"""Projects and members in the database. Functions on a session: who opens it also commits it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.core.callers import Principal
+from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.database.tables import FileRow, JobRow, MemberRow, ProjectRow, SweepRow, TokenRow
+from muster.api.core.errors import ApiError
+from muster.api.tenants.people import service as people
+from muster.api.tenants.projects.schemas import ProjectRequest
+from muster.api.tenants.secrets import service as secrets
+from muster.contract.base import dump
+from muster.contract.names import DEFAULT_PROJECT
+from muster.contract.projects import Role
+
+
+async def visible(session: AsyncSession, caller: Principal) -> list[ProjectRow]:
+    query = select(ProjectRow).order_by(ProjectRow.name)
+    if caller.visible_projects is not None:
+        query = query.where(ProjectRow.name.in_(caller.visible_projects))
+    return list((await session.scalars(query)).all())
+
+
+async def put(
+    session: AsyncSession, name: str, wanted: ProjectRequest, is_system: Callable[[str], bool]
+) -> tuple[ProjectRow, dict[str, Any] | None]:
+    """The project, and its limits before; None for a new one. `is_system` says of a namespace that it is never a job's.
+    Raises ApiError namespace_taken, invalid_project."""
+    if name != DEFAULT_PROJECT and wanted.limits.namespaces is not None:
+        detail = f"Project {name!r} has one namespace: limits.namespaces is for project {DEFAULT_PROJECT!r} alone."
+        raise ApiError("invalid_project", detail)
+    row = await session.get(ProjectRow, name, with_for_update=True)
+    if row is not None:
+        if wanted.namespace not in (None, row.namespace):
+            shown = "none of its own" if row.namespace is None else repr(row.namespace)
+            detail = f"Project {name!r} has the namespace {shown}, which can't be changed: leave it out."
+            raise ApiError("invalid_project", detail)
+        before, row.limits = row.limits, dump(wanted.limits)
+        return row, before
+    namespace = wanted.namespace or name
+    if is_system(namespace):
+        detail = f"Namespace {namespace!r} is the platform's or Kubernetes' own, and never a project's: choose another."
+        raise ApiError("namespace_taken", detail)
+    await _refuse_taken_namespace(session, namespace, name)
+    row = ProjectRow(name=name, namespace=namespace, limits=dump(wanted.limits), created_at=time.time())
+    session.add(row)
+    await session.flush()
+    return row, None
+
+
+async def _refuse_taken_namespace(session: AsyncSession, namespace: str, name: str) -> None:
+    """Refuse a namespace that is not free for a project that is to be created as `name`. If the project has been
+    created meanwhile, the insert reports it."""
+    holder = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
+    if holder not in (None, name):
+        raise ApiError("namespace_taken", f"Namespace {namespace!r} is that of project {holder!r}: choose another.")
+    here = select(func.count()).select_from(JobRow).where(JobRow.namespace == namespace, JobRow.live.is_(True))
+    jobs = int((await session.execute(here)).scalar_one())
+    if jobs or namespace == DEFAULT_PROJECT:
+        detail = (
+            f"Namespace {namespace!r} is used by project {DEFAULT_PROJECT!r}, which has {jobs} live jobs there: "
+            "choose another, or wait until they have ended."
+        )
+        raise ApiError("namespace_taken", detail)
+
+
+async def remove(session: AsyncSession, cluster: Cluster, name: str) -> bool:
+    """Delete the project, revoke its tokens and delete its secrets. Return False if there is no such project.
+
+    Raises ApiError project_in_use, secrets_unavailable.
+    """
+    row = await session.get(ProjectRow, name, with_for_update=True)
+    if row is None:
+        return False
+    jobs = select(func.count()).select_from(JobRow).where(JobRow.project == name)
+    count = int((await session.execute(jobs)).scalar_one())
+    if count or name == DEFAULT_PROJECT:
+        why = f"has {count} jobs, whose records go with it" if count else "is there for jobs that name no project"
+        raise ApiError("project_in_use", f"Project {name!r} {why}, so it is not deleted.")
+    if held := int((await session.execute(select(func.count()).where(FileRow.project == name))).scalar_one()):
+        raise ApiError("project_in_use", f"Project {name!r} has {held} files: delete them first.")
+    tokens = update(TokenRow).where(TokenRow.project == name, TokenRow.revoked_at.is_(None))
+    await session.execute(tokens.values(revoked_at=time.time()))
+    await secrets.remove_all(session, cluster, name)
+    await session.execute(delete(SweepRow).where(SweepRow.project == name))  # without a job, nothing to sweep
+    await session.delete(row)
+    return True
+
+
+async def members(session: AsyncSession, project: str) -> list[MemberRow]:
+    query = select(MemberRow).where(MemberRow.project == project).order_by(MemberRow.person)
+    return list((await session.scalars(query)).all())
+
+
+async def put_member(session: AsyncSession, caller: Principal, project: str, person: str, role: Role) -> str | None:
+    """The role before, None for none. An admin's word makes the person too. Raises ApiError person_not_found."""
+    if caller.rules:
+        await people.ensure(session, person)
+    await people.known(session, person)
+    row = await session.get(MemberRow, (project, person))
+    before = row.role if row is not None else None
+    if row is None:
+        session.add(MemberRow(project=project, person=person, role=str(role)))
+    else:
+        row.role = str(role)
+    await session.flush()
+    return before
+
+
+async def remove_member(session: AsyncSession, project: str, person: str) -> str | None:
+    """The role that they had; None where nobody of that name is a member."""
+    gone = delete(MemberRow).where(MemberRow.project == project, MemberRow.person == person).returning(MemberRow.role)
+    return (await session.execute(gone)).scalar_one_or_none()

@@ -1,0 +1,157 @@
+"""`/projects/{project}/secrets`: listed for all who see the project, written by its maintainers, read by nobody."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi.responses import JSONResponse
+
+from muster.api.core.access import project_not_found, project_role
+from muster.api.core.callers import Caller, Scope, needs
+from muster.api.core.database.tables import ProjectRow, SecretRow
+from muster.api.core.errors import ApiError
+from muster.api.core.http.body import read_body
+from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.path_parts import ProjectName
+from muster.api.core.http.reply import Reply
+from muster.api.core.services import ServicesDependency
+from muster.api.tenants.audit.repository import Act, record
+from muster.api.tenants.secrets import service
+from muster.api.tenants.secrets.schemas import VALUE_LENGTH_MAX, SecretRequest
+from muster.contract.base import InvalidDocument, Problem, Time, parse
+from muster.contract.names import JOB_NAME
+from muster.contract.projects import Role
+from muster.contract.times import rfc3339
+from muster.documents.document import Document
+
+reads, manages = Depends(needs(Scope.READ)), Depends(needs(Scope.ADMIN))
+router = APIRouter(prefix="/projects/{project}/secrets", tags=["secrets"])
+
+SecretName = Annotated[
+    str, Path(max_length=48, pattern=f"^{JOB_NAME.pattern}$", description="The secret's name in its project.")
+]
+
+
+class Secret(Reply):
+    """A secret without its values. `changed_by` is who set it last."""
+
+    name: str
+    keys: list[str]
+    created_at: Time
+    changed_at: Time
+    changed_by: str
+
+
+class SecretList(Reply):
+    items: list[Secret]
+
+
+_EXAMPLE: dict[str, Any] = {
+    "name": "hf-token",
+    "keys": ["value"],
+    "createdAt": rfc3339(1_795_000_000.0),
+    "changedAt": rfc3339(1_795_000_000.0),
+    "changedBy": "ann",
+}
+_WORDS = f"must map keys (letters, digits, '-', '_' and '.') to texts of 1 to {VALUE_LENGTH_MAX:,} characters"
+
+
+def _document(row: SecretRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "keys": row.keys["keys"],
+        "createdAt": rfc3339(row.created_at),
+        "changedAt": rfc3339(row.changed_at),
+        "changedBy": row.changed_by,
+    }
+
+
+@router.get(
+    "",
+    response_model=SecretList,
+    dependencies=[reads],
+    summary="List a project's secrets",
+    responses={200: shown({"items": [_EXAMPLE]}, "Names and keys, by name"), **problems("project_not_found")},
+)
+async def list_secrets(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
+    """Returns the secrets that the project's jobs may name, with who set them and when. Their values are never
+    returned."""
+    project_role(caller, project, Role.VIEWER)
+    async with services.database.read() as session:
+        if await session.get(ProjectRow, project) is None:
+            raise project_not_found(project)
+        rows = await service.list_all(session, project)
+    return JSONResponse({"items": [_document(row) for row in rows]})
+
+
+@router.put(
+    "/{name}",
+    response_model=Secret,
+    dependencies=[manages],
+    summary="Set a secret",
+    responses={
+        200: shown(_EXAMPLE, "Changed"),
+        201: {**shown(_EXAMPLE, "Made"), "model": Secret},
+        **problems(
+            "project_not_found", "invalid_secret", "invalid_document", "unsupported_media_type", "body_too_large",
+            "secrets_unavailable",
+        ),
+    },
+    openapi_extra=body("SecretRequest", {"data": {"value": "hf_…"}}),
+)  # fmt: skip
+async def put_secret(
+    request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: SecretName
+) -> JSONResponse:
+    """Sets a secret and replaces all of its entries. Workers that start from now on get the new entries; running
+    workers keep the old ones. The jobs of all maintainers and members of the project can read the secret. Requires the
+    maintainer role."""
+    project_role(caller, project, Role.MAINTAINER)
+    wanted = await _read(request)
+    async with services.database.write() as session:
+        row, before = await service.put(session, services.cluster, caller.person, project, name, wanted.data)
+        was = {"keys": before} if before is not None else None
+        record(session, caller, Act("secret.set", name, project, was, {"keys": row.keys["keys"]}))
+    return JSONResponse(_document(row), status_code=201 if before is None else 200)
+
+
+@router.delete(
+    "/{name}",
+    status_code=204,
+    response_class=Response,
+    dependencies=[manages],
+    summary="Delete a secret",
+    responses={
+        204: {"description": "It is gone; workers that run keep what they have"},
+        **problems("project_not_found", "secret_not_found", "secrets_unavailable"),
+    },
+)
+async def delete_secret(
+    services: ServicesDependency, caller: Caller, project: ProjectName, name: SecretName
+) -> Response:
+    """Deletes a secret. A job that names it can't start any more, and reports that. Requires the maintainer role."""
+    project_role(caller, project, Role.MAINTAINER)
+    async with services.database.write() as session:
+        keys = await service.remove(session, services.cluster, project, name)
+        if keys is None:
+            raise ApiError("secret_not_found", f"Project {project!r} has no secret {name!r}.")
+        record(session, caller, Act("secret.deleted", name, project, {"keys": keys}))
+    return Response(status_code=204)
+
+
+async def _read(request: Request) -> SecretRequest:
+    """The body. No refusal of it repeats anything that may be of a value."""
+    try:
+        return await read_body(request, _checked)
+    except ApiError as error:
+        if error.code != "invalid_document":
+            raise
+        raise ApiError(error.code, "The body is no JSON or YAML document; none of it is repeated here.") from None
+
+
+def _checked(document: Document) -> SecretRequest:
+    try:
+        return parse(SecretRequest, document.data)
+    except InvalidDocument:
+        fault = Problem("data", _WORDS)
+        raise ApiError("invalid_secret", f"The secret can't be kept: {fault}.", errors=(fault,)) from None

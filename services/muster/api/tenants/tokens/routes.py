@@ -1,0 +1,180 @@
+"""`/tokens`: made, listed, rotated and revoked: one's own, those of a project by its maintainers, all by admins."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi.responses import JSONResponse
+
+from muster.api.core.callers import Caller, Principal, Scope, needs, new_token
+from muster.api.core.database.tables import TokenRow
+from muster.api.core.errors import ApiError
+from muster.api.core.http.body import parsed, read_body
+from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.path_parts import NO_NUL
+from muster.api.core.http.reply import Reply
+from muster.api.core.services import Services, ServicesDependency
+from muster.api.tenants.audit.repository import Act, record
+from muster.api.tenants.tokens import service
+from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
+from muster.contract.base import Time
+from muster.contract.times import rfc3339, rfc3339_or_none
+
+manages = Depends(needs(Scope.ADMIN))
+router = APIRouter(prefix="/tokens", tags=["tokens"])
+TokenId = Annotated[str, Path(max_length=64, pattern=NO_NUL)]
+
+
+class Token(Reply):
+    """Token without its value. `project` is null for a token of every project of its person, `expires_at` for one that
+    never does, and `last_used_at` before the first use."""
+
+    id: str
+    name: str
+    person: str
+    project: str | None
+    scopes: list[Scope]
+    created_at: Time
+    expires_at: Time | None
+    last_used_at: Time | None
+
+
+class NewToken(Token):
+    """New token. `token` is shown only this once, and not stored."""
+
+    token: str
+
+
+class TokenList(Reply):
+    items: list[Token]
+
+
+_EXAMPLE: dict[str, Any] = {
+    "id": "0c2c31c1-96f9-4f3c-8a39-5b2f9a0f4d11",
+    "name": "ci",
+    "person": "ci",
+    "project": "nlp",
+    "scopes": ["write"],
+    "createdAt": rfc3339(1_795_000_000.0),
+    "expiresAt": None,
+    "lastUsedAt": None,
+}
+
+
+_SHOWN_ONCE = shown({**_EXAMPLE, "token": "muster_…"}, "The only time that the token is shown")
+_BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invalid_token")
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=NewToken,
+    dependencies=[manages],
+    summary="Make a token",
+    responses={201: _SHOWN_ONCE, **problems("project_not_found", "person_not_found", *_BODY)},
+    openapi_extra=body("TokenRequest", {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
+)
+async def make_token(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
+    """Creates a token: for the caller, for a service account of a project that the caller maintains or, as an admin,
+    for anybody. Whoever holds the token acts as its person, within its project and its scopes."""
+    wanted = await read_body(request, parsed(TokenRequest, "invalid_token", "The token can't be made"))
+    return _shown_once(await made(services, caller, wanted))
+
+
+async def made(services: Services, caller: Principal, wanted: TokenRequest) -> dict[str, Any]:
+    """The new token's document, with the token. Raises ApiError as `service.wanted_of` does."""
+    token = new_token()
+    async with services.database.write() as session:
+        row = service.make(session, await service.wanted_of(session, caller, wanted), token)
+        record(session, caller, Act("token.made", row.id, row.project, after=_recorded(row)))
+    return {**_document(row), "token": token}
+
+
+@router.get(
+    "",
+    response_model=TokenList,
+    dependencies=[manages],
+    summary="List tokens",
+    responses={200: shown({"items": [_EXAMPLE]}, "Tokens"), **problems()},
+)
+async def list_tokens(services: ServicesDependency, caller: Caller) -> JSONResponse:
+    """Returns the tokens that are not revoked: the caller's own, those of the projects that the caller maintains or,
+    for an admin, all. The secret values of the tokens are never returned."""
+    async with services.database.read() as session:
+        rows = await service.list_visible(session, caller)
+    return JSONResponse({"items": [_document(row) for row in rows]})
+
+
+@router.post(
+    "/{token_id}:rotate",
+    status_code=201,
+    response_model=NewToken,
+    dependencies=[manages],
+    summary="Rotate a token",
+    operation_id="rotate_token",
+    responses={201: _SHOWN_ONCE, **problems("token_not_found", "person_not_found", *_BODY)},
+    openapi_extra=body("RotateRequest", {"overlapHours": 24}, required=False),
+)
+async def rotate_token(
+    request: Request, services: ServicesDependency, caller: Caller, token_id: TokenId
+) -> JSONResponse:
+    """Creates a successor with the same rights and the same expiry, and ends this token at once or after the overlap.
+    Whoever could create the token can rotate it, and so can the token itself. For a later expiry, create a new
+    token."""
+    wanted = await read_body(request, parsed(RotateRequest, "invalid_token", "It can't be rotated"), optional=True)
+    return _shown_once(await rotated(services, caller, token_id, wanted))
+
+
+async def rotated(services: Services, caller: Principal, token_id: str, wanted: RotateRequest) -> dict[str, Any]:
+    """The successor's document, with the token. Raises ApiError token_not_found, forbidden and invalid_token."""
+    token = new_token()
+    async with services.database.write() as session:
+        row = await service.find(session, caller, token_id)
+        if row.id != caller.token:
+            await service.refuse_other_person(session, caller, row.person, row.project)
+        if row.expires_at is not None and row.expires_at <= time.time():  # its successor would open nothing either
+            detail = f"Token {row.name!r} has expired. Make a new one: `muster tokens create NAME`."
+            raise ApiError("invalid_token", detail)
+        successor = service.rotate(session, row, wanted.overlap_hours * 3600.0, token)
+        record(session, caller, Act("token.rotated", row.id, row.project, _recorded(row), {"id": successor.id}))
+    return {**_document(successor), "token": token}
+
+
+@router.delete(
+    "/{token_id}",
+    status_code=204,
+    response_class=Response,
+    dependencies=[manages],
+    summary="Revoke a token",
+    responses={204: {"description": "It opens nothing any more"}, **problems("token_not_found")},
+)
+async def revoke_token(services: ServicesDependency, caller: Caller, token_id: TokenId) -> Response:
+    """Revokes a token. It is refused from this moment on, and its open streams end within a second."""
+    async with services.database.write() as session:
+        row = await service.find(session, caller, token_id)
+        row.revoked_at = time.time()
+        record(session, caller, Act("token.revoked", row.id, row.project, _recorded(row)))
+    return Response(status_code=204)
+
+
+def _shown_once(document: dict[str, Any]) -> JSONResponse:
+    return JSONResponse(document, status_code=201, headers={"Cache-Control": "no-store"})
+
+
+def _recorded(row: TokenRow) -> dict[str, Any]:
+    return {"name": row.name, "person": row.person, "scopes": row.scopes["scopes"]}
+
+
+def _document(row: TokenRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "person": row.person,
+        "project": row.project,
+        "scopes": row.scopes["scopes"],
+        "createdAt": rfc3339(row.created_at),
+        "expiresAt": rfc3339_or_none(row.expires_at),
+        "lastUsedAt": rfc3339_or_none(row.last_used_at),
+    }

@@ -1,0 +1,95 @@
+"""Usage in the database: written by the mirror with each attempt, read by reports and budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import delete, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.core.database.tables import JobRow, UsageRow
+from muster.contract.quantities import quantity
+from muster.contract.status import Attempt
+from muster.contract.usage import Held, held_of
+
+
+async def keep(session: AsyncSession, row: JobRow, before: dict[str, Any] | None, after: dict[str, Any]) -> None:
+    """Note what the attempt holds, where that is news: `before` is the attempt as it was last seen."""
+    held = _held(row, after)
+    if held == (_held(row, before) if before else None):
+        return
+    if held is None or _never_placed(before, held):
+        this = delete(UsageRow).where(UsageRow.job_id == row.id, UsageRow.attempt == after["number"])
+        await session.execute(this)
+        return
+    values = asdict(held) | {"job_id": held.job, "project": row.project, "attempt": after["number"]}
+    values.pop("job")
+    await session.merge(UsageRow(**values))
+
+
+async def close(session: AsyncSession, job_id: str, at: float) -> None:
+    """The job is over or was taken out of the cluster: nothing of it holds anything after that."""
+    open_rows = update(UsageRow).where(UsageRow.job_id == job_id, UsageRow.until.is_(None))
+    await session.execute(open_rows.values(until=at))
+
+
+async def held_by(session: AsyncSession, project: str, since: float, until: float) -> list[Held]:
+    """Return what the project's attempts held at any time between `since` and `until`."""
+    query = select(UsageRow).where(
+        UsageRow.project == project, UsageRow.since < until, or_(UsageRow.until.is_(None), UsageRow.until > since)
+    )
+    return list(_read(await session.scalars(query.order_by(UsageRow.since))))
+
+
+async def held_by_project(session: AsyncSession, since: float, until: float) -> dict[str, list[Held]]:
+    """The same of every project that held anything."""
+    query = select(UsageRow).where(UsageRow.since < until, or_(UsageRow.until.is_(None), UsageRow.until > since))
+    rows = (await session.scalars(query)).all()
+    found: dict[str, list[Held]] = {}
+    for row, held in zip(rows, _read(rows), strict=True):
+        found.setdefault(row.project, []).append(held)
+    return found
+
+
+def _read(rows: Any) -> Iterator[Held]:
+    for row in rows:
+        yield Held(
+            job=row.job_id,
+            name=row.name,
+            person=row.person,
+            since=row.since,
+            until=row.until,
+            workers=row.workers,
+            gpus_per_worker=row.gpus_per_worker,
+            cpus_per_worker=row.cpus_per_worker,
+            instance_type=row.instance_type,
+            capacity=row.capacity,
+            lost_seconds=row.lost_seconds,
+        )
+
+
+def _held(row: JobRow, raw: dict[str, Any]) -> Held | None:
+    """Return what the attempt held, or None. It is also None for an attempt that a newer version wrote."""
+    try:
+        attempt = Attempt.model_validate(raw)
+    except ValidationError:
+        return None
+    return held_of(attempt, row.id, row.name, row.owner, cpus_per_worker(row.spec))
+
+
+def _never_placed(before: dict[str, Any] | None, held: Held) -> bool:
+    """Return whether the attempt ended while it waited for another scheduler. Its beginning moves when it is placed."""
+    was = Attempt.model_validate(before) if before and before.get("outcome") == "waiting" else None
+    return was is not None and held.until is not None and was.created_at == held.since
+
+
+def cpus_per_worker(spec: dict[str, Any]) -> float:
+    """Cores that each worker of the job asks for; 0 where it names none."""
+    asked = ((spec.get("gang") or {}).get("resources") or {}).get("cpu")
+    try:
+        return quantity(asked)
+    except ValueError:
+        return 0.0
