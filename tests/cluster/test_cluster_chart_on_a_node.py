@@ -157,6 +157,8 @@ def test_helm_test_passes(world: World) -> None:
     told = world.house.helm("test", "muster", "--namespace", SYSTEM, "--logs", "--timeout", "3m")
     for check in ("definition_is_served", "operator_leads", "api_is_ready"):
         assert f"ok      {check}" in told, told
+    for kind in ("roles", "rolebindings", "serviceaccounts"):
+        assert "muster-test" not in [*world.house.names(kind, SYSTEM), *world.house.names(kind, "default")], kind
 
 
 def test_the_doctor_finds_it_well(world: World) -> None:

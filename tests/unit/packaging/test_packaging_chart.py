@@ -387,14 +387,37 @@ def test_values_of_an_earlier_release_are_completed(chart: Chart) -> None:
     assert {"muster-operator-pods", "muster-operator-objects"} <= policies
 
 
+PROMETHEUS: Object = {
+    "namespaceSelector": {
+        "matchExpressions": [
+            {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["monitoring", "prometheus"]}
+        ]
+    },
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+}
+
+
 def test_prometheus_may_scrape_the_operator_behind_its_policy(chart: Chart) -> None:
-    """As it may the workers; it was shut out unless one knew of a second setting."""
+    """As it may the workers; it was shut out unless one knew of a second setting. A label alone let everybody in."""
     values: Object = merged(MONITORED, {"networkPolicy": {"enabled": True}})
     (rule,) = chart.find(values, "NetworkPolicy", "muster-operator")["spec"]["ingress"]
-    prometheus = {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
-    assert {"namespaceSelector": {}, "podSelector": prometheus} in rule["from"]
+    assert PROMETHEUS in rule["from"]
+    assert all("podSelector" in peer and peer.get("namespaceSelector") != {} for peer in rule["from"])
+    assert rule["ports"] == [{"protocol": "TCP", "port": "metrics"}]
     closed: Object = merged(values, {"networkPolicy": {"metricsFrom": []}})
     assert chart.find(closed, "NetworkPolicy", "muster-operator")["spec"]["ingress"] == []
+
+
+@pytest.mark.parametrize("scraped", [False, True])
+def test_prometheus_reaches_the_api_only_where_it_is_to_scrape_it(chart: Chart, scraped: bool) -> None:
+    """For the API's metrics are on its one port."""
+    gateway = {"podSelector": {"matchLabels": {"app": "gateway"}}}
+    values = {
+        "networkPolicy": {"enabled": True, "apiFrom": [gateway]},
+        "metrics": {"serviceMonitor": {"enabled": scraped}},
+    }
+    (rule,) = chart.find(values, "NetworkPolicy", "muster-api")["spec"]["ingress"]
+    assert (gateway in rule["from"], PROMETHEUS in rule["from"]) == (True, scraped)
 
 
 def test_workers_are_scraped_where_they_listen(chart: Chart) -> None:
@@ -420,6 +443,18 @@ def test_nothing_runs_as_an_install_hook(rendered: dict[str, list[Object]]) -> N
     for objects in rendered.values():
         hooks = {(item["metadata"].get("annotations") or {}).get("helm.sh/hook") for item in objects}
         assert hooks == {None, "test"}
+
+
+def test_the_rights_of_helm_test_go_with_it(chart: Chart) -> None:
+    """An uninstall leaves hooks where they are; the pod stays for `helm test --logs`."""
+    policies = {
+        item["kind"]: item["metadata"]["annotations"]["helm.sh/hook-delete-policy"].split(",")
+        for item in chart.objects({"operator": {"watchNamespace": "team"}})
+        if "helm.sh/hook" in (item["metadata"].get("annotations") or {})
+    }
+    assert "hook-succeeded" not in policies.pop("Pod")
+    assert set(policies) == {"ServiceAccount", "Role", "RoleBinding"}
+    assert all("hook-succeeded" in policy for policy in policies.values()), policies
 
 
 def test_the_definition_is_the_models_own_and_is_kept(chart: Chart) -> None:

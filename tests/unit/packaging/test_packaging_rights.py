@@ -137,6 +137,8 @@ def test_gangs_have_a_network_policy_unless_told_otherwise(chart: Chart) -> None
     assert operator["podSelector"]["matchLabels"].items() <= labels.items(), "or no heartbeat would be heard"
     assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "muster-system"}}
     assert prometheus["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
+    (names,) = prometheus["namespaceSelector"]["matchExpressions"]
+    assert names["values"] == ["monitoring", "prometheus"], "whoever makes pods elsewhere chooses their labels"
     off = chart.objects({"workers": {"networkPolicy": {"enabled": False}}})
     (container,) = pod_specs(off)["muster-operator"]["containers"]
     assert "MUSTER_OPERATOR_REPORT_FROM" not in environment(container)
