@@ -21,10 +21,14 @@ def of_state(root: Path) -> list[Found]:
     """Platform, workers and ranks of that folder. This process and those above it are not meant, whatever they name."""
     import psutil
 
-    above = {process.pid for process in psutil.Process().parents()}
+    above = {os.getpid()}
+    with contextlib.suppress(psutil.Error):  # one that ends meanwhile has nobody above it
+        ancestor = psutil.Process()
+        while ancestor := ancestor.parent():
+            above.add(ancestor.pid)
     found = []
     for process in psutil.process_iter():
-        if process.pid == os.getpid() or process.pid in above:
+        if process.pid in above:
             continue
         with contextlib.suppress(psutil.Error):  # gone meanwhile, or somebody else's
             command = process.cmdline()

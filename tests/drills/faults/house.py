@@ -21,10 +21,12 @@ import psutil
 from tests.drills.faults.watchers import Agent, Prometheus
 from tests.polling import eventually
 from tests.ports import free_port
+from tests.processes import command_of, others, send
 
 from muster.cli import processes as platform_processes
 from muster.client.address import Server, own_token
 from muster.client.connection import Connection
+from muster.client.errors import Conflict
 from muster.contract.layout import State
 from muster.contract.names import HEARTBEAT, STEP_LOG
 from muster.contract.signals import Heartbeat, StepRecord
@@ -93,9 +95,7 @@ class Platform:
         self.prometheus.kill()
         if self.process is not None:
             self.client.close()
-            for process in self.processes():
-                with contextlib.suppress(psutil.Error):
-                    process.resume()
+            send(self.processes(), signal.SIGCONT)
             self.process.send_signal(signal.SIGTERM)
             try:
                 self.process.wait(60)
@@ -124,16 +124,15 @@ class Platform:
 
     def processes(self) -> list[psutil.Process]:
         """All of it: platform, launchers, ranks and what they started."""
-        return [psutil.Process(found.pid) for found in platform_processes.of_state(self.state.root)]
+        pids = {found.pid for found in platform_processes.of_state(self.state.root)}
+        return [process for process in others() if process.pid in pids]
 
     def part(self, module: str) -> psutil.Process:
         """The process of one part, such as muster.operator."""
 
         def there() -> psutil.Process | None:
-            for found in platform_processes.of_state(self.state.root):
-                if f"-m {module} " in f"{found.what} ":
-                    return psutil.Process(found.pid)
-            return None
+            found = (each for each in self.processes() if f"-m {module} " in f"{' '.join(command_of(each))} ")
+            return next(found, None)
 
         return eventually(there, f"{module} to run", START_SECONDS_MAX)
 
@@ -259,11 +258,10 @@ class Job:
         return self.status()
 
     def cancel(self) -> None:
-        for member in processes.scan(self.platform.state):
-            if member.key.job_uid == self.uid:
-                member.process.send_signal(signal.SIGCONT)
-        self.platform.client.post(f"jobs/{self.uid}:cancel")
-        # It may end by itself at the same moment.
+        members = processes.scan(self.platform.state)
+        send((member.process for member in members if member.key.job_uid == self.uid), signal.SIGCONT)
+        with contextlib.suppress(Conflict):  # it may end by itself at the same moment
+            self.platform.client.post(f"jobs/{self.uid}:cancel")
         eventually(lambda: self.status().phase.terminal, f"{self.name} to be cancelled: {self.status().because}", 180)
 
     def left_running(self) -> int:

@@ -17,6 +17,7 @@ import psutil
 from tests.drills.faults.house import COMMIT_EVERY, Job
 from tests.drills.faults.store import Store
 from tests.polling import eventually
+from tests.processes import send
 
 from muster.contract.signals import Cause
 from muster.contract.status import Phase
@@ -61,11 +62,9 @@ def kill_launcher(job: Job, store: Store) -> float:
 def lose_node(job: Job, store: Store) -> float:
     """Every process of the node at once, children first, so that nobody is left to say anything."""
     tree = job.tree(1, VICTIM)
-    for process in tree:
-        process.suspend()
+    send(tree, signal.SIGSTOP)
     at = time.time()
-    for process in reversed(tree):
-        process.kill()
+    send(reversed(tree), signal.SIGKILL)
     return at
 
 
@@ -172,13 +171,10 @@ def disturb(job: Job, store: Store) -> float:
     at = time.time()
     for seconds, processes in ((STORE_PAUSE_SECONDS, store.processes), (MACHINE_PAUSE_SECONDS, job.platform.processes)):
         paused = processes()
-        for process in paused:
-            process.suspend()
+        send(paused, signal.SIGSTOP)
         with contextlib.suppress(AssertionError):
             eventually(lambda: False, "nothing: the pause is the fault", seconds)
-        for process in paused:
-            with contextlib.suppress(psutil.Error):
-                process.resume()
+        send(paused, signal.SIGCONT)
         before = job.heartbeat(1, 0)
         step = before.step if before else 0
         eventually(lambda least=step + COMMIT_EVERY: _stepped(job, least), "training to go on", 60)  # type: ignore[misc]

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform, until
+from tests.processes import is_alive
 from tests.s3_servers import BUCKET, moto_server
 
 from muster.api.data.files import arrivals, repository, service, staging
@@ -488,7 +489,7 @@ async def test_the_check_of_a_file_that_is_deleted_ends(tmp_path: Path, monkeypa
         assert (await here.client.delete(f"/api/v1/files/{made['id']}")).status_code == 204
 
         async def ended() -> bool:
-            return not checker.is_running() or checker.status() == psutil.STATUS_ZOMBIE
+            return not is_alive(checker)
 
         await until(ended, "the end of the check")
 

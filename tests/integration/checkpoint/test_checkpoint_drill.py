@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.polling import eventually
+from tests.processes import is_alive
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,8 +31,7 @@ def test_a_drill_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path, num
     eventually(uploads, "a nursery, two ranks and an upload process")
     drill.send_signal(number)
     assert drill.wait(30) == 128 + number
-    left = [process for process in seen if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    assert left == []
+    assert [process for process in seen if is_alive(process)] == []
     assert [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")] == []  # torch's cache
 
 

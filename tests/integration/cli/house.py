@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 import yaml
+from tests import processes
 from tests.polling import eventually
 
 from muster.contract.layout import State
@@ -66,18 +66,16 @@ class House:
         # The agent is started when the platform answers already.
         children = eventually(lambda: found if len(found := parent.children()) == 3 else [], "API, operator and agent")
         family = [parent, *children]
-        for member in family:
-            member.kill()
-        psutil.wait_procs(family, timeout=10)
+        processes.kill(family)  # a child may end by itself as soon as its parent is gone
         self.process.communicate()
+        eventually(lambda: not any(map(processes.is_alive, family)), "the end of the platform")
 
     def child(self, module: str) -> psutil.Process:
         """The running child of `muster up` that runs that module."""
         assert self.process is not None
         for child in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.Error):  # it ends just now
-                if child.status() != psutil.STATUS_ZOMBIE and module in child.cmdline():
-                    return child
+            if module in processes.command_of(child):
+                return child
         raise AssertionError(f"no {module} runs")
 
     def close(self) -> None:
@@ -85,24 +83,18 @@ class House:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
-        for process in self.processes():
-            process.kill()
+        processes.kill(self.processes())
         eventually(lambda: not self.processes(), "every process of the house to be gone")
 
     def processes(self) -> list[psutil.Process]:
         """Platform, workers and ranks of this state folder."""
-        return [process for process in psutil.process_iter() if process.pid != os.getpid() and self._is_ours(process)]
-
-    def _is_ours(self, process: psutil.Process) -> bool:
         mark = str(self.state.root)
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            return any(mark in word for word in process.cmdline()) or mark in process.environ().get(
-                "MUSTER_WORKER_DIR", ""
-            )
-        except psutil.Error:
-            return False
+        return [
+            process
+            for process in processes.others()
+            if any(mark in word for word in processes.command_of(process))
+            or mark in processes.environment_of(process).get("MUSTER_WORKER_DIR", "")
+        ]
 
     # -- the command --------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,14 @@
 """The platform stops or is killed mid-job, then `muster up`: the job finishes, and never in two gangs."""
 
 import json
+import signal
 from typing import Any
 
 import psutil
 import pytest
 from tests.integration.cli.house import House
 from tests.polling import eventually
+from tests.processes import command_of, kill, send
 
 STEPS = 140
 
@@ -31,33 +33,45 @@ def finish(house: House, uid: str) -> dict[str, Any]:
     return status
 
 
-def gang(house: House) -> set[int]:
-    """Pids of launchers and ranks."""
-    return {process.pid for process in house.processes() if "muster.trainer" in " ".join(process.cmdline())}
+def gang(house: House) -> set[psutil.Process]:
+    """Launchers, ranks and what these started."""
+    return {process for process in house.processes() if "muster.trainer" in " ".join(command_of(process))}
 
 
 @pytest.mark.long
 def test_a_gang_outlives_its_platform_and_is_adopted(house: House) -> None:
-    """First after a goodbye, then after a `kill -9`; it is the same gang all the time."""
+    """First after a goodbye, then after a `kill -9`; it is the same gang all the time.
+
+    The gang is paused while it is looked at and while a platform starts, however long that takes: it must not be done
+    before. It trains both with a platform and without.
+    """
     house.up()
     uid = submit(house)
     members = gang(house)
+    send(members, signal.SIGSTOP)
     assert len(members) >= 4, "two launchers, two ranks and their helpers"
-
     code, errors = house.stop()
     assert code == 0
     assert "These jobs train on: survivor." in errors
-    assert {process.pid for process in house.processes()} == members
-    house.up()
-    assert gang(house) <= members
-    house.wait_for_step("survivor", 60)
 
-    house.kill()
-    assert {process.pid for process in house.processes()} <= members
-    house.up()
-    assert gang(house) <= members
+    for step, end in ((50, house.kill), (80, lambda: None)):
+        assert set(house.processes()) == members, "no platform runs"
+        send(members, signal.SIGCONT)
+        eventually(lambda step=step: newest_step(house, uid) >= step, f"step {step} without a platform")
+        send(members, signal.SIGSTOP)
+        house.up()
+        assert gang(house) == members
+        send(members, signal.SIGCONT)
+        eventually(lambda step=step: newest_step(house, uid) >= step + 10, f"step {step + 10} with a platform")
+        send(members, signal.SIGSTOP)
+        end()
+    send(members, signal.SIGCONT)
     status = finish(house, uid)
     assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+
+
+def newest_step(house: House, uid: str) -> int:
+    return max(beat.step for beat in house.beats(uid))
 
 
 @pytest.mark.long
@@ -72,12 +86,10 @@ def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: Hou
 
     house.up()
     eventually(lambda: any(beat.attempt == 2 and beat.step >= 60 for beat in house.beats(uid)), "attempt 2")
-    everything = house.processes()
+    members = gang(house)
+    send(members, signal.SIGSTOP)  # it must not be done before it is killed
     house.kill()
-    for process in everything:
-        if process.is_running():
-            process.kill()
-    psutil.wait_procs(everything, timeout=10)
+    kill(members)
     eventually(lambda: not house.processes(), "the last process to be gone")
 
     house.up()

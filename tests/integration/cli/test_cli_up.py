@@ -12,6 +12,7 @@ import psutil
 import pytest
 from tests.integration.cli.house import House
 from tests.polling import eventually
+from tests.processes import is_alive
 
 from muster.contract.notices import MACHINE
 
@@ -69,8 +70,7 @@ def test_children_of_a_killed_platform_end_themselves(house: House) -> None:
     children = platform.children()
     house.process.kill()
     house.process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=15)
-    assert alive == []
+    eventually(lambda: not any(map(is_alive, children)), "the end of its children")
 
 
 def test_the_next_up_needs_no_patience_from_its_user(house: House) -> None:

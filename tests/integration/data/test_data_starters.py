@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.polling import eventually
+from tests.processes import is_alive
 from tests.unit.data.making import chat_record, config, contents, opened, stored, write_jsonl, write_texts
 
 from muster.contract.data_config import Source
@@ -235,10 +236,3 @@ def test_one_that_is_killed_while_others_tokenise_for_it_ends_with_the_same_byte
     )
     assert first == second
     assert (made_again.meta, made_again.meta.documents) == (whole.meta, 600)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 from tests.polling import eventually
+from tests.processes import command_of, environment_of, others
 
 from muster.cli.demo_checks import CHECKS
 
@@ -52,16 +52,13 @@ class Demo:
 
     def left(self) -> list[str]:
         """Command lines of platform, workers and ranks that are still there."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                environ, command = process.environ(), process.cmdline()
-                marked = str(self.state) in environ.get("MUSTER_WORKER_DIR", "") or str(self.state) in " ".join(command)
-                if marked and process.status() != psutil.STATUS_ZOMBIE and process.pid != self.process.pid:
-                    found.append(" ".join(command))
-            except psutil.Error:
-                continue
-        return found
+        mark = str(self.state)
+        found = {each: " ".join(command_of(each)) for each in others() if each.pid != self.process.pid}
+        return [
+            command
+            for each, command in found.items()
+            if mark in command or mark in environment_of(each).get("MUSTER_WORKER_DIR", "")
+        ]
 
 
 @pytest.fixture

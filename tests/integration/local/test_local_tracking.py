@@ -14,6 +14,7 @@ from tests.integration.api.test_api_process import api
 from tests.integration.local.house import House
 from tests.integration.local.test_local_trainer import reaches, records
 from tests.polling import eventually
+from tests.processes import command_of
 
 from muster.client import Muster
 from muster.contract.status import Condition
@@ -44,7 +45,7 @@ def document(name: str, steps: int) -> dict[str, Any]:
 
 def trackers(house: House, uid: str) -> list[psutil.Process]:
     found = [process for tree in house.trees(uid).values() for process in tree]
-    return [process for process in found if "muster.trainer.tracking" in process.cmdline()]
+    return [process for process in found if "muster.trainer.tracking" in command_of(process)]
 
 
 def test_a_tracker_that_dies_or_cannot_write_stops_no_run_and_is_told_of(house: House) -> None:

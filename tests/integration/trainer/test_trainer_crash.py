@@ -8,6 +8,7 @@ import psutil
 import pytest
 from tests.integration.trainer.gangs import Job, training, write_corpus
 from tests.polling import eventually
+from tests.processes import environment_of, others
 
 from muster.contract.names import Env
 
@@ -16,14 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def of_job(job: Job) -> list[psutil.Process]:
     """Every process that carries the job's mark: launchers, ranks, upload processes."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(Env.WORKER_DIR, "").startswith(f"{job.root}/"):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    mark = f"{job.root}/"
+    return [each for each in others() if environment_of(each).get(Env.WORKER_DIR, "").startswith(mark)]
 
 
 @pytest.mark.long

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 from tests.polling import eventually
+from tests.processes import others
 
 ORPHAN = """
 import subprocess, sys
@@ -39,4 +39,4 @@ def test_an_orphan_fails_the_module_and_is_ended(tmp_path: Path) -> None:
     assert "left 1 processes running" in result.stdout
     assert f"{pid}: " in result.stdout
     assert "muster.planted" in result.stdout
-    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the orphan's end")
+    eventually(lambda: pid not in {process.pid for process in others()}, "the orphan's end")
