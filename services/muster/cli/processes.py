@@ -23,9 +23,10 @@ def of_state(root: Path) -> list[Found]:
 
     above = {os.getpid()}
     with contextlib.suppress(psutil.Error):  # one that ends meanwhile has nobody above it
-        ancestor = psutil.Process()
-        while ancestor := ancestor.parent():
+        ancestor = psutil.Process().parent()
+        while ancestor is not None:
             above.add(ancestor.pid)
+            ancestor = ancestor.parent()
     found = []
     for process in psutil.process_iter():
         if process.pid in above:
