@@ -16,7 +16,7 @@ from muster.cli.cluster_streams import ENDED, StreamEvent, events_after, follow_
 from muster.cli.cluster_views import id_of, job_view, status_of, summary_of, why_view
 from muster.cli.errors import CliError, Exit, Fault, usage
 from muster.contract.base import InvalidDocument, Problem
-from muster.contract.commits_read import commits_read, with_folder
+from muster.contract.job_inputs import input_commits, with_input_folder
 from muster.contract.names import Label
 from muster.contract.spec import Submission, parse_job
 from muster.contract.status import Phase
@@ -162,16 +162,16 @@ class ClusterClient:
 
     def _with_folder(self, submission: Submission) -> Submission:
         """Replace `from: {job: NAME}` by the folder of that job's commits, as the API does."""
-        training = submission.spec.training
-        for path, source in commits_read(training).items():
+        spec = submission.spec
+        for path, source in input_commits(spec).items():
             if source.job is None or source.uri is not None:
                 continue
             checkpoint = status_of(self._objects.job(source.job)).get("checkpoint")
             if not checkpoint:
-                problem = Problem(f"spec.training.{path}.job", f"job {source.job!r} has no commit yet")
+                problem = Problem(f"spec.{path}.job", f"job {source.job!r} has no commit yet")
                 raise CliError(str(problem), Exit.USAGE, "invalid_job", faults=(Fault(problem),))
-            training = with_folder(training, path, checkpoint["uri"])
-        return submission.model_copy(update={"spec": submission.spec.model_copy(update={"training": training})})
+            spec = with_input_folder(spec, path, checkpoint["uri"])
+        return submission.model_copy(update={"spec": spec})
 
     # --- events and logs ---
 

@@ -170,11 +170,15 @@ def _is_job(target: str) -> bool:
 
 def _training(file: JobFile) -> dict[str, Any]:
     """The training configuration of a job's document. Raises CliError with the line of every fault."""
-    from muster.contract.base import InvalidDocument, dump
+    from muster.contract.base import InvalidDocument, Problem, dump
+    from muster.contract.program import NO_DATA_TO_INSPECT
     from muster.contract.spec import parse_job
 
     try:
-        return dump(parse_job(file.data).spec.training)
+        spec = parse_job(file.data).spec
+        if spec.training is None:
+            raise InvalidDocument((Problem("spec.program", NO_DATA_TO_INSPECT),))
+        return dump(spec.training)
     except InvalidDocument as invalid:
         faults = tuple(file.fault(problem) for problem in invalid.problems)
         what = f"the job is not valid: {invalid.problems[0]}"

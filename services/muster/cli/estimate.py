@@ -26,6 +26,7 @@ def ask(client: JobsClient, file: JobFile) -> dict[str, Any]:
 def work_out(file: JobFile) -> dict[str, Any]:
     """The same arithmetic on this machine: no server's records, this person's own access to storage."""
     from muster.contract.base import InvalidDocument, Problem, UserError, dump
+    from muster.contract.estimate import NO_ESTIMATE
     from muster.contract.spec import parse_job
     from muster.documents.prices import load_prices
     from muster.storage.errors import StorageError
@@ -40,7 +41,8 @@ def work_out(file: JobFile) -> dict[str, Any]:
         what = f"the job is not valid: {invalid.problems[0]}"
         raise CliError(what, Exit.USAGE, "invalid_job", file.name, faults) from None
     except UserError as error:
-        fault = file.fault(Problem("spec.training.model", str(error)))
+        place = "spec.program" if str(error) == NO_ESTIMATE else "spec.training.model"
+        fault = file.fault(Problem(place, str(error)))
         raise CliError(str(error), Exit.USAGE, "invalid_job", file.name, (fault,)) from None
     except StorageError as error:
         raise CliError(str(error), code="model_unreadable") from None

@@ -192,7 +192,7 @@ def _last_samples(client: JobsClient, job: dict[str, Any]) -> dict[str, Any] | N
     None if no prompts are configured, nothing is written yet, or the job's storage doesn't answer: the rest of the
     job is worth showing all the same.
     """
-    evaluation = job["spec"]["training"].get("evaluation") or {}
+    evaluation = (job["spec"].get("training") or {}).get("evaluation") or {}
     if not evaluation.get("generate"):
         return None
     try:

@@ -13,6 +13,7 @@ from muster.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from muster.contract.spec import JobSpec
+    from muster.contract.training import TrainingConfig
 
 # The ranks that vLLM has kernels for; an adapter of another one is served with the next larger.
 VLLM_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -53,16 +54,22 @@ def serve(
 
 
 def commands_for(name: str, spec: JobSpec, job: str, step: str, to: str) -> Commands:
-    """The commands for a job that is called `name`, and named as `job`. Raises CliError for a model that scores."""
+    """The commands for a job that is called `name`, and named as `job`. Raises CliError for a program, and for a model
+    that scores."""
     from muster.cli.errors import usage
 
     training = spec.training
+    if training is None:
+        raise usage(
+            f"{name} runs a program of its own, whose checkpoints only it can read",
+            f"`muster export {job} --to {to}` writes its folder",
+        )
     if training.scores is not None:
         raise usage(
             f"{name} scores texts (task {training.task}) and writes none",
             "export it and open it with AutoModelForSequenceClassification",
         )
-    base, why_merged = _base_of_adapter(spec)
+    base, why_merged = _base_of_adapter(training)
     export = ["muster", "export", job, "--step", step, "--to", to, "--format", "peft" if base else "transformers"]
     if base is None:
         note = f"The whole model is exported{why_merged} and served as {name}."
@@ -83,12 +90,12 @@ def commands_for(name: str, spec: JobSpec, job: str, step: str, to: str) -> Comm
     )
 
 
-def _base_of_adapter(spec: JobSpec) -> tuple[tuple[str, ...] | None, str]:
+def _base_of_adapter(training: TrainingConfig) -> tuple[tuple[str, ...] | None, str]:
     """The base model as servers name it, with its revision's flag; None where the whole model must be served, and
     why."""
     from muster.contract.address import parse_address
 
-    adapter, source = spec.training.adapter, spec.training.model.source
+    adapter, source = training.adapter, training.model.source
     if adapter is None:
         return None, ""
     if adapter.kind == "dora" or adapter.target_parameters or adapter.modules_to_save:

@@ -118,9 +118,12 @@ class Known:
     data: DataShape | None = None  # None: the training data was not looked at
 
 
+NO_ESTIMATE = "a program is not estimated: nothing is known of its model, its batch and its speed before it runs"
+
+
 def estimate_job(spec: JobSpec, known: Known) -> Estimate:
-    """Raises ValueError where the batch can't be divided over the gang."""
-    training, gang, size = spec.training, spec.gang, known.size
+    """Raises ValueError where the batch can't be divided over the gang, and UserError for a program."""
+    training, gang, size = spec.training_config, spec.gang, known.size
     nodes, ranks = gang.nodes.max, gang.nodes.max * gang.ranks_per_node
     kind, machine = _requested_machine(spec, known.prices)
     host = _host(spec, known, machine)
@@ -266,13 +269,13 @@ def _smallest(spec: JobSpec, known: Known, kind: str, machine: InstancePrice, st
     for nodes, gpus in [(1, gpus) for gpus in per_node] + [(nodes, machine.gpus) for nodes in NODES_TRIED[1:]]:
         ranks = nodes * gpus
         try:
-            fit = lowest_that_fits(known.size, spec.training, ranks, nodes, host)
+            fit = lowest_that_fits(known.size, spec.training_config, ranks, nodes, host)
         except ValueError:  # the batch can't be divided over so many
             continue
         hourly = _hourly(machine, gpus, nodes, spec)
         if fit is None or hourly is None:
             continue
-        speed = _speed(spec.training, known, ranks, kind, machine, steps, on_gpus=True)
+        speed = _speed(spec.training_config, known, ranks, kind, machine, steps, on_gpus=True)
         price = hourly * speed.hours if speed and speed.hours is not None else None
         memory = _memory_of(fit[1], fit[0], host)
         return GangOption(
@@ -344,7 +347,7 @@ def _epochs(training: TrainingConfig, tokens: int | None, data: DataShape | None
 def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> CommitCost:
     """Trained weights and the optimizer's state; what is frozen comes with the first."""
     every = spec.checkpoint.every
-    each = weight_bytes(spec.training) * size.learning + state_bytes(size, spec.training)
+    each = weight_bytes(spec.training_config) * size.learning + state_bytes(size, spec.training_config)
     seconds: float | None = None
     if isinstance(every, int):
         seconds = every * speed.step_seconds if speed else None

@@ -11,8 +11,11 @@ from muster.contract.spec import JobSpec
 
 
 def files_named(spec: JobSpec) -> tuple[tuple[str, str], ...]:
-    """Return (path, id) of each place of the training that holds a file's id: sources, tokenizer, chat template …"""
-    return tuple(_found("spec.training", dump(spec.training)))
+    """Return (path, id) of each place of the job's work that holds a file's id: sources, tokenizer, chat template … A
+    program's command is its own: a word in it that looks like an id is none."""
+    program = None if spec.program is None else {**dump(spec.program), "command": []}
+    work = {"training": dump(spec.training)} if spec.training is not None else {"program": program}
+    return tuple(_found("spec", work))
 
 
 def with_addresses(spec: JobSpec, addresses: Mapping[str, str]) -> JobSpec:
@@ -39,4 +42,6 @@ def _replaced(document: dict[str, Any], addresses: Mapping[str, str]) -> dict[st
             return {key: replaced(inner) for key, inner in value.items()}
         return [replaced(inner) for inner in value] if isinstance(value, list) else value
 
+    if (program := document.get("program")) is not None:
+        return {**document, "program": {**replaced(program), "command": program["command"]}}
     return {**document, "training": replaced(document["training"])}

@@ -25,7 +25,8 @@ def _model_address(text: str) -> Address:
 ModelAddress = Annotated[Text, address_of(_model_address)]
 
 
-def _step(value: Any) -> Any:
+def commit_step(value: Any) -> Any:
+    """Return the value if it names a commit's step: `best`, `last` or a number. Raises ValueError."""
     is_step = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 10**15
     if not is_step and value not in ("best", "last"):
         raise ValueError(f"must be best, last or the number of a step, not {value!r}"[:200])
@@ -39,7 +40,7 @@ class FromCommit(Spec):
     """The job's id, or its name, which means the newest job of that name."""
     uri: FolderAddress | None = None
     """The checkpoint folder of a job: `<checkpoint.uri>/<job uid>`."""
-    step: Annotated[Literal["best", "last"] | Positive, BeforeValidator(_step)] = "best"
+    step: Annotated[Literal["best", "last"] | Positive, BeforeValidator(commit_step)] = "best"
     """The step of the commit; `best` has the best evaluation.metric, `last` is the newest."""
 
     @model_validator(mode="after")

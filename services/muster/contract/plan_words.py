@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,19 @@ from muster.contract.text import amount, duration, plural, size
 def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a dry run (replies.Plan), without refusals and warnings. A fact may have several lines."""
     job, spec = plan["job"], plan["job"]["spec"]
-    training, checkpoint = spec["training"], spec["checkpoint"]
     facts = [("job", f"{job['name']}  ({job['namespace']})")]
     if job.get("project") not in (None, "default"):
         facts.append(("project", job["project"]))
+    facts += _training(spec, plan) if spec.get("training") else _program(spec, plan)
+    if (admission := plan.get("admission")) is not None:
+        facts.append(("queue", "\n".join(admission_lines(admission))))
+    return facts
+
+
+def _training(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    training, checkpoint = spec["training"], spec["checkpoint"]
     lasts = (plural(value, unit[:-1]) for unit, value in training["length"].items() if value)
-    facts += [
+    return [
         ("training", f"{training['task']} {_model(training['model'], plan.get('parameters'))}"),
         ("data", "\n".join(source["source"] for source in training["data"]["train"])),
         ("gang", _gang(spec["gang"], plan)),
@@ -27,9 +35,41 @@ def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("gradient", _gradient(training["optimizer"])),
         ("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (every: {checkpoint['every']})"),
     ]
-    if (admission := plan.get("admission")) is not None:
-        facts.append(("queue", "\n".join(admission_lines(admission))))
-    return facts
+
+
+def _program(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    program, checkpoint = spec["program"], spec["checkpoint"]
+    once = "rank" if program["launcher"] == "torchrun" else "worker"
+    facts = [("program", f"{shlex.join(program['command'])}  (once per {once})")]
+    if source := program.get("source"):
+        facts.append(("source", source))
+    inputs = [f"{name}: {_input(each)}" for name, each in program["inputs"].items()]
+    if inputs:
+        facts.append(("inputs", "\n".join(inputs)))
+    if program.get("steps"):
+        facts.append(("length", plural(program["steps"], "step")))
+    below = checkpoint.get("folder") or "$MUSTER_CHECKPOINT_DIR"
+    return [
+        *facts,
+        ("gang", _gang(spec["gang"], plan)),
+        ("hangs", _hang(program["hang"])),
+        ("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (what the program writes in {below})"),
+    ]
+
+
+def _input(each: Mapping[str, Any]) -> str:
+    return each.get("source") or f"{each.get('job') or each.get('uri')} (step {each['step']})"
+
+
+def _hang(hang: Mapping[str, Any]) -> str:
+    if hang["off"]:
+        return "not looked for"
+    limits = [
+        f"after {plural(hang[key], 'second')} {without}"
+        for key, without in (("silentSeconds", "without output"), ("stepSeconds", "without a step"))
+        if hang.get(key)
+    ]
+    return " or ".join(limits) or "by the pace of the program's own steps"
 
 
 def admission_lines(admission: Mapping[str, Any]) -> list[str]:

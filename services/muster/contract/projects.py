@@ -11,12 +11,14 @@ from pydantic import AfterValidator, Field, field_validator
 
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Many, Problem, Spec
-from muster.contract.commits_read import REFERENCE, commits_read, second_models
+from muster.contract.commits_read import REFERENCE, second_models
 from muster.contract.fields import FolderAddress, KmsKey, Positive, Text
 from muster.contract.gang import NODES_MAX
+from muster.contract.job_inputs import input_commits
 from muster.contract.names import FILE_ID
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
+from muster.contract.training import TrainingConfig
 
 
 class Role(StrEnum):
@@ -157,20 +159,30 @@ def _endpoint_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> It
 
 def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield every address that the job reads, with its path; addresses that need no permission are left out."""
-    training = spec.training
-    named = [
+    named = [*_read_by_training(spec.training)] if spec.training is not None else [*_read_by_program(spec)]
+    named += [(f"{path}.uri", origin.uri) for path, origin in input_commits(spec).items()]
+    return ((path, text) for path, text in named if text is not None and not _is_ours(text))
+
+
+def _read_by_program(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
+    if spec.program is not None:
+        yield "program.source", spec.program.source
+        for name, each in spec.program.inputs.items():
+            yield f"program.inputs.{name}.source", each.source
+
+
+def _read_by_training(training: TrainingConfig) -> Iterator[tuple[str, str | None]]:
+    yield from (
         ("training.model.source", training.model.source),
         *(
             (f"training.{path}.source", second.source)
             for path, second in second_models(training).items()
             if path != REFERENCE  # which is named already
         ),
-        *((f"training.{path}.uri", origin.uri) for path, origin in commits_read(training).items()),
         ("training.data.tokenizer", training.data.tokenizer if training.data.tokenizer != "bytes" else None),
         ("training.data.chatTemplate", training.data.chat_template),
         *((f"training.{path}.source", source.source) for path, source in training.sources()),
-    ]
-    return ((path, text) for path, text in named if text is not None and not _is_ours(text))
+    )
 
 
 def _is_ours(text: str) -> bool:

@@ -148,7 +148,8 @@ class Admission(Reply):
 
 class Plan(Reply):
     """Plan of a submission. `parameters` is null where the model's shape comes from a commit or a folder, and
-    `admission` where the job would be refused."""
+    `admission` where the job would be refused. Of a program `parameters` and `samplesPerStep` are null, and
+    `accumulation` is empty."""
 
     accepted: bool
     job: PlannedJob
@@ -156,7 +157,7 @@ class Plan(Reply):
     ranks_per_node: int
     world_size: Range
     accumulation: list[Accumulation]
-    samples_per_step: int
+    samples_per_step: int | None
     admission: Admission | None = None
     refusals: list[Finding]
     warnings: list[Finding]

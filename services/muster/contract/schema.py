@@ -17,7 +17,7 @@ from muster.contract.descriptions import describe
 from muster.contract.gang import QUANTITY
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.second_model import exactly_one
-from muster.contract.spec import DURATION, MUTABLE, JobSpec
+from muster.contract.spec import DURATION, MUTABLE, ONE_KIND_OF_WORK, ONLY_PROGRAMS_HAVE_FOLDERS, JobSpec
 from muster.contract.status import JobStatus
 
 Schema = dict[str, Any]
@@ -42,6 +42,13 @@ _KEPT = (
 
 # Rules that the models state in Python, said again where kubectl can hear them: (path in the spec, CEL, message).
 RULES: tuple[tuple[str, str, str], ...] = (
+    ("", "has(self.training) != has(self.program)", ONE_KIND_OF_WORK),
+    ("", "!has(self.checkpoint.folder) || has(self.program)", ONLY_PROGRAMS_HAVE_FOLDERS),
+    (
+        "program.inputs.*",
+        "has(self.source) != (has(self.job) || has(self.uri))",
+        "name what it is by exactly one of job (or uri, a job's checkpoint folder) and source",
+    ),
     (
         "training.model",
         "[has(self.preset), has(self.architecture), has(self.from), has(self.source)].filter(x, x).size() == 1",
@@ -139,6 +146,7 @@ INT_OR_STRING = {
     "training.model.from.step": "best|last",
     "training.distillation.teacher.from.step": "best|last",
     "training.grpo.rewardModel.from.step": "best|last",
+    "program.inputs.*.step": "best|last",
 }
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -304,9 +312,10 @@ def _without_defaults(node: Schema) -> None:
 
 
 def _at(spec: Schema, path: str) -> Schema:
+    """The schema of a field by its path; `*` stands for every value of a mapping, and no path for the spec itself."""
     node = spec
-    for key in path.split("."):
-        node = node["properties"][key]
+    for key in path.split(".") if path else ():
+        node = node["additionalProperties"] if key == "*" else node["properties"][key]
     return node
 
 
@@ -347,11 +356,15 @@ def _immutable(spec: Schema) -> Schema:
     compare times: the old ones may be numbers of an earlier release, which is not the type that the schema gives them.
     """
     keys = _immutable_keys()
-    assert all(key in spec["required"] or "default" in spec["properties"][key] for key in keys), "else say has() first"
+    given = {key for key in keys if key in spec.get("required", ()) or "default" in spec["properties"][key]}
     books = "self.status.ledger.seconds != oldSelf.status.ledger.seconds"
     writes_status = f"has(self.status) && (!has(oldSelf.status) || {books})"
-    same = " && ".join(f"self.spec.{key} == oldSelf.spec.{key}" for key in keys)
-    first = "".join(f"self.spec.{key} != oldSelf.spec.{key} ? '{key}' : " for key in keys[:-1]) + f"'{keys[-1]}'"
+    equal = {key: f"self.spec.{key} == oldSelf.spec.{key}" for key in keys}
+    for key in set(keys) - given:  # CEL fails on a field that is not there, so its presence is compared first
+        there, was_there = f"has(self.spec.{key})", f"has(oldSelf.spec.{key})"
+        equal[key] = f"({there} == {was_there} && (!{there} || {equal[key]}))"
+    same = " && ".join(equal[key] for key in keys)
+    first = "".join(f"!({equal[key]}) ? '{key}' : " for key in keys[:-1]) + f"'{keys[-1]}'"
     fixed = "is fixed at submission: it decides what is computed or where; make a new job from this one"
     return {
         "rule": f"{writes_status} || ({same})",

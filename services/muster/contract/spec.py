@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, Time, parse
+from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, Time, UserError, parse
 from muster.contract.environment import EnvVar
 from muster.contract.fields import Count, FolderAddress, KmsKey, Positive, Text
 from muster.contract.gang import Gang
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION, Env
 from muster.contract.pods import PodMarks, label_key, label_value
+from muster.contract.program import Program, RelativeFolder
 from muster.contract.redaction import masked_paths
 from muster.contract.signals import Cause
 from muster.contract.status import DataSkip, JobStatus
@@ -65,6 +66,9 @@ class CheckpointSpec(Spec):
     """Interval between checkpoints: a number of steps, a time (`10m`), or `auto`, the interval that loses the least
     time to failures."""
     keep: Keep = Keep()
+    folder: RelativeFolder | None = None
+    """The folder below a program's working directory where it writes its checkpoints; left out, only what it writes
+    below $MUSTER_CHECKPOINT_DIR counts. Only with `program`."""
     kms_key_id: KmsKey | None = None
     """The KMS key by which S3 encrypts what the job commits; left out, its project's, else the platform's."""
 
@@ -144,10 +148,18 @@ class Runtime(PodMarks):
     """The pods' service account; left out, the platform's default."""
 
 
-class JobSpec(Spec):
-    """Desired state of a job: its training, its gang, its checkpoints and its recovery."""
+# What a JobSpec says when it names no work or two kinds of it; the CRD's rule says the same.
+ONE_KIND_OF_WORK = "give exactly one of training (Muster's own trainer) and program (a program of your own)"
+ONLY_PROGRAMS_HAVE_FOLDERS = "checkpoint.folder is where a program writes its checkpoints; leave it out with training"
 
-    training: TrainingConfig
+
+class JobSpec(Spec):
+    """Desired state of a job: its training or its program, its gang, its checkpoints and its recovery."""
+
+    training: TrainingConfig | None = None
+    """Configuration of Muster's own trainer; exactly one of `training` and `program` is given."""
+    program: Program | None = None
+    """A program of your own; exactly one of `training` and `program` is given."""
     gang: Gang = Gang()
     checkpoint: CheckpointSpec = CheckpointSpec()
     recovery: Recovery = Recovery()
@@ -167,7 +179,28 @@ class JobSpec(Spec):
     """Seconds after its end when the job's object is deleted; left out, never."""
 
     @model_validator(mode="after")
+    def _one_kind_of_work(self) -> Self:
+        if (self.training is None) == (self.program is None):
+            raise ValueError(ONE_KIND_OF_WORK)
+        return self
+
+    @model_validator(mode="after")
+    def _asks_of_a_program_what_it_can_do(self) -> Self:
+        """Refuse settings that Muster's own trainer alone obeys, and those that it alone does not."""
+        if self.program is None:
+            if self.checkpoint.folder is not None:
+                raise ValueError(ONLY_PROGRAMS_HAVE_FOLDERS)
+            return self
+        if self.checkpoint.every != "auto":
+            raise ValueError("checkpoint.every: a program saves when it chooses to; leave it out")
+        if self.tracking != Tracking():
+            raise ValueError("tracking: Muster's own trainer alone writes to trackers; let the program do so itself")
+        return self
+
+    @model_validator(mode="after")
     def _float8_needs_gpus(self) -> Self:
+        if self.training is None:
+            return self
         if self.training.precision == "fp8" and not self.gang.gpus_per_node:
             raise ValueError(
                 "training.precision fp8 is for GPUs of compute capability 8.9 or more, and gang.gpusPerNode 0 trains "
@@ -192,7 +225,7 @@ class JobSpec(Spec):
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
         """Check that every gang size from min to max can divide the batch: otherwise elasticity would change the
-        result."""
+        result. That a program computes the same on each of them is its own promise."""
         for nodes in range(self.gang.nodes.min, self.gang.nodes.max + 1):
             try:
                 self.accumulation(nodes)
@@ -202,8 +235,16 @@ class JobSpec(Spec):
         return self
 
     def gang_sizes(self) -> tuple[int, ...]:
-        """The node counts, ascending, that min, max and the divisibility of batch and model copies allow."""
+        """The node counts, ascending, that min, max and the divisibility of batch and model copies allow; of a program
+        all from min to max."""
         return tuple(n for n in range(self.gang.nodes.min, self.gang.nodes.max + 1) if self._divides_the_batch(n))
+
+    @property
+    def training_config(self) -> TrainingConfig:
+        """Return the configuration of Muster's own trainer. Raises UserError for a job that runs a program."""
+        if self.training is None:
+            raise UserError("this job runs a program of its own (spec.program), not Muster's trainer")
+        return self.training
 
     def _divides_the_batch(self, nodes: int) -> bool:
         try:
@@ -213,8 +254,10 @@ class JobSpec(Spec):
         return True
 
     def accumulation(self, nodes: int) -> int:
-        """Micro-steps per optimizer step on `nodes` nodes. Raises ValueError when the batch or the model's copies can't
-        be divided over their ranks."""
+        """Micro-steps per optimizer step on `nodes` nodes; 1 for a program. Raises ValueError when the batch or the
+        model's copies can't be divided over their ranks."""
+        if self.training is None:
+            return 1
         size = self.training.data_parallel_size(nodes * self.gang.ranks_per_node)
         self.training.replicas(size, nodes)
         return self.training.accumulation(size)
@@ -277,7 +320,8 @@ def past_of(status: JobStatus) -> Past | None:
 class WorkerConfig(Record):
     """Configuration of a worker: the part of its job that it needs, as JSON in MUSTER_CONFIG."""
 
-    training: TrainingConfig
+    training: TrainingConfig | None = None
+    program: Program | None = None
     checkpoint: CheckpointSpec
     past: Past | None = None
     tracking: Tracking = Tracking()
@@ -288,6 +332,7 @@ def worker_config(spec: JobSpec, status: JobStatus) -> WorkerConfig:
     """Return the document that the workers of the job's next attempt get."""
     return WorkerConfig(
         training=spec.training,
+        program=spec.program,
         checkpoint=spec.checkpoint,
         past=past_of(status),
         tracking=spec.tracking,

@@ -59,7 +59,7 @@ def summary_view(
         "name": name,
         "namespace": namespace,
         "labels": dict(labels),
-        "task": (spec.get("training") or {}).get("task", "pretrain"),
+        "task": "program" if spec.get("program") else (spec.get("training") or {}).get("task", "pretrain"),
         "phase": status.get("phase", ""),
         "code": status.get("code", ""),
         "because": status.get("because", ""),
@@ -85,17 +85,20 @@ def summary_view(
 
 
 def plan_view(name: str, namespace: str, labels: Mapping[str, str], spec: JobSpec) -> dict[str, Any]:
-    """Return the plan of a submission: the resolved job, its sizes and its batch, without refusals and warnings."""
-    shape, ranks, sizes = spec.training.model.shape, spec.gang.ranks_per_node, spec.gang_sizes()
+    """Return the plan of a submission: the resolved job, its sizes and its batch, without refusals and warnings. A
+    program's batch is its own affair."""
+    training, ranks, sizes = spec.training, spec.gang.ranks_per_node, spec.gang_sizes()
+    shape = training.model.shape if training is not None else None
     return {
         "job": {"name": name, "namespace": namespace, "labels": dict(labels), "spec": redact_spec(dump(spec))},
         "parameters": shape.parameters if shape else None,
         "ranksPerNode": ranks,
         "worldSize": {"min": sizes[0] * ranks, "max": sizes[-1] * ranks},
         "accumulation": [
-            {"nodes": nodes, "ranks": nodes * ranks, "microSteps": spec.accumulation(nodes)} for nodes in sizes[:256]
+            {"nodes": nodes, "ranks": nodes * ranks, "microSteps": spec.accumulation(nodes)}
+            for nodes in (sizes[:256] if training is not None else ())
         ],
-        "samplesPerStep": spec.training.samples_per_step(),
+        "samplesPerStep": training.samples_per_step() if training is not None else None,
     }
 
 

@@ -148,9 +148,9 @@ def state_problems(spec: JobSpec, state: State, project: str | None = None) -> t
     own = uploaded(spec, state, project) if project is not None else ()
     commits = _commits(state)
     root, found = commits.parent, []
-    for place, text in _texts("training", dump(spec.training)):
+    for place, text in _texts_of_work(spec):
         path = _named(text)
-        is_commit = place.endswith(".from.uri") and path is not None and path.parent == commits
+        is_commit = _names_commits(place) and path is not None and path.parent == commits
         if path is not None and path.is_relative_to(root) and not is_commit and str(path) not in own:
             found.append(Problem(f"spec.{place}", "lies in Muster's own state folder, which no job may read; copy it"))
     path = _named(spec.checkpoint.uri) if spec.checkpoint.uri else None
@@ -158,6 +158,10 @@ def state_problems(spec: JobSpec, state: State, project: str | None = None) -> t
         why = "lies in Muster's own state folder; leave it out, or name a folder elsewhere"
         found.append(Problem("spec.checkpoint.uri", why))
     return tuple(found)
+
+
+def _names_commits(place: str) -> bool:
+    return place.endswith(".from.uri") or (place.startswith("program.inputs.") and place.endswith(".uri"))
 
 
 def commits_of(uri: str, state: State) -> str | None:
@@ -174,8 +178,17 @@ def uploaded(spec: JobSpec, state: State, project: str) -> tuple[str, ...]:
 
 def named_paths(spec: JobSpec) -> tuple[str, ...]:
     """The files and folders of this machine that the job names; for a glob, the folder that it begins in."""
-    paths = (_named(text) for _, text in _texts("training", dump(spec.training)))
+    paths = (_named(text) for _, text in _texts_of_work(spec))
     return tuple(str(path) for path in paths if path is not None)
+
+
+def _texts_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield every text of the job's training or program with its path. Each word of a command may be a path: of the
+    program itself, of its data or of its configuration."""
+    if spec.training is not None:
+        yield from _texts("training", dump(spec.training))
+    elif spec.program is not None:
+        yield from _texts("program", dump(spec.program))
 
 
 def _texts(place: str, value: object) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.contract.estimate import Estimate, Known, estimate_job
+from muster.contract.base import UserError
+from muster.contract.estimate import NO_ESTIMATE, Estimate, Known, estimate_job
 from muster.contract.prices import Prices
 from muster.contract.spec import JobSpec
 from muster.contract.throughput import Measured
@@ -19,10 +20,12 @@ def estimate_with_storage(
 
     `machine_bytes` is the memory of the one machine that all workers would share; None if it is not known.
 
-    Raises UserError for a model that can't be trained, StorageError for one that can't be read now, ValueError for a
-    batch that can't be divided.
+    Raises UserError for a program and for a model that can't be trained, StorageError for one that can't be read now,
+    ValueError for a batch that can't be divided.
     """
-    facts = model_facts(spec.training)
+    if (training := spec.training) is None:
+        raise UserError(NO_ESTIMATE)
+    facts = model_facts(training)
     ranks = spec.gang.nodes.max * spec.gang.ranks_per_node
     known = Known(
         size=facts.size,
@@ -31,6 +34,6 @@ def estimate_with_storage(
         position_limit=facts.position_limit,
         records=records,
         rank_bytes=None if machine_bytes is None else machine_bytes // ranks,
-        data=look_at(spec.training),
+        data=look_at(training),
     )
     return estimate_job(spec, known)

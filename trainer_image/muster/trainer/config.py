@@ -85,6 +85,8 @@ class DataParallel:
 def read_run(environ: Mapping[str, str] = os.environ) -> Run:
     """The orders in the environment. Raises UserError naming the variable or the path of every fault."""
     config = _worker_config(_required(environ, Env.CONFIG))
+    if (training := config.training) is None:
+        raise UserError(f"{Env.CONFIG} has no training: a program is started by its own launcher, muster.worker")
     worker_dir = Path(environ.get(Env.WORKER_DIR) or ".").resolve()
     return Run(
         job=environ.get(Env.JOB) or "job",
@@ -96,7 +98,7 @@ def read_run(environ: Mapping[str, str] = os.environ) -> Run:
         fence=environ.get(Env.FENCE) or None,
         worker_dir=worker_dir,
         cache_dir=Path(environ.get(Env.CACHE_DIR) or worker_dir / "cache").resolve(),
-        training=config.training,
+        training=training,
         checkpoint=config.checkpoint,
         past=config.past or Past(),
         data_skip=config.data_skip,

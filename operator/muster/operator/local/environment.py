@@ -11,7 +11,7 @@ from pathlib import Path
 from muster.contract.address import job_folder, parse_address
 from muster.contract.base import dump_json
 from muster.contract.checkpoint import READERS
-from muster.contract.commits_read import commits_read
+from muster.contract.job_inputs import input_commits
 from muster.contract.layout import State
 from muster.contract.names import DEFAULT_PROJECT, Env, Label, Rendezvous
 from muster.contract.notices import NOTICES_ENV
@@ -147,7 +147,7 @@ def _sandbox(
     # AWS libraries find credentials there, and a store is reached with them, as with the AWS_* variables.
     shared = (str(hub), str(home / ".aws"))
     given = (value.split(":") for name, value in inherited.items() if not name.startswith(_NO_PATHS))
-    named = (origin.uri for origin in commits_read(spec.training).values() if origin.uri)
+    named = (origin.uri for origin in input_commits(spec).values() if origin.uri)
     commits = [address.local for address in map(parse_address, named) if address.scheme == "file"]
     ours = parse_address(checkpoint_folder(state, spec, uid))
     temporary = state.jobs / uid / "tmp"

@@ -24,7 +24,7 @@ from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.trials import Faults, SweepDraft, submissions_of
 from muster.api.tenants.audit.repository import Act, record
 from muster.contract.base import InvalidDocument, Problem, dump
-from muster.contract.commits_read import commits_read
+from muster.contract.job_inputs import input_commits
 from muster.contract.spec import Submission
 from muster.contract.sweep import SweepMetric, SweepPhase, parse_sweep
 from muster.documents.document import Document
@@ -104,7 +104,7 @@ async def _drafted(services: Services, caller: Principal, checked: Checked) -> D
 
 
 def _row(caller: Principal, checked: Checked, first: Draft, attempted: Attempted | None) -> SweepRow:
-    sweep, evaluation = checked.draft.sweep, first.spec.training.evaluation
+    sweep, evaluation = checked.draft.sweep, first.spec.training_config.evaluation
     assert evaluation is not None, "each trial has one"
     metric = SweepMetric(name=evaluation.metric, better=evaluation.direction())
     summary = Summary(because=f"{sweep.size} trials are to come")
@@ -132,9 +132,9 @@ def _pinned(drafted: SweepDraft, first: Draft) -> dict[str, Any]:
     """The job's document with the folders of the commits that it reads: a name means the newest job that has it, and
     would not mean the same job to every trial. The namespace and the project are the first trial's, too."""
     template = dict(drafted.template)
-    for path, source in commits_read(first.spec.training).items():
-        if source.uri is not None and not any(each.startswith(f"training.{path}") for each in drafted.sweep.parameters):
-            template = _with(template, ["spec", "training", *path.split(".")], {"uri": source.uri})
+    for path, source in input_commits(first.spec).items():
+        if source.uri is not None and not any(each.startswith(path) for each in drafted.sweep.parameters):
+            template = _with(template, ["spec", *path.split(".")], {"uri": source.uri})
     return template
 
 

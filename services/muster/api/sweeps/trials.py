@@ -52,6 +52,9 @@ class SweepDraft:
 
     def _compared(self, spec: JobSpec) -> JobSpec:
         """The spec with the sweep's metric as that of its evaluations. Raises ApiError invalid_job."""
+        if spec.training is None:
+            words = "a sweep compares trials by their evaluations, which Muster's own trainer makes: give training"
+            raise _refusal(Problem("spec.program", words))
         evaluation, metric = spec.training.evaluation, self.sweep.metric
         if evaluation is None:
             words = "is required: a sweep compares trials by their evaluations; give every, and data, holdout or sets"
@@ -133,13 +136,13 @@ def stopping_problems(sweep: Sweep, submissions: Sequence[Submission]) -> tuple[
     if sweep.stopping is None:
         return ()
     steps, at = sweep.stopping.min_steps, "sweep.stopping.minSteps"
-    training = submissions[0].spec.training
+    training = submissions[0].spec.training_config
     assert training.evaluation is not None, "each trial has one"
     if steps % training.evaluation.every:
         every = training.evaluation.every
         words = f"must be a multiple of training.evaluation.every ({every}), so that all are compared at the same step"
         return (Problem(at, f"{words}; take {-(-steps // every) * every}"),)
-    lengths = [each.spec.training.length.steps for each in submissions]
+    lengths = [each.spec.training_config.length.steps for each in submissions]
     longest = max((length for length in lengths if length is not None), default=None)
     if longest is not None and None not in lengths and steps >= longest:
         return (Problem(at, f"must be less than the steps of a trial ({longest:,}), or none is ever stopped"),)

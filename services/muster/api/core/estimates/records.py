@@ -31,10 +31,13 @@ async def measured(database: Database, caller: Principal) -> tuple[Measured, ...
 
 
 def _record(name: str, spec: dict[str, Any], status: dict[str, Any]) -> Measured | None:
-    """Return the job's measured speed, or None for a job that has reported no speed or that a newer Muster wrote."""
+    """Return the job's measured speed, or None for a program, a job that has reported no speed, or one that a newer
+    Muster wrote."""
     try:
         training, seen = JobSpec.model_validate(spec).training, JobStatus.model_validate(status)
     except ValidationError:
+        return None
+    if training is None:
         return None
     trained = [attempt for attempt in seen.attempts if attempt.first_step_at is not None and attempt.world_size]
     if not trained:

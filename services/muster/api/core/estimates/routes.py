@@ -17,9 +17,10 @@ from muster.api.core.services import Services, ServicesDependency
 from muster.api.core.submission.drafts import draft, invalid_job, parse_submission
 from muster.contract.address import parse_address
 from muster.contract.base import Problem, UserError, dump
-from muster.contract.estimate import Estimate
+from muster.contract.estimate import NO_ESTIMATE, Estimate
 from muster.contract.files_named import with_addresses
-from muster.contract.spec import JobSpec, Submission, parse_job
+from muster.contract.spec import Submission, parse_job
+from muster.contract.training import TrainingConfig
 from muster.documents.prices import load_prices
 from muster.storage.errors import StorageError
 from muster.storage.estimating import estimate_with_storage
@@ -63,24 +64,26 @@ async def estimate(services: Services, caller: Principal, submission: Submission
     drafted = await draft(services, caller, submission)
     if drafted.faults:
         raise invalid_job(drafted.faults)
+    if drafted.spec.training is None:
+        raise invalid_job((Problem("spec.program", NO_ESTIMATE),))
     source = drafted.spec.training.model.source
     if source and services.settings.cluster == "kubernetes" and parse_address(source).scheme == "file":
         raise ApiError("model_unreadable", f"{source} lies on the workers' disks, which the API does not see.")
     records = await measured(services.database, caller)
     machine = _machine_bytes() if services.settings.cluster == "local" else None
     spec = with_addresses(drafted.spec, drafted.files)
-    folder = parse_address(source or spec.training.data.train[0].source)
+    folder = parse_address(source or spec.training_config.data.train[0].source)
     work = functools.partial(estimate_with_storage, spec, services.prices, records, machine)
     try:
         return await services.folders.run(folder, work, seconds=SECONDS_MAX)
     except UserError as error:
-        raise invalid_job((Problem(_place(drafted.spec), str(error)),)) from None
+        raise invalid_job((Problem(_place(drafted.spec.training), str(error)),)) from None
     except StorageError as error:
         raise ApiError("model_unreadable", f"{error}") from None
 
 
-def _place(spec: JobSpec) -> str:
-    return "spec.training.adapter" if spec.training.adapter and spec.training.model.shape else "spec.training.model"
+def _place(training: TrainingConfig) -> str:
+    return "spec.training.adapter" if training.adapter and training.model.shape else "spec.training.model"
 
 
 def _machine_bytes() -> int:

@@ -81,12 +81,14 @@ async def _refuse_dependents(services: Services, caller: Principal, row: JobRow)
 
 
 def _origins(spec: dict[str, Any]) -> str:
-    """The folders of commits that a job reads: those that it starts from, its teacher's and its reward model's."""
+    """The folders of commits that a job reads: those that it starts from, its teacher's and its reward model's, and the
+    inputs of a program."""
     training = spec.get("training") or {}
     teacher = (training.get("distillation") or {}).get("teacher") or {}
     scorer = (training.get("grpo") or {}).get("rewardModel") or {}
     sources = ((each.get("from") or {}) for each in (training.get("model") or {}, teacher, scorer))
-    return " ".join(str(source.get("uri") or "") for source in sources)
+    inputs = ((spec.get("program") or {}).get("inputs") or {}).values()
+    return " ".join(str(source.get("uri") or "") for source in (*sources, *inputs))
 
 
 def _refuse_pins(commits: CommitListing, row: JobRow, folder: Address) -> None:

@@ -21,8 +21,8 @@ from muster.api.tenants.secrets import service as secrets
 from muster.contract.address import Address, AddressError, job_folder, parse_address
 from muster.contract.base import InvalidDocument, Problem
 from muster.contract.cluster_objects import namespace_problem, object_problems, objects_named
-from muster.contract.commits_read import commits_read, with_folder
 from muster.contract.environment import steers_processes
+from muster.contract.job_inputs import input_commits, with_input_folder
 from muster.contract.layout import State
 from muster.contract.model_config import FromCommit
 from muster.contract.names import DEFAULT_PROJECT, FILE_ID, Label
@@ -108,15 +108,15 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     own = tuple(known) if namespace == secrets.namespace_of(project) or not containers else ()
     faults += object_problems(submission.spec, limits, project.name, own, strict=containers)
     faults += tuple(secrets.problems(spec, project.name, known, containers))
-    for path, source in commits_read(spec.training).items():
+    for path, source in input_commits(spec).items():
         faults += await _commits_of_others(services, project.name, path, source)
         if source.job is None or source.uri is not None:
             continue
         found = await _resolve(services, project.name, namespace, source.job, source)
         if isinstance(found, Problem):
-            faults = (*faults, replace(found, path=found.path.replace("model.from", path)))
+            faults = (*faults, replace(found, path=found.path.replace("training.model.from", path)))
         else:
-            spec = _with(spec, training=with_folder(spec.training, path, found))
+            spec = with_input_folder(spec, path, found)
     warnings = await asyncio.to_thread(_warnings, spec)
     limited = limits.quota.bounds_queue
     return Draft(submission.name, namespace, project.name, labels, spec, faults, warnings, files, limited)
@@ -188,7 +188,7 @@ def _outside_of_containers(spec: JobSpec, layout: State) -> tuple[Problem, ...]:
 
 async def _commits_of_others(services: Services, project: str, path: str, source: FromCommit) -> tuple[Problem, ...]:
     """Refuse the folder of a job that people of the project do not see, where the platform keeps the commits itself.
-    `path` is that of the field, as of `TrainingConfig.commits_read`."""
+    `path` is that of the field, as of `input_commits`."""
     if source.uri is None:
         return ()
     if (uid := await asyncio.to_thread(commits_of, source.uri, services.settings.layout)) is None:
@@ -197,7 +197,7 @@ async def _commits_of_others(services: Services, project: str, path: str, source
         if await repository.named(session, project, "", uid):
             return ()
     words = f"is the folder of no job of project {project!r}; name the job by `job`"
-    return (Problem(f"spec.training.{path}.uri", words),)
+    return (Problem(f"spec.{path}.uri", words),)
 
 
 async def _resolve(
@@ -270,6 +270,8 @@ def _without_secrets(faults: tuple[Problem, ...], secrets: frozenset[str]) -> tu
 
 def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
     """Return the warnings about settings that are valid but seldom intended, or that look wrong from this machine."""
+    if spec.training is None:
+        return ()
     odd = tuple(Problem(f"spec.training.{path}", words) for path, words in oddities_of(spec.training))
     sources = ((f"spec.training.{path}.source", source.source) for path, source in spec.training.sources())
     return (*odd, *(warning for path, source in sources if (warning := _source_warning(path, source))))

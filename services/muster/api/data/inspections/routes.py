@@ -19,9 +19,10 @@ from muster.api.core.services import ServicesDependency
 from muster.api.core.submission.drafts import draft, folder_of, invalid_job, parse_submission
 from muster.api.data.inspections.service import Inspection, refuse_what_the_api_may_not_read, with_ids
 from muster.contract.address import Address
-from muster.contract.base import UserError, dump
+from muster.contract.base import Problem, UserError, dump
 from muster.contract.data_report import DATA_REPORT_KEY, DataReport
 from muster.contract.files_named import with_addresses
+from muster.contract.program import NO_DATA_TO_INSPECT
 from muster.storage.errors import NotFound, StorageError
 from muster.storage.listing import CommitListing
 
@@ -105,11 +106,13 @@ async def inspect_job_data(request: Request, services: ServicesDependency, calle
     drafted = await draft(services, caller, submission)
     if drafted.faults:
         raise invalid_job(drafted.faults)
+    if drafted.spec.program is not None:
+        raise invalid_job((Problem("spec.program", NO_DATA_TO_INSPECT),))
     await refuse_what_the_api_may_not_read(services, drafted)
     spec = with_addresses(drafted.spec, drafted.files)
     ids = {address: file_id for file_id, address in drafted.files.items()}
     try:
-        found = await services.inspections.look(drafted.project, dump(spec.training))
+        found = await services.inspections.look(drafted.project, dump(spec.training_config))
     except ApiError as refused:
         raise with_ids(refused, ids) from None
     if found is None:

@@ -246,7 +246,7 @@ async def _count(
         raise _with_request_parameters(error, wanted) from None
     if drafted.faults:
         raise invalid_request(_as_request_faults(drafted.faults, wanted))
-    shape: DataShape | None = await asyncio.to_thread(look_at, drafted.spec.training)
+    shape: DataShape | None = await asyncio.to_thread(look_at, drafted.spec.training_config)
     if shape is not None and shape.faults:
         faults = tuple(Problem(f"spec.training.{path}", words) for path, words in shape.faults)
         raise invalid_request(_as_request_faults(faults, wanted))
