@@ -94,6 +94,11 @@ emptyDir: {sizeLimit: {{ .Values.api.uploads.size }}}
 muster-operator-nodes{{ with .Values.operator.watchNamespace }}-{{ . }}{{ end }}
 {{- end }}
 
+{{/* "true" where the API server judges the pods that the operator makes (operator-policy.yaml). */}}
+{{- define "muster.judgesWorkers" -}}
+{{- and (ne (toString .Values.operator.policy) "false") (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) -}}
+{{- end }}
+
 {{/* CEL: this namespace may be a job's: it is neither Kubernetes' own nor the release's (muster.contract.cluster_objects). */}}
 {{- define "muster.jobsNamespace" -}}
 !request.namespace.matches('^(kube|openshift)-') && request.namespace != '{{ .Release.Namespace }}'

@@ -120,6 +120,18 @@ def object_problems(
     return tuple(found)
 
 
+def node_volume_problems(runtime: Runtime) -> tuple[Problem, ...]:
+    """Return a problem for each volume that is a folder of the node itself. The chart's policy for the operator's pods
+    (`operator.policy`) refuses a worker with one, so a job with one could be queued and would never start."""
+    words = "a worker mounts nothing of its node; name a persistentVolumeClaim in the place of hostPath"
+    advice = "or ask whoever runs the cluster to set operator.policy=false in the chart"
+    return tuple(
+        Problem(f"spec.runtime.volumes[{index}].hostPath", f"{words}, {advice}")
+        for index, volume in enumerate(runtime.volumes)
+        if volume.get("hostPath") is not None
+    )
+
+
 def namespace_problem(namespace: str, limits: ProjectLimits, holder: str | None) -> Problem | None:
     """Return why a job of the project `default` may not use the namespace, which is the project `holder`'s if that is
     not None."""

@@ -11,7 +11,8 @@ from tests.integration.api.platform import document, platform, until
 
 from muster.api.core.cluster.cluster import FoundJob, Local
 from muster.api.core.database.tables import MirrorRow
-from muster.api.core.mirror import TOGETHER
+from muster.api.core.mirror import TOGETHER, Mirror
+from muster.api.core.observability import Metrics
 from muster.contract.layout import State
 from muster.contract.spec import parse_job
 from muster.local.cluster import LocalCluster, RawChange
@@ -40,6 +41,21 @@ class Relisted(Local):
             self.reached.set()
             await self.released.wait()
         return await super().find(uid)
+
+
+class Busy(Local):
+    """A cluster in which a job is made whenever somebody looks."""
+
+    name = "busy"
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        super().__init__(cluster)
+        self.looks = 0
+
+    async def version(self) -> int:
+        self.looks += 1
+        self._cluster.create(f"job-{self.looks}", "default", parse_job(document()).spec, {})
+        return await super().version()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -74,3 +90,16 @@ async def test_a_cancel_goes_through_while_the_mirror_catches_up(tmp_path: Path,
 
         await until(is_ready, "the mirror to catch up")
         assert {job["id"] for job in (await here.get("/jobs", limit=JOBS))["items"]} == set(uids)
+
+
+async def test_a_cluster_that_always_has_news_is_caught_up_with(tmp_path: Path) -> None:
+    """All that was there at the start is read, though no look ever finds nothing new."""
+    state = tmp_path / "busy"
+    (state / "cluster").mkdir(parents=True)
+    busy = Busy(LocalCluster(State(state).cluster))
+    async with platform(tmp_path / "idle") as here:
+        mirror = Mirror(here.services.database, busy, here.services.hub, Metrics())
+        assert mirror.behind()
+        await mirror.step()
+        assert mirror.caught_up
+        assert busy.looks == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,20 @@ DEFAULT = "/api/v1/projects/default"
 
 @pytest.fixture
 async def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Platform]:
-    """With the rules of a cluster, and its jobs in a folder."""
+    async with with_rules_of_a_cluster(tmp_path, monkeypatch) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def with_rules_of_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> AsyncIterator[Platform]:
+    """Its jobs are in a folder."""
     monkeypatch.setenv("MUSTER_API_CLUSTER", "kubernetes")
     (tmp_path / "cluster").mkdir()
     layout = State(tmp_path)
     there = Local(LocalCluster(layout.cluster), SecretBox(layout.secret_key, None))
-    options = {"namespace": SYSTEM, "checkpoint_uri": "s3://checkpoints/all"}
+    options = {"namespace": SYSTEM, "checkpoint_uri": "s3://checkpoints/all", **more}
     async with platform(tmp_path, there, **options) as running:
         yield running
 
@@ -42,6 +51,21 @@ async def refused(here: Platform, namespace: str | None = None, **runtime: Any) 
 
 async def limit(here: Platform, **limits: Any) -> int:
     return (await here.client.put(DEFAULT, json={"limits": limits})).status_code
+
+
+async def test_a_folder_of_the_node_is_refused_when_it_is_submitted(here: Platform) -> None:
+    """The chart's policy would refuse its workers, after the job has waited in the queue."""
+    disk = {"name": "disk", "hostPath": {"path": "/var"}}
+    found = await refused(here, volumes=[{"name": "scratch", "emptyDir": {}}, disk])
+    assert list(found) == ["spec.runtime.volumes[1].hostPath"]
+    assert "name a persistentVolumeClaim" in found["spec.runtime.volumes[1].hostPath"]
+
+
+async def test_a_folder_of_the_node_is_taken_where_the_operators_pods_are_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_rules_of_a_cluster(tmp_path, monkeypatch, host_paths=True) as here:
+        assert await refused(here, volumes=[{"name": "disk", "hostPath": {"path": "/var"}}]) == {}
 
 
 @pytest.mark.parametrize("namespace", [SYSTEM, "kube-system", "kube-public", "openshift-etcd"])

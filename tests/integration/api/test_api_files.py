@@ -471,6 +471,34 @@ async def test_a_projects_checks_do_not_keep_anothers_waiting(tmp_path: Path, mo
         assert checks.broken_off == ["a2.jsonl"]
 
 
+async def test_a_persons_checks_in_two_projects_do_not_keep_anothers_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Projects took turns, so that whoever had two of them could have all the checks."""
+    checks = Checks()
+    monkeypatch.setattr(arrivals, "run_module", checks.run)
+    async with platform(tmp_path / "state", auth=True) as here:
+        people: People = await settle(here, tmp_path / "state")
+
+        async def upload_by(person: str, project: str, name: str) -> None:
+            asked = {"name": f"{name}.jsonl", "purpose": "fine-tune", "project": project}
+            made = await people.ask(person, "POST", "/files", params=asked, content=name.encode())
+            assert made.status_code == 201, made.text
+
+        await upload_by("admin", "nlp", "a1")
+        await upload_by("admin", "cv", "a2")
+        await checks.are("a1.jsonl", "a2.jsonl")
+        await upload_by("cv-member", "cv", "b1")
+        await checks.are("a1.jsonl", "b1.jsonl")
+        await upload_by("admin", "nlp", "a3")
+        await upload_by("cv-member", "cv", "b2")
+        checks.release("b1.jsonl")
+        await checks.are("a1.jsonl", "b2.jsonl")
+        checks.release("a1.jsonl", "b2.jsonl")
+        await checks.are("a2.jsonl", "a3.jsonl")
+        assert checks.broken_off == ["a2.jsonl"]
+
+
 async def test_the_check_of_a_file_that_is_deleted_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process itself, here one that would go on for ever."""
     (tmp_path / "endless.py").write_text(

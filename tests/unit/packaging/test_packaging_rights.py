@@ -94,6 +94,12 @@ def test_the_operators_own_account_is_confined_to_workers(chart: Chart) -> None:
     assert not off & {"muster-operator-pods", "muster-operator-objects"}
 
 
+def test_the_api_takes_folders_of_nodes_only_where_the_operators_pods_are_not_judged(chart: Chart) -> None:
+    for values, said in (({}, None), ({"operator": {"policy": False}}, "true")):
+        (container,) = pod_specs(chart.objects(values))["muster-api"]["containers"]
+        assert environment(container).get("MUSTER_API_HOST_PATHS") == said
+
+
 def _made_by_the_operator(chart: Chart) -> list[Object]:
     rules: list[Object] = chart.find({}, "ClusterRole", "muster-operator")["rules"]
     return [rule for rule in rules if "create" in rule["verbs"]]

@@ -47,6 +47,9 @@ class Mirror:
         self._cursor: int | None = None
         self._seen_version = -1
         self._taken = self._total = 0  # changes, until it has caught up
+        # The cluster's version when this process began. To have read all up to it is to have caught up: a busy cluster
+        # always has a newer one, so there may never be a look that finds nothing new.
+        self._target: int | None = None
         self.caught_up = False
         self.waiting: list[asyncio.Event] = []
 
@@ -61,6 +64,8 @@ class Mirror:
         version = await self._cluster.version()
         if version == self._seen_version:
             return False
+        if self._target is None:
+            self._target = version
         if self._cursor is None:
             self._cursor = await self._stored_cursor()
         if not self.caught_up:
@@ -79,6 +84,8 @@ class Mirror:
             if not await self._take(part, whole[-1] if whole else self._cursor):
                 self._cursor = None
                 return True
+        if self._cursor >= self._target:
+            self._note_caught_up()
         return True
 
     async def _take(self, changes: list[RawChange], cursor: int) -> bool:

@@ -45,6 +45,8 @@ class Settings(BaseSettings):
     kubeconfig: Path | None = None  # for a cluster, outside a pod; None: $KUBECONFIG
     namespace: str = Field(default_factory=own_namespace)  # the platform's, which is never a job's; empty: it has none
     watch_namespace: str = ""  # the only namespace of the cluster whose jobs are carried; empty: all
+    # Whether a job in a cluster may mount folders of its nodes (`hostPath`): no policy refuses the workers then.
+    host_paths: bool = False
     state: Path = Field(default_factory=lambda: Path.home() / ".muster")
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8642

@@ -20,7 +20,12 @@ from muster.api.data.files import references
 from muster.api.tenants.secrets import service as secrets
 from muster.contract.address import Address, AddressError, job_folder, parse_address
 from muster.contract.base import InvalidDocument, Problem
-from muster.contract.cluster_objects import namespace_problem, object_problems, objects_named
+from muster.contract.cluster_objects import (
+    namespace_problem,
+    node_volume_problems,
+    object_problems,
+    objects_named,
+)
 from muster.contract.environment import steers_processes
 from muster.contract.job_inputs import input_commits, with_input_folder
 from muster.contract.layout import State
@@ -101,6 +106,8 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     # In threads, here and below: they look up every path that the job names. A sweep does so for each trial.
     outside = () if containers else await asyncio.to_thread(_outside_of_containers, spec, services.settings.layout)
     faults = (*outside, *_namespace_problems(services, placed, namespace))
+    if containers and not services.settings.host_paths:
+        faults += node_volume_problems(spec.runtime)
     faults += await asyncio.to_thread(limit_problems, submission.spec, limits, project.name)
     files, missing = await references.resolve(services, project.name, spec)
     faults += missing

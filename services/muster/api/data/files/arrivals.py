@@ -2,9 +2,6 @@
 
 The row says how far the processing is, so that another process can continue after one that was killed at any point: the
 reference to the bytes is written before they are moved, and the status last.
-
-The row says how far it is, so that a process that is killed at any place is followed by one that goes on: the reference
-to the bytes is written before they are moved, and the status last.
 """
 
 from __future__ import annotations
@@ -51,11 +48,20 @@ FAULT_LENGTH_MAX = 1_000
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
+@dataclass(frozen=True)
+class _Sender:
+    """Person who sent a file, and the project that has it. The checks are shared out between persons, and then between
+    projects: one person may have many."""
+
+    person: str
+    project: str
+
+
 @dataclass
 class _Taking:
     """A file that is being taken in. Its check may be broken off at any time, for another does it anew."""
 
-    project: str
+    sender: _Sender
     task: asyncio.Task[None]
     in_check: bool = False
 
@@ -64,14 +70,14 @@ class Arrivals:
     """Takes the files in that have arrived, a few at a time, each in a task of its own: a small one does not wait for a
     large one.
 
-    Projects take turns: the next file is the oldest of the project that has the fewest under way, and whose turn is
-    longest ago. A project that has none under way takes the place of the youngest check of one that has several.
+    Senders take turns: the next file is the oldest of the person and the project that have the fewest under way, and
+    whose turns are longest ago. It takes the place of the youngest check that would come after it if both waited.
     """
 
     def __init__(self, database: Database, staging: Staging, contents: Contents) -> None:
         self._database, self._staging, self._contents = database, staging, contents
         self._taking: dict[str, _Taking] = {}
-        self._turns: dict[str, int] = {}  # by project, when it was last served: a count, no time
+        self._turns: Counter[tuple[str, str]] = Counter()  # when a person or project was last served: a count, no time
         self._not_before: dict[str, float] = {}
         self.work = Work("files", self.step, ARRIVAL_SECONDS)
 
@@ -80,36 +86,45 @@ class Arrivals:
         round."""
         self._taking = {file_id: taking for file_id, taking in self._taking.items() if not taking.task.done()}
         async with self._database.read() as session:
-            query = (
-                select(FileRow.id, FileRow.project).where(FileRow.status == FileStatus.CHECKING).order_by(FileRow.seq)
-            )
-            arrived = {row.id: row.project for row in await session.execute(query)}
+            columns = select(FileRow.id, FileRow.owner, FileRow.project)
+            query = columns.where(FileRow.status == FileStatus.CHECKING).order_by(FileRow.seq)
+            arrived = {row.id: _Sender(row.owner, row.project) for row in await session.execute(query)}
         for own, taking in self._taking.items():
             if own not in arrived:  # it was deleted, here or by another process
                 self._break_off(taking)
         now = time.monotonic()
         self._not_before = {one: at for one, at in self._not_before.items() if one in arrived and at > now}
-        waiting = {one: project for one, project in arrived.items() if one not in {*self._taking, *self._not_before}}
+        waiting = {one: sender for one, sender in arrived.items() if one not in {*self._taking, *self._not_before}}
         while waiting and (following := self._next(waiting)) is not None:
             self._begin(following, waiting.pop(following))
         return False
 
-    def _next(self, waiting: dict[str, str]) -> str | None:
+    def _next(self, waiting: dict[str, _Sender]) -> str | None:
         """The file to begin with now; None where there is no room yet."""
-        under_way = Counter(taking.project for taking in self._taking.values())
-        projects = dict.fromkeys(waiting.values())
-        project = min(projects, key=lambda each: (under_way[each], self._turns.get(each, 0)))
+        following = min(waiting, key=lambda each: self._rank(waiting[each]))
         if len(self._taking) < AT_ONCE:
-            return next(file_id for file_id, own in waiting.items() if own == project)
-        if not under_way[project]:
-            crowded = [taking for taking in self._taking.values() if under_way[taking.project] > 1 and taking.in_check]
-            for taking in crowded[-1:]:
+            return following
+        for own, taking in reversed(self._taking.items()):
+            # Strictly before it, or two files would break each other off for ever.
+            if taking.in_check and self._rank(waiting[following], own)[:2] < self._rank(taking.sender, own)[:2]:
                 self._break_off(taking)  # when it has ended, this is looked at anew
+                break
         return None
 
-    def _begin(self, file_id: str, project: str) -> None:
-        self._turns[project] = max(self._turns.values(), default=0) + 1
-        taking = _Taking(project, asyncio.create_task(self._take_in(file_id)))
+    def _rank(self, sender: _Sender, without: str = "") -> tuple[int, int, int, int]:
+        """The place of a sender's file among those that wait, the least first, as if the file `without` waited too."""
+        others = [taking.sender for own, taking in self._taking.items() if own != without]
+        return (
+            sum(other.person == sender.person for other in others),
+            sum(other.project == sender.project for other in others),
+            self._turns["person", sender.person],
+            self._turns["project", sender.project],
+        )
+
+    def _begin(self, file_id: str, sender: _Sender) -> None:
+        turn = max(self._turns.values(), default=0) + 1
+        self._turns["person", sender.person] = self._turns["project", sender.project] = turn
+        taking = _Taking(sender, asyncio.create_task(self._take_in(file_id)))
         taking.task.add_done_callback(lambda _: self.work.wake.set())
         self._taking[file_id] = taking
 
