@@ -120,6 +120,9 @@ class Heartbeat(Record):
     skipped_samples: int = 0  # the samples of those steps
     last_skipped: StepRecord | None = None
     tracking_fault: str = ""  # by rank 0: which experiment trackers are left out, and why
+    # False where nothing is known of a program's progress (no step was counted, and no `hang` bounds its silence): such
+    # a rank is never taken for hung.
+    watched: bool = True
     stopped: bool = (
         False  # by SIGSTOP, while its launcher goes on; told by who reads the file, for the rank can't write
     )

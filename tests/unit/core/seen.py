@@ -19,7 +19,7 @@ NODES = ("a", "b")
 
 
 def spec(**top: Any) -> JobSpec:
-    """camelCase keys as a user writes them; `gang` defaults to two nodes with 8 GPUs each."""
+    """camelCase keys as a user writes them; `gang` defaults to two nodes with 8 GPUs each. None leaves a key out."""
     training = {
         "model": {"preset": "muster-1m"},
         "data": {"train": [{"source": "builtin://python-stdlib"}], "sequenceLength": 16},
@@ -27,6 +27,7 @@ def spec(**top: Any) -> JobSpec:
         "length": {"steps": 100},
     }
     document = {"training": training, "gang": {"nodes": 2, "gpusPerNode": 8}} | top
+    document = {key: value for key, value in document.items() if value is not None}
     return parse_job({"metadata": {"name": "job"}, "spec": document}).spec
 
 

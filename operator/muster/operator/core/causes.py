@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, SignalKind
 from muster.contract.status import Failure, JobStatus, Phase, Suspicion
+from muster.contract.text import plural
 from muster.operator.core.observed import Observed, Rejection, Reservation, Worker, WorkerState
 from muster.operator.core.rank_reports import describe_positions, rank_reports
 from muster.operator.core.worker_summary import WorkerSummary
@@ -67,6 +68,10 @@ LATE_EXIT_SECONDS = 3.0
 # How long to wait for the exit record of a peer that the others report as lost, before the remaining workers are
 # removed: the record may arrive a moment after theirs, and a removed worker's is not read any more.
 PEER_REPORT_SECONDS = 1.0
+# How long workers of a program may run on after others ended well, without a step. At its end one worker alone often
+# evaluates, converts or uploads while the rest are done: half of this would restart programs that are about to succeed,
+# at twice of it a gang that waits for a lost member keeps its nodes for an hour.
+UNEVEN_END_SECONDS = 1_800.0
 _STOPPED_ON_REQUEST = frozenset({ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT, 128 + 15})
 
 _OWN_FAULTS = frozenset({Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.NUMERIC, Cause.STORAGE})
@@ -325,6 +330,32 @@ def diagnose_preemption(summary: WorkerSummary, granted: Reservation) -> Failure
         cause=Cause.EVICTION, attempt=summary.status.attempt, at=summary.seen.now, message=granted.yields_because
     )
     return FailureDiagnosis(failure, strength(failure), notice=True, alive=True)
+
+
+def diagnose_uneven_end(summary: WorkerSummary) -> FailureDiagnosis | None:
+    """Return the diagnosis of a program of which some workers ended with code 0 long ago while others still run: those
+    wait for them, or they ended without having done their part. None while that may still be a normal end.
+    """
+    if summary.seen.spec.program is None or not summary.exited or len(summary.exited) >= summary.gang.wanted:
+        return None
+    ended = [worker for worker in summary.exited if worker.exit is not None and worker.exit.exit_code == 0]
+    if len(ended) < len(summary.exited):
+        return None  # what failed has its own diagnosis
+    first = min(ended, key=lambda worker: worker.exit.at if worker.exit is not None else 0.0)
+    moved = [report.beat.progressed_at for report in rank_reports(summary) if report.beat.watched]
+    since = max([worker.exit.at for worker in ended if worker.exit is not None] + moved)
+    if summary.seen.now - since <= UNEVEN_END_SECONDS:
+        return None
+    left = summary.gang.wanted - len(ended)
+    message = (
+        f"worker {first.worker} on {first.node} ended with exit code 0 while {plural(left, 'worker')} of "
+        f"{summary.gang.wanted} ran on for {UNEVEN_END_SECONDS / 60:.0f} min without a step: a program is done when "
+        "all its workers have ended"
+    )
+    failure = Failure.model_construct(
+        cause=Cause.HANG, attempt=summary.status.attempt, at=summary.seen.now, message=message, worker=first.worker
+    )
+    return FailureDiagnosis(failure, strength(failure), alive=True)
 
 
 def diagnose_hang(summary: WorkerSummary, suspicion: Suspicion) -> FailureDiagnosis:

@@ -16,6 +16,7 @@ from muster.operator.core.causes import (
     diagnose_missing_workers,
     diagnose_preemption,
     diagnose_refusal,
+    diagnose_uneven_end,
 )
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import training_conditions
@@ -115,7 +116,8 @@ def starting(summary: WorkerSummary) -> Decision | None:
         because = f"up: {summary.ready} of {plural(summary.gang.wanted, 'worker')}{reason}"
         status = transition(summary, Code.AWAITING_WORKERS, because, **updates)
         return write_or_act(summary, status, wake_after=LOOK_SECONDS)
-    if summary.beat is None or summary.beat.phase is TrainerPhase.INIT:
+    # A program need not report anything: that all its workers are up is all that can be waited for.
+    if summary.seen.spec.program is None and (summary.beat is None or summary.beat.phase is TrainerPhase.INIT):
         because = f"{summary.describe_gang} started; the ranks are meeting"
         status = transition(summary, Code.AWAITING_RANKS, because, **updates)
         return write_or_act(summary, status, wake_after=LOOK_SECONDS)
@@ -126,6 +128,8 @@ def running(summary: WorkerSummary) -> Decision | None:
     """Report progress; stop for a larger gang when one is offered, and for good when the ranks hang."""
     if summary.status.phase is not Phase.RUNNING:
         return None
+    if (uneven := diagnose_uneven_end(summary)) is not None and not summary.seen.spec.recovery.dry_run:
+        return write_or_act(summary, fail(summary, uneven), trusts_absence=True)
     stall = check_running(summary)
     if stall.confirmed and summary.seen.spec.recovery.dry_run:
         stall = Stall(summary.status.suspicion, confirmed=True)
@@ -158,10 +162,20 @@ def _activity(summary: WorkerSummary, stall: Stall) -> tuple[Code, str]:
         return Code.STALLING, stall.suspicion.why
     gang, beat = summary.gang, summary.beat
     where = f"{plural(gang.wanted, 'node')} of pool {gang.pool}"
+    if summary.seen.spec.program is not None:
+        return Code.TRAINING, f"the program runs on {where}{_unwatched(summary)}"
     preparing = beat is not None and beat.phase in (TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOAD)
     if preparing and summary.status.code != Code.TRAINING:
         return Code.PREPARING, f"preparing data and loading state on {where}"
     return Code.TRAINING, f"training on {where}{_slow_first_step(summary)}"
+
+
+def _unwatched(summary: WorkerSummary) -> str:
+    """Say what is not known of a program. It is decided by rank 0, so that the words do not change with every rank."""
+    if summary.beat is None or summary.beat.watched:
+        return ""
+    hang = summary.seen.spec.program.hang if summary.seen.spec.program is not None else None
+    return "; hangs are not looked for" if hang is not None and hang.off else "; no step of it has been counted yet"
 
 
 def _slow_first_step(summary: WorkerSummary) -> str:

@@ -20,7 +20,7 @@ from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, FailureDia
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code, code_of
 from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
 from muster.operator.core.observed import Rejection, Worker, WorkerState
-from muster.operator.core.transitions import NODES_KEPT, between_attempts, replace_last, transition
+from muster.operator.core.transitions import NODES_KEPT, between_attempts, last_step, replace_last, transition
 from muster.operator.core.worker_summary import WorkerSummary
 
 # Time to commit before a wanted stop: AWS gives two minutes of notice, of which ten seconds are for learning of it.
@@ -345,6 +345,7 @@ def _remove(summary: WorkerSummary, worker: Worker, grace: float, overdue: bool)
 
 
 def _with_step(summary: WorkerSummary, failure: Failure) -> Failure:
-    if failure.step is not None or summary.beat is None or summary.beat.last_step is None:
+    step = last_step(summary.beat) if summary.beat is not None else None
+    if failure.step is not None or step is None:
         return failure
-    return failure.model_copy(update={"step": summary.beat.last_step.step})
+    return failure.model_copy(update={"step": step})

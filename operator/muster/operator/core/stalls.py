@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muster.contract.hangs import LIMIT_SECONDS_MIN, STANDING_SHARE, WAITS_FOR_DATA, limit
+from muster.contract.hangs import LIMIT_SECONDS, LIMIT_SECONDS_MIN, STANDING_SHARE, WAITS_FOR_DATA, limit
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.contract.status import Suspicion
 from muster.operator.core.observed import Observed, WorkerState
@@ -69,20 +69,23 @@ def check_running(summary: WorkerSummary) -> Stall:
     """Collective training moves together, so the gang is as alive as the rank that moved last."""
     if _is_well(summary):
         return Stall(None)
-    gang = rank_reports(summary)
+    gang = tuple(report for report in rank_reports(summary) if report.beat.watched)
     newest = max((w.beat for w in gang), key=lambda beat: beat.progressed_at)
-    evidence = _stopped(gang) or _mute(gang, newest) or _idle(gang, newest) or _silent(gang, newest, summary.seen.now)
+    knows = summary.seen.spec.program is None  # whether the ranks themselves say what they do and how long it may take
+    evidence = (
+        _stopped(gang) or _mute(gang, newest) or _idle(gang, newest, knows) or _silent(gang, newest, summary.seen.now)
+    )
     return _weigh(summary.seen, evidence, newest.progressed_at) if evidence else Stall(None)
 
 
 def _is_well(summary: WorkerSummary) -> bool:
-    """Return whether no kind of evidence can exist (or there is no heartbeat yet). That is almost always so, and cheap
+    """Return whether no kind of evidence can exist (or no rank is watched yet). That is almost always so, and cheap
     to check."""
     attempt = summary.status.attempt
     heard, progressed, oldest = 0.0, 0.0, float("inf")
     for worker in summary.mine:
         for beat in worker.heartbeats:
-            if beat.attempt != attempt:
+            if beat.attempt != attempt or not beat.watched:
                 continue
             if beat.stopped:
                 return False
@@ -102,12 +105,14 @@ def check_starting(summary: WorkerSummary, created_at: float) -> Stall:
     """A gang whose ranks have not met when the time for it is up; or one of them is held."""
     seen = summary.seen
     waited = seen.now - created_at
-    gang = rank_reports(summary)
+    gang = tuple(report for report in rank_reports(summary) if report.beat.watched)
     if gang and (evidence := _stopped(gang)):
         return _weigh(seen, evidence, 0.0)
-    if waited <= STARTING_SECONDS:
-        return Stall(None, wake_after=max(1.0, STARTING_SECONDS - waited) if waited >= 0 else STARTING_SECONDS)
-    why = f"the ranks did not meet within {STARTING_SECONDS:.0f} s{_who_is_missing(summary)}"
+    # A program's source, inputs and checkpoint lie on the node before its worker is up; Muster's trainer loads later.
+    patience = STARTING_SECONDS + (LIMIT_SECONDS[TrainerPhase.LOAD] if seen.spec.program is not None else 0.0)
+    if waited <= patience:
+        return Stall(None, wake_after=max(1.0, patience - waited) if waited >= 0 else patience)
+    why = f"the ranks did not meet within {patience:.0f} s{_who_is_missing(summary)}"
     return _weigh(seen, HangEvidence(why, SILENT_CONFIRM_SECONDS), 0.0)
 
 
@@ -128,6 +133,7 @@ def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool, 
     so for long. Worlds hold this against what it was before, so that no pass has to be made just to see that time went
     by.
     """
+    beats = [beat for beat in beats if beat.watched]
     if not beats:
         return False, False, False, False
     held = any(beat.stopped for beat in beats)
@@ -165,14 +171,16 @@ def _mute(gang: Sequence[RankReport], newest: Heartbeat) -> HangEvidence | None:
     return None
 
 
-def _idle(gang: Sequence[RankReport], newest: Heartbeat) -> HangEvidence | None:
-    """The gang beats, and does not progress. A rank in a phase that may last long keeps the others waiting."""
+def _idle(gang: Sequence[RankReport], newest: Heartbeat, knows: bool) -> HangEvidence | None:
+    """The gang beats, and does not progress. A rank in a phase that may last long keeps the others waiting. Ranks of a
+    program are counted from outside (`knows` is False): that one is a step behind says little, so that it is named, and
+    believed no sooner."""
     heard = max(w.beat.at for w in gang)
     # Both times are of the worker's own clock, so a skew between machines cancels out.
     idle = heard - newest.progressed_at
     bound, confirm = max(limit(w.beat) for w in gang), 0.0
     lags = behind(gang)
-    if lags is not None and _says_it_stands(lags.beat, bound * STANDING_SHARE):
+    if lags is not None and knows and _says_it_stands(lags.beat, bound * STANDING_SHARE):
         bound *= STANDING_SHARE
     if any(heard - last > MUTE_SECONDS for last in _heard(gang).values()):
         bound, confirm = max(bound, SILENT_SECONDS), SILENT_CONFIRM_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from muster.contract.signals import Heartbeat, StepRecord
+from muster.contract.signals import Heartbeat
 from muster.contract.status import Attempt, JobStatus, Phase, Progress
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import phase_conditions
@@ -90,9 +90,11 @@ def current_progress(summary: WorkerSummary) -> Progress | None:
     beat, before = summary.beat, summary.status.progress
     if beat is None:
         return None
+    if beat.last_step is None and beat.first_step_at is not None and summary.seen.spec.program is not None:
+        return _counted_progress(summary, beat)
     if beat.last_step is None:
         return _resumed_progress(summary.status, beat.step, summary.seen.now)
-    if _is_old(summary.status, beat.last_step):
+    if _is_old(summary.status, beat.last_step.step):
         return None
     step = beat.last_step
     evaluated = beat.last_evaluation or (step if step.evaluation_loss is not None else None)
@@ -117,6 +119,30 @@ def current_progress(summary: WorkerSummary) -> Progress | None:
     )
 
 
+def _counted_progress(summary: WorkerSummary, beat: Heartbeat) -> Progress | None:
+    """Return the progress of a program whose steps are counted from outside, and of which no more is known."""
+    total = summary.seen.spec.program.steps if summary.seen.spec.program is not None else None
+    if _is_old(summary.status, beat.step):
+        return None
+    resumed = summary.status.attempts[-1].resume_step if summary.status.attempts else 0
+    more = beat.step - resumed - 1  # steps since the first one ended
+    spent = beat.progressed_at - beat.first_step_at if beat.first_step_at is not None else 0.0
+    left = max(0, total - beat.step) if total is not None else None
+    return Progress.model_construct(
+        at=summary.seen.now,
+        step=beat.step,
+        steps=total,
+        eta_seconds=_finite(left * spent / more) if left is not None and more > 0 and spent > 0 else None,
+    )
+
+
+def last_step(beat: Heartbeat) -> int | None:
+    """Return the newest step that this process has done, as it reported or as it was counted; None before the first."""
+    if beat.last_step is not None:
+        return beat.last_step.step
+    return beat.step if beat.first_step_at is not None else None
+
+
 def _resumed_progress(status: JobStatus, step: int, now: float) -> Progress | None:
     """Return the progress of a gang that has done no step itself yet: it resumes from a checkpoint of a later step than
     was ever reported, because its writer was gone before. If that was the last step, nothing more will be reported."""
@@ -134,11 +160,12 @@ def _finite(value: float | None) -> float | None:
 def _worth_a_write(summary: WorkerSummary) -> bool:
     """Cheap, because it is asked in every pass over a running gang."""
     beat, before = summary.beat, summary.status.progress
-    if beat is None or beat.last_step is None or before is None:
-        return beat is not None and beat.last_step is not None
+    step = last_step(beat) if beat is not None else None
+    if beat is None or step is None or before is None:
+        return step is not None
     if beat.last_evaluation is not None and beat.last_evaluation.step != before.evaluation_step:
         return True  # rare, and an event for the history
-    return before.step != beat.last_step.step and not 0 <= summary.seen.now - before.at < PROGRESS_SECONDS
+    return before.step != step and not 0 <= summary.seen.now - before.at < PROGRESS_SECONDS
 
 
 def _books(summary: WorkerSummary, phase: Phase, attempts: tuple[Attempt, ...]) -> dict[str, Any]:
@@ -156,8 +183,8 @@ def _books(summary: WorkerSummary, phase: Phase, attempts: tuple[Attempt, ...]) 
         return {"ledger": booked.account, "attempts": attempts}
     current = attempts[-1]
     told: dict[str, Any] = {}
-    if beat is not None and beat.last_step is not None and not _is_old(status, beat.last_step):
-        told["last_step"] = beat.last_step.step
+    if beat is not None and (step := last_step(beat)) is not None and not _is_old(status, step):
+        told["last_step"] = step
         told["first_step_at"] = current.first_step_at or _first_step_at(beat)
     if current.ended_at is not None:
         current = reaching(current.model_copy(update=told), summary.committed_step)
@@ -182,7 +209,7 @@ def _first_step_at(beat: Heartbeat) -> float | None:
     return told if beat.first_step_at is None else beat.first_step_at
 
 
-def _is_old(status: JobStatus, step: StepRecord) -> bool:
+def _is_old(status: JobStatus, step: int) -> bool:
     """A cached read may show an earlier heartbeat than the one before it did."""
     last = status.attempts[-1].last_step if status.attempts else None
-    return last is not None and step.step < last
+    return last is not None and step < last
