@@ -27,7 +27,11 @@ def upload(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files of this machine.")],
     purpose: Annotated[
         str,
-        typer.Option("--purpose", help="fine-tune or evals: data, which is checked; user_data: anything else."),
+        typer.Option(
+            "--purpose",
+            help="fine-tune or evals: data, which is checked; source: a program's folder as tar.gz; "
+            "user_data: anything else.",
+        ),
     ] = "fine-tune",
     project: Project = None,
     expires: Annotated[

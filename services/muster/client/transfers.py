@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from muster.client.answers import parsed
 from muster.client.errors import BUSY, InvalidRequest, MusterError, NotFound, Unreachable, refusal
 from muster.client.outgoing import BLOCK_BYTES, Progress, Source, nobody, opened
+from muster.client.source_folder import PURPOSE, SourceArchive
 from muster.contract.file_replies import File, FileStatus
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 REQUEST_BYTES_MAX = 1 << 30
 PATIENCE_SECONDS = 60.0  # without a byte more having arrived
 PAUSE_SECONDS = 1.0
+SAME_NAMES_MAX = 100
 FLUSH_SECONDS_MAX = 300.0  # for the server to write what it has been sent to its disk
 _API = "/api/v1"
 _TUS = {"tus-resumable": "1.0.0"}
@@ -80,6 +82,24 @@ class Transfers:
                 what = f"{path} changed while it was sent, so that nobody knows what has arrived"
                 raise InvalidRequest(what, "file-changed", next_step="upload it again when nobody writes to it")
             return found
+
+    def upload_source(self, archive: SourceArchive, project: str | None = None, progress: Progress = nobody) -> str:
+        """Send a program's folder and return the file's id. The same content is not sent again: the file that the
+        project has of it is taken."""
+        of = project or str(self._connection.get("me")["home"])
+        listed = self._connection.get(
+            "files", name=archive.name, purpose=PURPOSE, status="ready", project=of, limit=SAME_NAMES_MAX
+        )
+        for file in listed["items"]:
+            # The digest decides and not the name, by which another member could have uploaded anything. What will be
+            # deleted by itself may be gone before the job starts.
+            if file["sha256"] == archive.sha256 and file["expiresAt"] is None:
+                return str(file["id"])
+        made = self.upload(archive.path, PURPOSE, of, archive.name, progress=progress)
+        found = self.until_checked(made["id"])
+        if found["status"] == "failed":
+            raise InvalidRequest(f"{archive.name}: {found['fault']}", "bad-source", next_step="submit the job again")
+        return str(found["id"])
 
     def until_checked(self, file_id: str, pause_seconds: float = 0.2) -> dict[str, Any]:
         """The file when it is ready or failed."""

@@ -11,15 +11,16 @@ from muster.contract.replies import Reply
 
 
 class Purpose(StrEnum):
-    """Purpose of a file, in OpenAI's words."""
+    """Purpose of a file, in OpenAI's words where it has one."""
 
     FINE_TUNE = "fine-tune"  # data that a job trains on: read through when it has arrived
     EVALS = "evals"  # data that a job is evaluated on: the same
+    SOURCE = "source"  # a program's folder, packed as tar.gz: kept as it is
     USER_DATA = "user_data"  # anything else, such as a tokenizer.json: kept as it is
 
     @property
     def is_data(self) -> bool:
-        return self != Purpose.USER_DATA
+        return self in (Purpose.FINE_TUNE, Purpose.EVALS)
 
 
 class FileStatus(StrEnum):

@@ -17,6 +17,7 @@ from muster.client import AsyncMuster, NotFound
 from muster.client.address import Server
 from muster.client.connection import Connection
 from muster.client.errors import InvalidRequest, MusterError
+from muster.client.source_folder import pack
 from muster.client.transfers import Transfers, inside
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -62,6 +63,31 @@ async def test_a_file_arrives_is_gone_on_with_and_comes_back(
     assert found["sha256"] == hashlib.sha256(DATA).hexdigest()
     assert seen[0] > 0, "what had arrived was not sent again"
     assert target.read_bytes() == DATA
+
+
+async def test_a_source_folder_is_uploaded_once_by_its_content(here: Platform, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)")
+
+    def transfer() -> tuple[list[str], list[dict[str, object]]]:
+        with connected(here) as connection, Transfers(connection) as sender:
+            ids = [sender.upload_source(pack(folder, tmp_path)) for _ in range(2)]
+            (folder / "train.py").write_text("print(2)")
+            ids.append(sender.upload_source(pack(folder, tmp_path)))
+            forged = tmp_path / "forged"
+            forged.write_text("another content under the name of the next one")
+            (folder / "train.py").write_text("print(3)")
+            archive = pack(folder, tmp_path)
+            sender.until_checked(sender.upload(forged, "source", name=archive.name)["id"])
+            ids.append(sender.upload_source(archive))
+            return ids, connection.get("files", purpose="source")["items"]
+
+    ids, files = await asyncio.to_thread(transfer)
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+    assert [file["name"] for file in files if file["id"] == ids[3]] == [files[0]["name"]]
+    assert len(files) == 4, "the forged file was not taken for the folder"
 
 
 async def test_a_file_that_changes_while_it_is_sent_is_refused(here: Platform, tmp_path: Path) -> None:
