@@ -193,11 +193,11 @@ def _listed(folder: Path) -> _Listing:
 
 
 def _list(folder: Path, inside: str, listing: _Listing) -> None:
-    with os.scandir(folder / inside) as found:
-        scanned = sorted(found, key=lambda each: each.name)
+    with os.scandir(folder / inside) as scanned:
+        entries = sorted(scanned, key=lambda each: each.name)
     if (own := _ignore_file(folder / inside)) is not None:
         listing.ignored.append(_Ignored(inside, "", own))
-    for each in scanned:
+    for each in entries:
         path = f"{inside}/{each.name}" if inside else each.name
         is_folder = each.is_dir(follow_symlinks=False)
         if is_folder and _is_of_no_use(folder / path):

@@ -96,10 +96,10 @@ class Transfers:
             if file["sha256"] == archive.sha256 and file["expiresAt"] is None:
                 return str(file["id"])
         made = self.upload(archive.path, PURPOSE, of, archive.name, progress=progress)
-        found = self.until_checked(made["id"])
-        if found["status"] == "failed":
-            raise InvalidRequest(f"{archive.name}: {found['fault']}", "bad-source", next_step="submit the job again")
-        return str(found["id"])
+        file = self.until_checked(made["id"])
+        if file["status"] == "failed":
+            raise InvalidRequest(f"{archive.name}: {file['fault']}", "bad-source", next_step="submit the job again")
+        return str(file["id"])
 
     def until_checked(self, file_id: str, pause_seconds: float = 0.2) -> dict[str, Any]:
         """The file when it is ready or failed."""
