@@ -265,9 +265,13 @@ def checkpoints_table(document: dict[str, Any]) -> Table:
             formatting.size(commit.get("addedBytes", commit["bytes"])),
             formatting.loss(metrics.get("loss")),
             formatting.loss(metrics.get("evaluation_loss", metrics.get("evaluationLoss"))),
-            " ".join(mark for mark in ("best", "pinned") if commit[mark]),
+            " ".join((*(mark for mark in ("best", "pinned") if commit[mark]), *_kind(commit))),
         )
     return table
+
+
+def _kind(commit: dict[str, Any]) -> tuple[str, ...]:
+    return ("folder",) if commit.get("kind") == "folder" else ()
 
 
 def show_commit(commit: dict[str, Any]) -> None:
@@ -280,11 +284,22 @@ def show_commit(commit: dict[str, Any]) -> None:
     table.add_row("trained", f"{commit['tokens']:,} tokens on {formatting.plural(commit['worldSize'], 'rank')}")
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(commit["metrics"].items()))
     table.add_row("metrics", metrics or formatting.NOTHING)
-    table.add_row("model", f"{commit['elements']:,} weights, {formatting.size(commit['tensorBytes'])} with optimizer")
+    if is_folder := commit.get("kind") == "folder":
+        table.add_row("contents", "a folder that the program wrote: resumes by the program; data position not checked")
+    else:
+        weights = f"{commit['elements']:,} weights, {formatting.size(commit['tensorBytes'])} with optimizer"
+        table.add_row("model", weights)
     table.add_row("files", f"{len(commit['files'])}, {formatting.size(commit['bytes'])}")
     table.add_row("made by", ", ".join(f"{name} {value}" for name, value in sorted(commit["versions"].items())))
     console.print(table, soft_wrap=True)
     console.print()
+    if is_folder:
+        files = Table("FILE", ">SIZE", "CRC-32")
+        for file in commit["files"]:
+            files.add_row(
+                file["key"].partition("/files/")[2] or file["key"], formatting.size(file["bytes"]), file["checksum"]
+            )
+        return console.print(files, soft_wrap=True)
     tensors = Table("TENSOR", "DTYPE", "SHAPE", ">SLICES")
     for name, tensor in commit["tensors"].items():
         shape = "×".join(map(str, tensor["shape"])) or "one number"

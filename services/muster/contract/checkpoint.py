@@ -2,6 +2,7 @@
 
     <folder>/step-00001200/attempt-7/shard-00003-of-00008.safetensors     immutable, written first
     <folder>/step-00000100/attempt-1/frozen-00003-of-00008.safetensors    what is never trained: written once in a job
+    <folder>/step-00001200/attempt-7/files/<path>                        what a program left in its checkpoint folder
     <folder>/commits/step-00001200.json                                  the COMMIT, written last, one object
     <folder>/pins/step-00001200                                          a person's wish to keep that commit
     <folder>/reference/<SHA-256>.safetensors                             what a reference model says of the data: once
@@ -22,7 +23,10 @@ from pydantic.dataclasses import dataclass
 
 from muster.contract.base import Many, Record
 
-FORMAT_VERSION = 1
+# Checkpoints of tensors are of version 1. A folder is of version 2, so that a Muster that knows no folders leaves it
+# alone instead of taking it for a damaged checkpoint.
+FORMAT_VERSION = 2
+TENSORS_VERSION, FOLDER_VERSION = 1, 2
 COMMITS = "commits"
 PINS = "pins"
 READERS = "readers"
@@ -49,6 +53,8 @@ ITEM_BYTES: Final = {
 # 2^50 bytes: 200 times the largest object that S3 takes, and far below where sums of sizes leave 64 bits.
 BYTES_MAX: Final = 1 << 50
 _COMMIT_FILE = re.compile(r"step-([0-9]{8,18})\.json")
+_FOLDER_FILE = re.compile(r"step-[0-9]{8,18}/attempt-[0-9]+/files/(.+)")
+_FROZEN_FILE = re.compile(r"[^/]+/[^/]+/frozen-[^/]+")
 
 # Numbers of a COMMIT are whole, never text or true, and bounded: arithmetic on them is exact and quick everywhere.
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
@@ -84,7 +90,18 @@ def frozen_key(step: int, attempt: int, shard: int, shards: int) -> str:
 
 
 def is_frozen_key(key: str) -> bool:
-    return key.rpartition("/")[2].startswith("frozen-")
+    return _FROZEN_FILE.fullmatch(key) is not None
+
+
+def folder_file_key(step: int, attempt: int, path: str) -> str:
+    """Return the key of a file of a folder checkpoint; `path` is relative to the program's folder."""
+    return f"{attempt_prefix(step, attempt)}/files/{path}"
+
+
+def path_in_folder(key: str) -> str | None:
+    """Return the path of a folder checkpoint's file relative to the folder; None for any other key."""
+    match = _FOLDER_FILE.fullmatch(key)
+    return match[1] if match else None
 
 
 def step_of_commit_key(key: str) -> int | None:
@@ -193,9 +210,17 @@ class RunState(Record):
 
 
 class Commit(Record):
-    """One checkpoint: where its tensors lie, and all that training needs besides them to go on."""
+    """One checkpoint: where its tensors lie, and all that training needs besides them to go on.
 
-    version: Annotated[int, Field(strict=True, ge=1)] = FORMAT_VERSION
+    A checkpoint of the kind `folder` is what a program of the user's own left in a folder: its files are opaque, and
+    nothing is known of tensors, data or configuration.
+    """
+
+    version: Annotated[int, Field(strict=True, ge=1)] = TENSORS_VERSION
+    kind: Literal["tensors", "folder"] = "tensors"
+    trainer: Literal["muster", "program"] = "muster"  # whose state it is: Muster's trainer's, or a program's
+    # The name that the program gave the folder, by which it is put back; None: the files lay in the watched folder.
+    entry: Name | None = None
     job: Name
     job_uid: Name
     # The last part of the address of the job's checkpoint folder. It need not be job_uid, because an API names folders
@@ -208,14 +233,14 @@ class Commit(Record):
     mesh: dict[str, Any] = {}  # the parallelism that it was saved under, for the reader's information
     checksum_algorithm: Literal["sha256", "blake2b", "crc32"] = "crc32"
     files: Many[FileEntry]
-    tensors: dict[Name, TensorEntry]  # `model/<parameter>`, `optimizer/<parameter>/<exp_avg | exp_avg_sq | step>`
+    tensors: dict[Name, TensorEntry] = {}  # `model/<parameter>`, `optimizer/<parameter>/<exp_avg | exp_avg_sq | step>`
     stateless: Many[Name] = ()  # trained parameters that had no optimizer state yet; every other one has it
-    cursor: DataCursor
+    cursor: DataCursor = DataCursor(seed=0, epoch=0, sample=0)
     tokens: Count = 0  # trained so far
     state: dict[str, Any] = {}  # schedule, scaler, early stopping and the like, as in RunState; JSON only
     rng: Many[dict[str, Any]] = ()  # per rank, JSON only; used when the world size is the same
-    config: dict[str, Any]  # the resolved TrainingConfig
-    architecture: dict[str, Any]  # the decoder's shape, also where config.model says `from`
+    config: dict[str, Any] = {}  # the resolved TrainingConfig
+    architecture: dict[str, Any] = {}  # the decoder's shape, also where config.model says `from`
     tokenizer: dict[str, Any] = {}  # {"kind": "bytes"} or {"kind": "huggingface", "sha256": …, "json": …}
     metrics: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}  # loss, evaluation_loss …
     best: bool = False  # the best evaluation loss so far, when it was committed
@@ -233,9 +258,17 @@ class Commit(Record):
         return sum(file.bytes for file in self.files if file.key.startswith(folder))
 
 
+# Fields that every checkpoint of tensors has; those of a folder have none of them.
+OF_TENSORS: Final = frozenset({"tensors", "cursor", "config", "architecture"})
+_OF_FOLDERS: Final = frozenset({"kind", "trainer", "entry"})
+_NOT_OF_FOLDERS: Final = OF_TENSORS | {"mesh", "stateless", "rng", "tokenizer"}
+
+
 def sealed(commit: Commit) -> bytes:
     """The bytes of a COMMIT: one line of JSON with sorted keys, whose `seal` is the SHA-256 of the same without it."""
-    document = commit.model_dump(mode="json", by_alias=True)  # None is kept: it may mean something in state and rng
+    left_out = _NOT_OF_FOLDERS if commit.kind == "folder" else _OF_FOLDERS
+    # None is kept: it may mean something in state and rng.
+    document = commit.model_dump(mode="json", by_alias=True, exclude=set(left_out))
     return canonical({**document, "seal": seal_of(document)})
 
 

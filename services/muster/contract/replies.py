@@ -276,9 +276,11 @@ class SamplesReply(Reply):
 
 class _Summary(Reply):
     """`bytes` are those of all files of the commit; `added_bytes` leave out what earlier commits have too, so that they
-    add up to what the folder takes. `tokens` were trained until then."""
+    add up to what the folder takes. `tokens` were trained until then. `kind` is `tensors` for a checkpoint of Muster's
+    trainer, and `folder` for files that a program of the user's own wrote."""
 
     step: int
+    kind: Literal["tensors", "folder"]
     attempt: int
     committed_at: Time
     world_size: int

@@ -107,6 +107,7 @@ def commit_summary_view(commit: Commit, best: bool) -> dict[str, Any]:
     the metrics that are finite. `best` says whether it is the best of those that are there now."""
     return {
         "step": commit.step,
+        "kind": commit.kind,
         "attempt": commit.attempt,
         "committedAt": rfc3339(commit.committed_at),
         "worldSize": commit.world_size,
@@ -120,7 +121,8 @@ def commit_summary_view(commit: Commit, best: bool) -> dict[str, Any]:
 
 def commit_view(commit: Commit, best: bool) -> dict[str, Any]:
     """Return the contents of a checkpoint: elements of the weights, bytes of all tensors (the optimizer's too), and the
-    rest. `best` as for `commit_summary_view`."""
+    rest. Of a folder that a program wrote, all of them are 0 or empty, for only its files are known. `best` as for
+    `commit_summary_view`."""
     weights = [entry for name, entry in commit.tensors.items() if name.startswith("model/")]
     return commit_summary_view(commit, best) | {
         "job": commit.job,

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from math import prod
+from pathlib import PurePosixPath
 from typing import Final
 
 from pydantic import ValidationError
@@ -14,7 +15,9 @@ from muster.contract.base import problems
 from muster.contract.checkpoint import (
     BYTES_MAX,
     COMMITS,
+    FOLDER_VERSION,
     ITEM_BYTES,
+    OF_TENSORS,
     PINS,
     QUARANTINE,
     READERS,
@@ -23,6 +26,7 @@ from muster.contract.checkpoint import (
     RunState,
     Slice,
     TensorEntry,
+    path_in_folder,
 )
 
 DIMENSIONS_MAX: Final = 32
@@ -42,6 +46,10 @@ class InvalidCommit(ValueError):
 
 def check(commit: Commit) -> None:
     _check_files(commit)
+    if commit.kind == "folder":
+        return _check_folder(commit)
+    if missing := OF_TENSORS - commit.model_fields_set:
+        raise InvalidCommit(f"{min(missing)}: is missing")
     for name, tensor in commit.tensors.items():
         _check_tensor(name, tensor, commit.files)
     _check_places(commit)
@@ -65,6 +73,29 @@ def _check_files(commit: Commit) -> None:
         # An empty file is one empty part.
         if file.parts and len(file.parts) != max(-(-file.bytes // (file.part_bytes or max(file.bytes, 1))), 1):
             raise InvalidCommit(f"{file.key}: {len(file.parts)} checksums are not those of its parts")
+
+
+def _check_folder(commit: Commit) -> None:
+    """Check that a program's files can be put back: each has a path of its own, and none lies inside another."""
+    if commit.version < FOLDER_VERSION:
+        raise InvalidCommit(f"a folder is of version {FOLDER_VERSION}, and it says {commit.version}")
+    if commit.tensors or commit.rng:
+        raise InvalidCommit("it is a folder, and names tensors")
+    if commit.entry is not None and (commit.entry in (".", "..") or "/" in commit.entry):
+        raise InvalidCommit(f"{commit.entry!r} is no name of a folder")
+    if not commit.files:
+        raise InvalidCommit("it is a folder without files")
+    paths: set[str] = set()
+    for file in commit.files:
+        path = path_in_folder(file.key)
+        if path is None:
+            raise InvalidCommit(f"{file.key!r} is no place for a file of a folder")
+        if path in paths:
+            raise InvalidCommit(f"it names {path} twice")
+        paths.add(path)
+    for path in paths:
+        if above := next((str(above) for above in PurePosixPath(path).parents if str(above) in paths), None):
+            raise InvalidCommit(f"{path}: lies in {above}, which is a file")
 
 
 def _check_tensor(name: str, tensor: TensorEntry, files: Sequence[FileEntry]) -> None:

@@ -17,11 +17,11 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from muster.contract.base import problems
+from muster.contract.base import UserError, problems
 from muster.contract.checkpoint import FORMAT_VERSION, Commit, seal_of
 from muster.storage.commit_rules import InvalidCommit, check
 
-__all__ = ["COMMIT_BYTES_MAX", "InvalidCommit", "NewerCommit", "parse_commit"]
+__all__ = ["COMMIT_BYTES_MAX", "InvalidCommit", "NewerCommit", "parse_commit", "refuse_folder"]
 
 # A commit of a million slices (1,000 tensors on 1,000 ranks) takes 100 MB. What is larger is not read into memory.
 COMMIT_BYTES_MAX: Final = 256 << 20
@@ -77,6 +77,16 @@ def parse_commit(data: bytes, *, step: int | None, folder: str | None) -> Commit
         )
     check(commit)
     return commit
+
+
+def refuse_folder(commit: Commit, where: str) -> None:
+    """Raises UserError for a checkpoint that is a folder of a program's files, of which nobody but the program can make
+    a model. `where` names its checkpoint folder."""
+    if commit.kind == "folder":
+        raise UserError(
+            f"the checkpoint of step {commit.step} in {where} is a folder that a program wrote, not a model that "
+            f"Muster can read; fetch it as it is: muster export {where} --step {commit.step} --to FOLDER"
+        )
 
 
 def _envelope(data: bytes) -> _Envelope:

@@ -152,7 +152,7 @@ class FileStore:
                 pass
 
     def drop_unfinished(self, is_over: Callable[[str], bool]) -> None:
-        for path in self.root.glob(f"step-*/attempt-*/*{_TEMPORARY}*"):
+        for path in self.root.glob(f"step-*/attempt-*/**/*{_TEMPORARY}*"):
             if is_over(path.relative_to(self.root).as_posix().partition(_TEMPORARY)[0]):
                 path.unlink(missing_ok=True)
 

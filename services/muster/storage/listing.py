@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from muster.contract.address import Address, parse_address
 from muster.contract.checkpoint import COMMITS, Commit, commit_key, step_of_commit_key
@@ -36,6 +37,7 @@ class CommitSummary:
     bytes: int = 0
     added_bytes: int = 0
     files: int = 0
+    kind: Literal["tensors", "folder"] = "tensors"
 
     @staticmethod
     def of(commit: Commit) -> CommitSummary:
@@ -50,6 +52,7 @@ class CommitSummary:
             bytes=commit.bytes,
             added_bytes=commit.added_bytes,
             files=len(commit.files),
+            kind=commit.kind,
         )
 
 

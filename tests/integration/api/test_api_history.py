@@ -142,6 +142,7 @@ async def test_checkpoints_are_what_the_folder_holds(here: Platform) -> None:
         "metrics": {"loss": 2.0, "evaluation_loss": 2.5},
         "best": True,
         "bytes": 30,
+        "kind": "tensors",
         "addedBytes": 0,  # its files lie in no folder of its own
         "files": 2,
         "pinned": False,

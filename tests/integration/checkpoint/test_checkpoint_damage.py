@@ -105,7 +105,7 @@ def test_the_words_name_file_and_reason(folder: Path) -> None:
     with pytest.raises(DamagedCommit, match=rf"{shard}: the COMMIT names this file, but it is not there"):
         load(folder.as_uri(), 3, model, optimizer)
     (folder / commit_key(3)).write_bytes(b'{"version": 99}')
-    with pytest.raises(UnknownFormat, match="its format version is 99, and this Muster reads up to 1; upgrade"):
+    with pytest.raises(UnknownFormat, match="its format version is 99, and this Muster reads up to 2; upgrade"):
         load(folder.as_uri(), 3, model, optimizer)
     with pytest.raises(CheckpointError, match="step 9 is not committed"):
         load(folder.as_uri(), 9, model, optimizer)
@@ -216,7 +216,7 @@ def test_a_commit_with_too_little_optimizer_state_is_set_aside(
 
 
 def test_a_newer_musters_commit_stays_for_it(folder: Path, saved: tuple[Path, dict[int, dict[str, str]]]) -> None:
-    newer = b'{"version": 2, "attempt": 1}'
+    newer = b'{"version": 3, "attempt": 1}'
     (folder / commit_key(3)).write_bytes(newer)
     model, optimizer = gang.build("none", seed=1)
     said: list[str] = []

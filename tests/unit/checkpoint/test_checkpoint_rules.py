@@ -166,8 +166,8 @@ def test_what_is_no_json_of_ours_is_refused(data: bytes, says: str) -> None:
 
 
 def test_a_newer_format_is_not_called_damaged() -> None:
-    with pytest.raises(NewerCommit, match="its format version is 2, and this Muster reads up to 1; upgrade") as newer:
-        parse_commit(b'{"version": 2, "attempt": 3, "committedAt": 5.5, "new": []}', step=STEP, folder=FOLDER)
+    with pytest.raises(NewerCommit, match="its format version is 3, and this Muster reads up to 2; upgrade") as newer:
+        parse_commit(b'{"version": 3, "attempt": 3, "committedAt": 5.5, "new": []}', step=STEP, folder=FOLDER)
     assert (newer.value.attempt, newer.value.committed_at) == (3, 5.5)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from muster.contract.checkpoint import commit_key, is_frozen_key
+from muster.contract.checkpoint import commit_key, is_frozen_key, path_in_folder
 from muster.contract.names import ExitCode
 from muster.contract.text import size
 from muster.contract.times import epoch_seconds
@@ -183,6 +183,8 @@ def _text(command: str, report: Report) -> str:
     if command == "inspect":
         brief = {key: value for key, value in report.items() if key not in ("tensors", "config", "files")}
         lines = [f"{key}: {json.dumps(value)}" for key, value in brief.items()]
+        if report["kind"] == "folder":
+            return "\n".join(lines + [f"  {path_in_folder(f['key'])}: {f['bytes']:,} bytes" for f in report["files"]])
         return "\n".join(lines + [f"  {n}: {t['dtype']} {t['shape']}" for n, t in report["tensors"].items()])
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in report.items())
 

@@ -23,7 +23,7 @@ from muster.trainer.checkpoint.policy import Kept, retained
 from muster.trainer.checkpoint.quarantine import quarantined
 from muster.trainer.checkpoint.readers import being_read
 
-_ATTEMPT_FILE = re.compile(r"step-(\d{8,})/attempt-(\d+)/[^/]+")
+_ATTEMPT_FILE = re.compile(r"step-(\d{8,})/attempt-(\d+)/.+")
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Literal
 
 from muster.contract.address import parse_address
 from muster.contract.checkpoint import Commit, commit_key, sealed
-from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
+from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit, refuse_folder
 from muster.storage.errors import NotFound, UnfitObject
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
@@ -24,11 +24,14 @@ def list_commits(folder: str) -> tuple[int, ...]:
 
 
 def read_commit(folder: str, step: int | Literal["best", "last"]) -> Commit:
-    """Read one COMMIT. `best` is the newest commit that was best when it was made, or the newest of all where none was.
+    """Read the COMMIT of a model. `best` is the newest commit that was best when it was made, or the newest of all
+    where none was.
 
-    Raises CheckpointError where there is none, or it can't be read.
+    Raises CheckpointError where there is none, or it can't be read, UserError where it is a folder of a program's.
     """
-    return commit_in(open_store(folder, links=False), step)
+    commit = commit_in(open_store(folder, links=False), step)
+    refuse_folder(commit, folder)
+    return commit
 
 
 def commit_in(store: Store, step: int | Literal["best", "last"], own: bool = False) -> Commit:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from muster.contract.checkpoint import Commit, Slice
+from muster.storage.commits import refuse_folder
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
@@ -185,7 +186,9 @@ def _agreed_commit(store: Store, step: int, group: ControlGroup, own: bool) -> C
     with _all_or_none(group):
         if group.rank == 0:
             _, data = read_and_parse(store, step, own)
-    return parse(group.gather(data)[0], store, step, own)
+    commit = parse(group.gather(data)[0], store, step, own)
+    refuse_folder(commit, store.uri)
+    return commit
 
 
 def _compare(

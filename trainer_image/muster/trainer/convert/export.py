@@ -4,7 +4,7 @@
 Writes the weights of a commit as `transformers` loads them, with its adapter, if it has one, merged; or the adapter,
 as `peft` loads it. Streams: a few parts of 16 MiB are in memory at a time, whatever the model's size, and an
 adapter that is merged, or experts that go back into their files' layout; needs no accelerator, and torch for a model of
-transformers alone. What was written is read back and compared.
+transformers alone. What was written is read back and compared. A folder that a program wrote is exported as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from muster.storage.opening import open_store
 from muster.storage.store import Store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
+from muster.trainer.checkpoint.folder_files import write_folder
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.convert import byte_tokenizer, hugging_face, peft, transformers_names
 from muster.trainer.convert.merge import Delta, deltas
@@ -58,11 +59,14 @@ def export(
     model that it belongs to in `base/` where that is no folder of this machine and no repository of the hub. `progress`
     is called with (bytes read, bytes of all). `ema` takes the mean of the weights over the last steps in their place.
 
-    Raises UserError, CheckpointError (also where the commit's bytes do not verify) or StorageError.
+    A folder that a program wrote is written as it is. Raises UserError, CheckpointError (also where the commit's bytes
+    do not verify) or StorageError.
     """
     if directory.exists():
         raise UserError(f"{directory} is there already; choose another directory, or remove it")
     commit = commit_in(store, step)
+    if commit.kind == "folder":
+        return _export_folder(store, commit, directory, (form, dtype, ema), progress)
     adapter = adapter_of(commit)
     if ema:
         commit = with_mean_weights(commit, store.uri)
@@ -91,6 +95,30 @@ def export(
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return {"step": commit.step, "directory": str(directory), "weights": "ema" if ema else "last", **report}
+
+
+def _export_folder(
+    store: Store,
+    commit: Commit,
+    directory: Path,
+    form: tuple[Format, str, bool],
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Write what a program left in its checkpoint folder, byte for byte. `form` is what was asked for beside it."""
+    if form != ("transformers", "keep", False):
+        raise UserError(
+            f"the checkpoint of step {commit.step} in {store.uri} is a folder that a program wrote, and can be "
+            "exported only as it is; leave out --format, --dtype and --ema"
+        )
+    unfinished = directory.with_name(f"{directory.name}.unfinished-{os.getpid()}")
+    try:
+        with _explained(unfinished), reading(store, commit.step):
+            write_folder(store, commit, unfinished, progress)
+            os.rename(unfinished, directory)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    report = {"files": len(commit.files), "bytes": commit.bytes, "dtype": "files as the program wrote them"}
+    return {"step": commit.step, "directory": str(directory), "kind": "folder", **report}
 
 
 def with_mean_weights(commit: Commit, where: str) -> Commit:

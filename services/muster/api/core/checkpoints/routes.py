@@ -37,6 +37,7 @@ Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
 
 _EXAMPLE: dict[str, Any] = {
     "step": 120,
+    "kind": "tensors",
     "attempt": 2,
     "committedAt": rfc3339(AT + 140),
     "worldSize": 2,
@@ -226,6 +227,7 @@ def explained(folder: Address) -> Iterator[None]:
 def _document(folder: Address, commit: CommitSummary, is_pinned: bool) -> dict[str, Any]:
     shown = Checkpoint(
         step=commit.step,
+        kind=commit.kind,
         attempt=commit.attempt,
         committed_at=commit.committed_at,
         world_size=commit.world_size,
