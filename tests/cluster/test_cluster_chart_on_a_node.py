@@ -224,7 +224,7 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
     eventually(lambda: set(house.names("pods", SYSTEM)) <= {"muster-test"}, "the release's pods to go")
     assert house.get("pod", worker, "-n", TEAM)["metadata"]["uid"] == uid
     before = _newest_commit(world)
-    eventually(lambda: _newest_commit(world) > before, "a commit that no operator watched over", 180)
+    eventually(lambda: _newest_commit(world) > before, "a checkpoint that no operator watched over", 180)
 
     house.install(VALUES, "--wait", "--timeout", "5m")
     trains_on()

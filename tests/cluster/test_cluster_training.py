@@ -31,7 +31,7 @@ def test_torchrun_trains_through_a_killed_container(house: House, tmp_path: Path
     try:
         uid = house.submit(document)
         eventually(
-            lambda: (house.status("torch").get("checkpoint") or {}).get("step"), f"a commit\n{house.tail()}", 240
+            lambda: (house.status("torch").get("checkpoint") or {}).get("step"), f"a checkpoint\n{house.tail()}", 240
         )
         process = house.kubelets.of("torch-1-1")
         assert process is not None

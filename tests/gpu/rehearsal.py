@@ -120,7 +120,9 @@ def _on_cuda_alone() -> Iterator[Item]:
         tests = ("-p", "no:cacheprovider", "tests/integration/trainer/test_trainer_cuda.py", "-k", name)
         yield Item(what, (sys.executable, "-m", "pytest", "-q", *tests), 240)
     yield Item("the agent against the real NVML", _measured("agent_sees"), 60)
-    yield Item("training blocked by a commit of 1B", _measured("blocked_by_commits"), 150, "", 40 * 2**30, alone=True)
+    yield Item(
+        "training blocked by saving 1B weights", _measured("blocked_by_commits"), 150, "", 40 * 2**30, alone=True
+    )
     for case in measure.SPEEDS:
         yield Item(case.name, _measured("speed_of", case.name), 150, case.published, case.needs, alone=True)
 

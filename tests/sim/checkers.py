@@ -77,7 +77,7 @@ class Checkers:
             self.require(steps[0] <= steps[1], "progress does not go back within an attempt", f"{what}: {steps}")
         if before.checkpoint and after.checkpoint:
             steps = (before.checkpoint.step, after.checkpoint.step)
-            self.require(steps[0] <= steps[1], "a commit that was reported stays reported", f"{what}: {steps}")
+            self.require(steps[0] <= steps[1], "a checkpoint that was reported stays reported", f"{what}: {steps}")
 
     def _restarts(self, job: SimJob, before: JobStatus, after: JobStatus, what: str) -> None:
         old, new = before.restarts, after.restarts
@@ -113,11 +113,11 @@ class Checkers:
         )
         self.require(
             after.resume_step >= newest,
-            "no commit is forgotten",
+            "no checkpoint is forgotten",
             f"{what}: resumes from {after.resume_step}, {newest} is there",
         )
         known = after.resume_step == 0 or any(c[0] == after.resume_step for c in job.commits)
-        self.require(known, "an attempt resumes from a commit", f"{what}: {after.resume_step}")
+        self.require(known, "an attempt resumes from a checkpoint", f"{what}: {after.resume_step}")
         sizes = job.spec.gang_sizes()
         self.require(
             wanted in sizes and after.gang.wanted == wanted, "all of the gang or none", f"{what}: {wanted} of {sizes}"
@@ -130,7 +130,7 @@ class Checkers:
             self._budgets_kept(job, what)
         skip = after.data_skip
         sane = skip is None or (skip.after_step == after.resume_step and 0 < skip.steps <= 10 * job.steps)
-        self.require(sane, "data is passed over after the commit that is resumed from", f"{what}: {skip}")
+        self.require(sane, "data is passed over after the checkpoint that is resumed from", f"{what}: {skip}")
         numeric = bool(job.closed) and job.closed[-1][1:] == (before.attempt, Cause.NUMERIC)
         self.require(not numeric or skip is not None, "what could not be learnt from is passed over", what)
         job.minted_at[after.attempt] = self.world.t

@@ -42,7 +42,8 @@ def explain(seen: Observed, decision: Decision, faults: tuple[str, ...]) -> Iter
     yield f"job {seen.namespace}/{seen.name} ({seen.uid}), version {seen.version}, {read} read"
     yield f"  status: {status.phase} ({status.code}): {status.because}"
     commit = f"step {seen.committed.step}" if seen.committed else "none"
-    yield f"  attempt {status.attempt}: {summary.ready} of {status.gang.wanted} workers run; newest commit: {commit}"
+    workers = f"{summary.ready} of {status.gang.wanted} workers run"
+    yield f"  attempt {status.attempt}: {workers}; newest checkpoint: {commit}"
     yield from (f"  {_worker(worker)}" for worker in seen.workers[:20])
     if len(seen.workers) > 20:
         yield f"  … and {len(seen.workers) - 20} more workers"

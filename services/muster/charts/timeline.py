@@ -172,7 +172,7 @@ def _lane(
     spans += [scale.span(*state) for state in _training(first, end, states)]
     own = [(at, step) for at, step in commits if begin <= at <= end]
     ticks = own[:: max(1, -(-len(own) // COMMITS_MAX))]
-    marks = tuple(Mark(scale.x(at), f"Commit of step {step:,}") for at, step in ticks)
+    marks = tuple(Mark(scale.x(at), f"Checkpoint of step {step:,}") for at, step in ticks)
     return Lane(attempt, tuple(spans), marks, tuple(step for _, step in own), end - begin, cost)
 
 

@@ -40,7 +40,7 @@ def ls(where: Where, server: Server = None, json: Json = False) -> None:
     if json:
         print_json(document)
     elif not document["items"]:
-        say(document.get("reason") or "No commit yet.")
+        say(document.get("reason") or "No checkpoint yet.")
     else:
         answers().print(checkpoints_table(document), soft_wrap=True)
         say(f"in {document['uri']}", "dim")
@@ -177,9 +177,9 @@ def _refuse_without_commit(client: JobsClient, name: str, job_id: str) -> None:
         return  # the folder itself may still hold one that the operator has not told of yet
     ids = ", ".join(f"{job['id']} (step {job['checkpointStep']})" for job in older[:3])
     raise CliError(
-        f"{name} means the newest job of that name ({job_id}), which has no commit yet",
+        f"{name} means the newest job of that name ({job_id}), which has no checkpoint yet",
         code="no-checkpoints",
-        next_step=f"name by its id what you mean: {plural(len(older), 'older job')} of that name with commits: {ids}",
+        next_step=f"name the job by its id: {plural(len(older), 'older job')} of that name with checkpoints: {ids}",
     )
 
 

@@ -168,7 +168,7 @@ class ClusterClient:
                 continue
             checkpoint = status_of(self._objects.job(source.job)).get("checkpoint")
             if not checkpoint:
-                problem = Problem(f"spec.{path}.job", f"job {source.job!r} has no commit yet")
+                problem = Problem(f"spec.{path}.job", f"job {source.job!r} has no checkpoint yet")
                 raise CliError(str(problem), Exit.USAGE, "invalid_job", faults=(Fault(problem),))
             spec = with_input_folder(spec, path, checkpoint["uri"])
         return submission.model_copy(update={"spec": spec})

@@ -136,7 +136,7 @@ def _kill_a_rank(job_id: str, moment: Moment, state: State, step: int) -> Kill |
     at = time.time()
     os.kill(beat.pid, signal.SIGKILL)
     whom = f"rank {beat.rank} (pid {beat.pid}) at step {beat.step}"
-    say(f"SIGKILL to {whom}; the newest commit is of step {commit['step']}", "bold red")
+    say(f"SIGKILL to {whom}; the newest checkpoint is of step {commit['step']}", "bold red")
     return Kill(at, beat.pid, worker, beat.rank, attempt, beat.step, commit["step"])
 
 
@@ -202,7 +202,7 @@ class Sample:
 def generate(folder: str, seconds_max: float, start_seconds: float) -> Sample:
     """Return text from the best checkpoint in `folder`; a machine too busy to write it in time says nothing about the
     checkpoint."""
-    say("Generating text from the best commit …", "dim")
+    say("Generating text from the best checkpoint …", "dim")
     command = [sys.executable, "-m", "muster.trainer.convert.generate", "--checkpoint", folder, "--step", "best"]
     command += ["--prompt", PROMPT, "--tokens", str(SAMPLE_TOKENS), "--seed", "7"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}

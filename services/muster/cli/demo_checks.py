@@ -127,8 +127,10 @@ def _resumed(evidence: Evidence) -> str:
         )
     first = [point["step"] for point in evidence.metrics["points"] if point["attempt"] == later[0]["number"]]
     if not first or min(first) != resumed_at + 1:
-        raise CheckFailed(f"after the commit of step {resumed_at} the first step trained is {min(first, default=None)}")
-    return f"attempt {later[0]['number']} loaded the commit of step {resumed_at} and trained step {resumed_at + 1} next"
+        raise CheckFailed(f"after the checkpoint of step {resumed_at} it trained step {min(first, default=None)} first")
+    return (
+        f"attempt {later[0]['number']} loaded the checkpoint of step {resumed_at}, then trained step {resumed_at + 1}"
+    )
 
 
 def _finished(evidence: Evidence) -> str:
@@ -174,8 +176,8 @@ def _speaks(evidence: Evidence) -> str:
     if evidence.sample_fault:
         raise CheckFailed(f"the text could not be generated: {evidence.sample_fault}")
     if not evidence.sample.strip():
-        raise CheckFailed("the best commit generated no text")
-    return f"{len(evidence.sample)} characters generated from the best commit"
+        raise CheckFailed("the best checkpoint generated no text")
+    return f"{len(evidence.sample)} characters generated from the best checkpoint"
 
 
 def _left_nothing(evidence: Evidence) -> str:
@@ -187,11 +189,11 @@ def _left_nothing(evidence: Evidence) -> str:
 CHECKS: dict[str, Callable[[Evidence], str]] = {
     "submitted over HTTP": _submitted,
     "lost a worker": _lost_a_worker,
-    "resumed from a commit": _resumed,
+    "resumed from a checkpoint": _resumed,
     "finished": _finished,
     "learned": _learned,
     "time accounted for": _accounted,
-    "best commit generates": _speaks,
+    "best checkpoint generates": _speaks,
     "left nothing running": _left_nothing,
 }
 
@@ -232,7 +234,7 @@ def _happened_at(event: dict[str, Any]) -> float:
 
 def _kill(evidence: Evidence) -> Kill:
     if evidence.kill is None:
-        raise CheckFailed("no rank was killed: the job ended before there was a commit to come back to")
+        raise CheckFailed("no rank was killed: the job ended before there was a checkpoint to come back to")
     return evidence.kill
 
 

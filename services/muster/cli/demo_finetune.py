@@ -217,7 +217,9 @@ def _must(done: subprocess.CompletedProcess[str], what: str) -> None:
 def run_checks(evidence: FinetuneEvidence) -> tuple[CheckResult, ...]:
     """The demo's own promises of the job that lost a rank, and those of the whole way."""
     of_the_job = tuple(
-        result for result in demo_checks.run_checks(evidence.preferring) if result.promise != "best commit generates"
+        result
+        for result in demo_checks.run_checks(evidence.preferring)
+        if result.promise != "best checkpoint generates"
     )
     return (*of_the_job, *(checked(promise, check, evidence) for promise, check in CHECKS.items()))
 

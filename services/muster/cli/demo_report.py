@@ -48,7 +48,7 @@ def show(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -
     show_goodput(goodput_shares(evidence.job["status"]))
     show_curve(step_points(evidence.metrics))
     if evidence.sample.strip():
-        console.print("\nThe best commit writes:")
+        console.print("\nThe best checkpoint writes:")
         for line in _sample_lines(evidence.sample):
             console.print(f"  | {line}", style="dim", soft_wrap=True)
     console.print()
@@ -68,7 +68,7 @@ def show_results(results: tuple[CheckResult, ...]) -> None:
 
 def _figures(evidence: Evidence, seconds: float) -> Table:
     table = Table("", "", header=False)
-    table.add_row("lost steps", f"{_lost_steps(evidence)} (trained after the last commit, and trained again)")
+    table.add_row("lost steps", f"{_lost_steps(evidence)} (trained after the last checkpoint, and trained again)")
     detected, recovered = detection_seconds(evidence), recovery_seconds(evidence)
     table.add_row("noticed after", formatting.NOTHING if detected is None else f"{detected:.2f} s")
     table.add_row(

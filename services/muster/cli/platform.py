@@ -29,7 +29,7 @@ def up(
     stop_jobs: Annotated[
         bool,
         typer.Option(
-            "--stop-jobs", help="Also stop the jobs on exit; each commits first, and the next `up` resumes it."
+            "--stop-jobs", help="Also stop the jobs on exit; each saves a checkpoint, and the next `up` resumes it."
         ),
     ] = False,
     detach: Annotated[

@@ -279,7 +279,7 @@ def show_commit(commit: dict[str, Any]) -> None:
     console = answers()
     table = Table("", "", header=False)
     marks = "".join(f", {mark}" for mark in ("best", "pinned") if commit[mark])
-    table.add_row("commit", f"step {commit['step']:,} of {commit['job']}{marks}\n{commit['uri']}")
+    table.add_row("checkpoint", f"step {commit['step']:,} of {commit['job']}{marks}\n{commit['uri']}")
     table.add_row("committed", f"{formatting.moment(commit['committedAt'])} by attempt {commit['attempt']}")
     table.add_row("trained", f"{commit['tokens']:,} tokens on {formatting.plural(commit['worldSize'], 'rank')}")
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(commit["metrics"].items()))

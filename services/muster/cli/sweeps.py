@@ -174,7 +174,7 @@ def _details(sweep: dict[str, Any]) -> Table:
         table.add_row("best", f"trial {best['trial']}: {best['value']:.6g} at step {best['valueStep']}")
         table.add_row("", ", ".join(f"{path}={value}" for path, value in best["parameters"].items()))
         if (commit := best["commit"]) is not None:
-            table.add_row("its commit", f"model: {{from: {{job: {commit['job']}, step: {commit['step']}}}}}")
+            table.add_row("its checkpoint", f"model: {{from: {{job: {commit['job']}, step: {commit['step']}}}}}")
     return table
 
 

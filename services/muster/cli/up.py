@@ -278,7 +278,7 @@ def _farewell(options: PlatformOptions) -> None:
         return
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     if options.stop_jobs:
-        say(f"Stopping, and with it after a commit: {shown}. The next `muster up` lets them go on from there.")
+        say(f"Stopping; these jobs save a checkpoint and stop too: {shown}. The next `muster up` resumes them.")
     else:
         say(f"Stopping. These jobs train on: {shown}. The next `muster up` on this state folder adopts them.")
 

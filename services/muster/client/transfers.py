@@ -255,7 +255,7 @@ class Transfers:
         listed = self._connection.get(f"jobs/{job_id}/checkpoints")
         commits = [each for each in listed["items"] if step == "best" and each["best"]] or listed["items"]
         if not commits:
-            raise NotFound(listed.get("reason") or "the job has no commit yet", "checkpoint_not_found")
+            raise NotFound(listed.get("reason") or "the job has no checkpoint yet", "checkpoint_not_found")
         return max(int(each["step"]) for each in commits)
 
     def _fetch(self, path: str, file: Any, have: int, size: int, progress: Progress, params: dict[str, Any]) -> None:

@@ -28,10 +28,10 @@ _BY_CAUSE: Mapping[Cause, tuple[str, ...]] = {
     ),
     Cause.INFRASTRUCTURE: (
         "Nothing to do while it restarts by itself; attempts shows which nodes failed.",
-        "When the budget is spent: look at those nodes, then clone the job with training.model.from its last commit.",
+        "When the budget is spent: look at those nodes and clone the job from its last checkpoint (model.from).",
     ),
-    Cause.PREEMPTION: ("Nothing to do: preemptions cost no restart budget and the job goes on from its last commit.",),
-    Cause.EVICTION: ("Nothing to do: evictions cost no restart budget and the job goes on from its last commit.",),
+    Cause.PREEMPTION: ("Nothing to do: preemptions cost no restart budget; the job resumes from its last checkpoint.",),
+    Cause.EVICTION: ("Nothing to do: evictions cost no restart budget; the job resumes from its last checkpoint.",),
     Cause.STORAGE: (
         "Check that the checkpoint folder exists, can be written by the workers and has space.",
         "The job goes on by itself once storage answers, as long as its budget lasts.",
@@ -58,7 +58,7 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
     "PersonLimit": ("Wait until a job of yours ends, or ask a maintainer of the project for a higher quota.",),
     "MonthLimit": (
         "Ask an admin to raise the budget that the reason names (`muster projects set PROJECT --set NAME=VALUE`).",
-        "Or wait: a new month (UTC) begins with nothing used. It goes on by itself, from its last commit.",
+        "Or wait: a new month (UTC) begins with nothing used. It goes on by itself, from its last checkpoint.",
     ),
     "ExceedsLimit": ("Clone the job with a smaller gang, or ask an admin for a higher limit.",),
     "AwaitingPreemption": (
@@ -66,18 +66,18 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
     ),
     "AwaitingScheduler": ("Look at the queue of the scheduler that spec.gang.scheduler names: it admits the gang.",),
     "CrashLoop": (
-        "Look at the attempts: they end before a new commit. Read the end of the last log.",
+        "Look at the attempts: they end before a new checkpoint. Read the end of the last log.",
         "A shorter checkpoint.every makes progress survive shorter lives.",
     ),
     "RepeatedFailure": (
         "Read the traceback in the named worker's log: the program fails at this step whenever it gets there.",
-        "Mend the cause, then clone the job with training.model.from its last commit.",
+        "Mend the cause, then clone the job with training.model.from its last checkpoint.",
     ),
     "DeadlineExceeded": (
-        "Clone the job with a longer activeDeadlineSeconds, from its last commit (training.model.from).",
+        "Clone the job with a longer activeDeadlineSeconds, from its last checkpoint (training.model.from).",
     ),
     "WouldRestart": ("Set recovery.dryRun to false if the operator should act on this by itself.",),
-    "Stalling": ("Nothing yet: a stall that lasts ends the attempt and the job restarts from its last commit.",),
+    "Stalling": ("Nothing yet: a stall that lasts ends the attempt and the job restarts from its last checkpoint.",),
 }
 
 # Of a gang that trains all the same. What was found is said first, for `because` tells of the phase.
@@ -193,7 +193,7 @@ def _failed(status: JobStatus, spec: Mapping[str, Any], name: str) -> list[str]:
     found = _by_failure(status.last_failure, spec)
     if status.checkpoint is not None and status.last_failure.cause != Cause.USER_ERROR:
         found.append(
-            f"The commit of step {status.checkpoint.step} is kept: training.model.from starts a new job from it."
+            f"The checkpoint of step {status.checkpoint.step} is kept: training.model.from starts a new job from it."
         )
     return found
 

@@ -111,7 +111,7 @@ def step_of_commit_key(key: str) -> int | None:
 
 
 class FileEntry(Record):
-    """One file of a commit."""
+    """One file of a checkpoint."""
 
     key: Name  # relative to the job's checkpoint folder
     bytes: Size
@@ -125,7 +125,7 @@ class FileEntry(Record):
 class Slice:
     """A chunk of one tensor inside one file.
 
-    It is a dataclass and not a Record, because a commit may have 100,000 of them and each takes half the memory so.
+    It is a dataclass and not a Record, because a checkpoint may have 100,000 of them and each takes half the memory so.
     """
 
     file: Count  # index into Commit.files
@@ -136,7 +136,7 @@ class Slice:
 
 
 class TensorEntry(Record):
-    """One tensor of a commit, and where its chunks lie."""
+    """One tensor of a checkpoint, and where its chunks lie."""
 
     dtype: str  # as safetensors spells it (F32, BF16 …)
     shape: Many[Size]  # of the whole tensor, over all ranks

@@ -44,11 +44,11 @@ def with_folder(training: TrainingConfig, path: str, uri: str) -> TrainingConfig
     if path == "model.from":
         return training.model_copy(update={"model": training.model.model_copy(update={"from_": origin})})
     if path == f"{TEACHER}.from":
-        assert training.distillation is not None, "the commit is the teacher's"
+        assert training.distillation is not None, "the checkpoint is the teacher's"
         teacher = training.distillation.teacher.model_copy(update={"from_": origin})
         distillation = training.distillation.model_copy(update={"teacher": teacher})
         return training.model_copy(update={"distillation": distillation})
-    assert training.grpo is not None, "the commit is the reward model's"
-    assert training.grpo.reward_model is not None, "the commit is the reward model's"
+    assert training.grpo is not None, "the checkpoint is the reward model's"
+    assert training.grpo.reward_model is not None, "the checkpoint is the reward model's"
     scorer = training.grpo.reward_model.model_copy(update={"from_": origin})
     return training.model_copy(update={"grpo": training.grpo.model_copy(update={"reward_model": scorer})})

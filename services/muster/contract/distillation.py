@@ -11,7 +11,7 @@ from muster.contract.second_model import SecondModel
 
 
 class Teacher(SecondModel):
-    """The model that predicts: a model's folder or a commit. It must have the tokenizer of the model that learns."""
+    """The model that predicts: a model's folder or a checkpoint. It must have the learning model's tokenizer."""
 
     whose: ClassVar[str] = "teacher"
 

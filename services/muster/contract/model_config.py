@@ -34,14 +34,14 @@ def commit_step(value: Any) -> Any:
 
 
 class FromCommit(Spec):
-    """Start from the weights of a commit: of a job in the same project, or of a folder (`<uri>/<job uid>`)."""
+    """Start from the weights of a checkpoint: of a job in the same project, or of a folder (`<uri>/<job uid>`)."""
 
     job: Text | None = None
     """The job's id, or its name, which means the newest job of that name."""
     uri: FolderAddress | None = None
     """The checkpoint folder of a job: `<checkpoint.uri>/<job uid>`."""
     step: Annotated[Literal["best", "last"] | Positive, BeforeValidator(commit_step)] = "best"
-    """The step of the commit; `best` has the best evaluation.metric, `last` is the newest."""
+    """The step of the checkpoint; `best` has the best evaluation.metric, `last` is the newest."""
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
@@ -58,7 +58,7 @@ class ModelConfig(Spec):
     architecture: Architecture | None = None
     """The shape of a decoder of your own."""
     from_: FromCommit | None = Field(default=None, alias="from")
-    """The commit whose weights the job starts from."""
+    """The checkpoint whose weights the job starts from."""
     source: ModelAddress | None = None
     """The address of a folder as Hugging Face writes it (config.json, safetensors, tokenizer.json): s3://, file://,
     https:// or hf://organisation/name@revision. The job has its weights, tokenizer and chat marks.

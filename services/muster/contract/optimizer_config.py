@@ -84,7 +84,7 @@ class OptimizerConfig(Spec):
 
     name: Literal["adamw", "adamw8bit"] = "adamw"
     """`adamw` keeps both moments in fp32. `adamw8bit` keeps them in eight bits wherever a weight has rows of whole
-    blocks of 64 values, and at least 4,096 values: they take a quarter of the memory, and of the bytes in a commit.
+    blocks of 64 values, and at least 4,096 values: they take a quarter of the memory, and of the bytes in a checkpoint.
     """
     lr: Rate = 3e-4
     """The highest learning rate of the schedule."""

@@ -87,7 +87,7 @@ def describe_eviction(eviction: Mapping[str, Any]) -> str:
     goes_on = f"goes on with {plural(eviction['nodesKept'], 'node')}"
     becomes = goes_on if eviction["nodesKept"] else "queues again"
     hours = [eviction[key] / 3600 for key in ("restartGpuSeconds", "uncommittedGpuSeconds")]
-    cost = f"its restart costs {hours[0]:.2g} GPU-hours, a commit that fails {hours[1]:.2g} more"
+    cost = f"its restart costs {hours[0]:.2g} GPU-hours, a checkpoint that fails {hours[1]:.2g} more"
     gives = f"gives up {plural(eviction['gpus'], 'GPU')} and {becomes}"
     return f"{who}, {eviction['because']}, {gives}; {cost}"
 

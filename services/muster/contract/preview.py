@@ -30,7 +30,7 @@ class PreviewedEviction(Record):
     nodes_kept: int = 0
     """Nodes with which it would continue; 0 if it would be stopped and queue again."""
     uncommitted_gpu_seconds: float = 0.0
-    """Work since its last commit, which is lost if the requested commit fails."""
+    """Work since its last checkpoint, which is lost if the requested commit fails."""
     restart_gpu_seconds: float = 0.0
     """Cost of its restart, as measured in its newest attempt that reached a step."""
     because: str = ""

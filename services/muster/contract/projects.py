@@ -72,11 +72,11 @@ class ProjectLimits(Spec):
     checkpoint_prefix: FolderAddress | None = None
     """The folder under which every job commits; jobs that name none commit there."""
     data_prefixes: Many[Prefix] | None = None
-    """The addresses under which data, models and commits of others are read; `builtin://` always is."""
+    """The addresses under which data, models and checkpoints of others are read; `builtin://` always is."""
     endpoints: Many[Origin] | None = None
     """The http(s) servers that values in `runtime.env` may name."""
     kms_key_id: KmsKey | None = None
-    """The KMS key of every job's commits and of uploaded files on S3."""
+    """The KMS key of every job's checkpoints and of uploaded files on S3."""
     queue: Text | None = None
     """The queue of jobs whose scheduler has queues and that name none."""
     gang_sizes: Many[Size] | None = None
@@ -128,7 +128,7 @@ def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple
     if below and uri is not None and not is_under(uri, below):
         yield "checkpoint.uri", f"{project} commits under {below}; name a folder there, or leave it out"
     if limits.kms_key_id and spec.checkpoint.kms_key_id not in (None, limits.kms_key_id):
-        yield "checkpoint.kmsKeyId", f"{project} encrypts its commits by {limits.kms_key_id}; leave it out"
+        yield "checkpoint.kmsKeyId", f"{project} encrypts its checkpoints by {limits.kms_key_id}; leave it out"
     if limits.data_prefixes is not None:
         allowed = ", ".join(limits.data_prefixes) or "builtin:// alone"
         own = (below,) if below else ()

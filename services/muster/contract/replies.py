@@ -121,7 +121,7 @@ class Range(Reply):
 class PlannedEviction(Reply):
     """A gang that would be asked to commit and make room; of a project that the caller may not see `id` and `job` are
     null. It gives up `gpus` on `nodes` and goes on with `nodes_kept`, or is stopped and queues again. Its restart costs
-    `restart_gpu_seconds`; `uncommitted_gpu_seconds` is its work since its last commit, lost only if it can't commit."""
+    `restart_gpu_seconds`; `uncommitted_gpu_seconds` is its work since its last checkpoint, lost if it can't save."""
 
     project: str
     id: str | None
@@ -147,7 +147,7 @@ class Admission(Reply):
 
 
 class Plan(Reply):
-    """Plan of a submission. `parameters` is null where the model's shape comes from a commit or a folder, and
+    """Plan of a submission. `parameters` is null where the model's shape comes from a checkpoint or a folder, and
     `admission` where the job would be refused. Of a program `parameters` and `samplesPerStep` are null, and
     `accumulation` is empty."""
 
@@ -275,9 +275,9 @@ class SamplesReply(Reply):
 
 
 class _Summary(Reply):
-    """`bytes` are those of all files of the commit; `added_bytes` leave out what earlier commits have too, so that they
-    add up to what the folder takes. `tokens` were trained until then. `kind` is `tensors` for a checkpoint of Muster's
-    trainer, and `folder` for files that a program of the user's own wrote."""
+    """`bytes` are those of all files of the checkpoint; `added_bytes` leave out what earlier checkpoints have too, so
+    that they add up to what the folder takes. `tokens` were trained until then. `kind` is `tensors` for a checkpoint of
+    Muster's trainer, and `folder` for files that a program of the user's own wrote."""
 
     step: int
     kind: Literal["tensors", "folder"]
@@ -294,7 +294,7 @@ class _Summary(Reply):
 
 
 class Checkpoint(_Summary):
-    """A line of the list; `files` is how many files the commit has."""
+    """A line of the list; `files` is how many files the checkpoint has."""
 
     files: int
 

@@ -104,7 +104,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (
         "training",
         "!has(self.adapter) || has(self.model.from) || has(self.model.source)",
-        "adapter needs weights to train beside: another job's commit (model.from) or a model's folder (model.source)",
+        "adapter needs a model to start from: another job's checkpoint (model.from) or a model's folder (model.source)",
     ),
     (
         "training",

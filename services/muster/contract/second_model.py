@@ -11,14 +11,14 @@ from muster.contract.model_config import FromCommit, ModelAddress
 
 
 class SecondModel(Spec):
-    """A model's folder or a commit."""
+    """A model's folder or a checkpoint."""
 
     whose: ClassVar[str]  # what it is called in messages
 
     source: ModelAddress | None = None
     """The address of a folder as Hugging Face writes it, as in model.source."""
     from_: FromCommit | None = Field(default=None, alias="from")
-    """The commit whose weights it has."""
+    """The checkpoint whose weights it has."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -31,9 +31,9 @@ class SecondModel(Spec):
         """Return its address, for messages and comparisons."""
         if self.source is not None:
             return self.source
-        assert self.from_ is not None, "a second model is a folder or a commit"
+        assert self.from_ is not None, "a second model is a folder or a checkpoint"
         return f"{self.from_.uri or self.from_.job} step {self.from_.step}"
 
 
 def exactly_one(whose: str) -> str:
-    return f"name the {whose} by exactly one of source (a model's folder) and from (a commit)"
+    return f"name the {whose} by exactly one of source (a model's folder) and from (a checkpoint)"

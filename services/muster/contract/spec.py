@@ -54,7 +54,7 @@ class Keep(Spec):
     """Number of the checkpoints with the best evaluation.metric (the lowest loss, unless said otherwise) that are
     kept."""
     every: Positive | None = None
-    """Each commit whose step is a multiple of this is kept."""
+    """Each checkpoint whose step is a multiple of this is kept."""
 
 
 class CheckpointSpec(Spec):
@@ -107,11 +107,11 @@ class Recovery(Spec):
     exclude_hours: Positive = 24
     """The hours for which such a node is avoided."""
     stop_after_no_progress: Positive = 5
-    """Attempts in a row without a new commit after which the job ends as a crash loop."""
+    """Attempts in a row without a new checkpoint after which the job ends as a crash loop."""
     dry_run: bool = False
     """Whether hangs, alerts and notices are only reported: a gang then restarts only when it has ended by itself."""
     backoff_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
-    """The pause after an attempt that made no new commit; it doubles with each such attempt in a row."""
+    """The pause after an attempt that made no new checkpoint; it doubles with each such attempt in a row."""
     backoff_seconds_max: Annotated[float, Field(ge=0, le=86_400)] = 300.0
     """The longest such pause."""
     preflight: dict[PreflightCheck, PreflightAnswer] = {}

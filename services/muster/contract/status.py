@@ -75,16 +75,16 @@ class Progress(Record):
 
 
 class CheckpointStatus(Record):
-    """The newest commit."""
+    """The newest checkpoint."""
 
     step: int
-    """The step of the newest commit."""
+    """The step of the newest checkpoint."""
     committed_at: Time
     """Time at which it was published."""
     uri: str
     """The job's checkpoint folder."""
     best_step: int | None = None
-    """The step of the commit with the best evaluation.metric."""
+    """The step of the checkpoint with the best evaluation.metric."""
 
 
 class Restart(Record):
@@ -106,7 +106,7 @@ class Restarts(Record):
     recent: Many[Restart] = ()
     """Restarts within the window of the budgets."""
     without_progress: int = 0
-    """Attempts in a row that made no new commit."""
+    """Attempts in a row that made no new checkpoint."""
 
 
 class Failure(Record):
@@ -212,7 +212,7 @@ class Attempt(Record):
     world_size: int = 0
     """Ranks of the gang."""
     resume_step: int = 0
-    """The step of the commit that it started from; 0 starts from the beginning."""
+    """The step of the checkpoint that it started from; 0 starts from the beginning."""
     first_step_at: Time | None = None
     """Time at which it had done its first step."""
     ended_at: Time | None = None
@@ -220,7 +220,7 @@ class Attempt(Record):
     last_step: int | None = None
     """The last step that it did."""
     lost_steps: int = 0
-    """Steps after its last commit, which are trained again."""
+    """Steps after its last checkpoint, which are trained again."""
     cause: Cause | None = None
     """Cause of its failure; none while it lives and when it ended well."""
     failed_step: int | None = None
@@ -254,13 +254,13 @@ class Suspicion(Record):
 
 
 class DataSkip(Record):
-    """Data that no attempt trains on: what would have been the next `steps` steps after the commit of `after_step`.
+    """Data that no attempt trains on: what would have been the next `steps` steps after the checkpoint of `after_step`.
 
-    Chosen in the write that starts an attempt, and in force as long as attempts resume from that commit.
+    Chosen in the write that starts an attempt, and in force as long as attempts resume from that checkpoint.
     """
 
     after_step: int
-    """The step of the commit after which data is left out."""
+    """The step of the checkpoint after which data is left out."""
     steps: int
     """Number of steps whose data is left out."""
 
@@ -300,7 +300,7 @@ class JobStatus(Record):
     attempt: int = 0
     """The number of the current or last attempt; 0 before the first."""
     resume_step: int = 0
-    """The step of the commit that this attempt starts from, chosen in the write that started it."""
+    """The step of the checkpoint that this attempt starts from, chosen in the write that started it."""
     gang: GangStatus = GangStatus()
     reservation: int = 0
     """The number of the request for nodes that is open or in use; it only ever grows."""

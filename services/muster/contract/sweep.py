@@ -74,7 +74,7 @@ class SweepMetric(Spec):
 
     name: Text = "loss"
     """`loss`, or the name of any other metric that the evaluations report, such as `code/loss` or `perplexity`. It
-    takes the place of training.evaluation.metric, so that each trial's best commit is judged by it too.
+    takes the place of training.evaluation.metric, so that each trial's best checkpoint is judged by it too.
     """
     better: Better | None = None
     """Whether a lower or a higher value is better, where the name does not say so."""

@@ -50,7 +50,7 @@ class SweepTrial(Reply):
 
 
 class BestCommit(Reply):
-    """The commit of a trial that is the best by the sweep's metric. As it is, it can be the `model.from` of a job."""
+    """The best checkpoint of a sweep's trials, by the sweep's metric. It can be used as a job's `model.from`."""
 
     job: str
     step: int | Literal["best"]

@@ -145,7 +145,7 @@ class TrainingConfig(Spec):
         if self.data.add_tokens and self.model.source is None:
             raise ValueError(
                 "data.addTokens adds to the tokenizer of a model's folder while it is read: give model.source "
-                "(`muster checkpoints export` makes such a folder of a commit)"
+                "(`muster checkpoints export` makes such a folder of a checkpoint)"
             )
         if not self.optimizer.master_weights and (self.precision != "bf16" or self.adapter is not None):
             given = f"an adapter of {self.adapter.kind}" if self.adapter is not None else f"precision {self.precision}"
@@ -156,13 +156,13 @@ class TrainingConfig(Spec):
         if self.adapter is not None and self.adapter.kind == "qlora" and self.model.source is None:
             raise ValueError(
                 "adapter.kind qlora quantises the weights of a model's folder while it reads them: give model.source "
-                "(`muster checkpoints export` makes such a folder of a commit), or use lora"
+                "(`muster checkpoints export` makes such a folder of a checkpoint), or use lora"
             )
         if self.adapter is not None and self.model.from_ is None and self.model.source is None:
             raise ValueError(
                 "adapter trains beside weights that stay as they are, and a new model has none worth keeping; start "
-                "from another job's commit (model.from) or a model's folder (model.source), or leave adapter out to "
-                "train the whole model"
+                "from another job's checkpoint (model.from) or a model's folder (model.source), or leave adapter out "
+                "to train the whole model"
             )
         self._freezes_what_is_worth_keeping()
         if self.data.overfit is not None and self.optimizer.range_test is not None:
@@ -201,12 +201,12 @@ class TrainingConfig(Spec):
         if self.model.from_ is None and self.model.source is None:
             raise ValueError(
                 "task grpo rewards what the model says already, and a new model says nothing; start from another "
-                "job's commit (model.from) or a model's folder (model.source)"
+                "job's checkpoint (model.from) or a model's folder (model.source)"
             )
         if self.grpo.beta and self.adapter is None and self.data.add_tokens:
             raise ValueError(
                 "grpo.beta compares a whole model with the one that it started from, which doesn't know the tokens of "
-                "data.addTokens: teach them first, by a job of task sft, and start from its commit; or give an adapter"
+                "data.addTokens: teach them first (task sft) and start from that checkpoint; or give an adapter"
             )
         for what, given in (
             ("labelSmoothing", self.label_smoothing),
@@ -296,7 +296,7 @@ class TrainingConfig(Spec):
         if self.task in REFERENCE_TASKS and self.model.from_ is None and self.model.source is None:
             raise ValueError(
                 f"task {self.task} holds the model against the one that it starts from, and a new model is none worth "
-                "holding to; start from another job's commit (model.from) or a model's folder (model.source)"
+                "holding to; start from another job's checkpoint (model.from) or a model's folder (model.source)"
             )
 
     @property

@@ -64,7 +64,7 @@ def _check_files(commit: Commit) -> None:
     for file in commit.files:
         segments = file.key.split("/")
         if segments[0] in _OURS or any(segment in ("", ".", "..") for segment in segments):
-            raise InvalidCommit(f"{file.key!r} is no place for a file of a commit")
+            raise InvalidCommit(f"{file.key!r} is no place for a file of a checkpoint")
         if file.key in seen:
             raise InvalidCommit(f"it names {file.key} twice")
         seen.add(file.key)

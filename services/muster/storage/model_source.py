@@ -48,7 +48,7 @@ def model_facts(training: TrainingConfig) -> ModelFacts:
 def _second_size(second: SecondModel) -> ModelSize:
     if second.source is not None:
         return _of_folder(second.source, _PLAIN).size
-    assert second.from_ is not None, "a second model is a folder or a commit"
+    assert second.from_ is not None, "a second model is a folder or a checkpoint"
     return _of_commit(second.from_, _PLAIN).size
 
 
@@ -58,7 +58,7 @@ def _own_facts(training: TrainingConfig) -> ModelFacts:
         return ModelFacts(_decoder_size(model.shape, learning), True, model.shape.max_positions)
     if model.source is not None:
         return _of_folder(model.source, learning)
-    assert model.from_ is not None, "a model is a preset, a shape, a folder or a commit"
+    assert model.from_ is not None, "a model is a preset, a shape, a folder or a checkpoint"
     return _of_commit(model.from_, learning)
 
 
@@ -122,7 +122,7 @@ def _of_commit(origin: FromCommit, learning: _Learning) -> ModelFacts:
         for name, entry in commit.tensors.items()
         if name.startswith(_MODEL) and ".lora_" not in name  # what was trained beside is merged at the start
     }
-    where = f"the commit of step {commit.step} in {origin.uri}"
+    where = f"the checkpoint of step {commit.step} in {origin.uri}"
     document = {key: value for key, value in commit.architecture.items() if key != "scores"}
     if document.get("kind") == "transformers":
         config = json.loads(document["companions"]["config.json"])
@@ -137,12 +137,12 @@ def _of_commit(origin: FromCommit, learning: _Learning) -> ModelFacts:
 def _read(store: Store, origin: FromCommit) -> Commit:
     steps = steps_in(store)
     if not steps:
-        raise UserError(f"model.from {origin.uri}: holds no commit")
+        raise UserError(f"model.from {origin.uri}: holds no checkpoint")
     step = origin.step if isinstance(origin.step, int) else steps[-1]  # all of a job's are of one model
     if step not in steps:
         newest = ", ".join(map(str, steps[-5:]))
-        raise UserError(f"model.from {origin.uri}: holds no commit of step {step}; the newest are of {newest}")
+        raise UserError(f"model.from {origin.uri}: holds no checkpoint of step {step}; the newest are of {newest}")
     try:
         return parse_commit(store.read(commit_key(step), COMMIT_BYTES_MAX), step=step, folder=None)
     except InvalidCommit as error:
-        raise UserError(f"model.from {origin.uri}: the commit of step {step} can't be read: {error}") from None
+        raise UserError(f"model.from {origin.uri}: the checkpoint of step {step} can't be read: {error}") from None

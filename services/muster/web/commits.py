@@ -80,4 +80,4 @@ async def act_on_commit(
             raise
         return go_on(onward, [Note(False, error.detail)])  # retention was faster than the reader of the list
     words = "is kept, whatever the retention policy says" if verb == "pin" else "is left to the retention policy again"
-    return go_on(onward, [Note(True, f"The commit of step {step:,} {words}.")])
+    return go_on(onward, [Note(True, f"The checkpoint of step {step:,} {words}.")])

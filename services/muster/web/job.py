@@ -28,7 +28,7 @@ TABS = (
     ("", "Overview"),
     ("logs", "Logs"),
     ("events", "Events"),
-    ("checkpoints", "Commits"),
+    ("checkpoints", "Checkpoints"),
     ("data", "Data"),
     ("samples", "Samples"),
     ("config", "Configuration"),
@@ -187,9 +187,9 @@ async def act(
     verb: Annotated[str, Path(pattern="^(cancel|suspend|resume)$")],
 ) -> Response:
     words = {
-        "cancel": "Cancellation was asked for: the job ends and keeps its record and commits.",
-        "suspend": "Suspension was asked for: the gang stops at a commit and gives its nodes back.",
-        "resume": "The job may go on from its last commit.",
+        "cancel": "Cancellation was asked for: the job ends and keeps its record and checkpoints.",
+        "suspend": "Suspension was asked for: the gang stops at a checkpoint and gives its nodes back.",
+        "resume": "The job may go on from its last checkpoint.",
     }
     try:
         await api.act(services, form.caller, job_id, verb)

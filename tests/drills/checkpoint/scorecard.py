@@ -43,7 +43,7 @@ class Scorecard:
             ("half loaded, then an error", str(len(self.half_loaded))),
             ("restarts that resumed", str(self.resumed or "–")),
             (
-                "slowest fall-back to the commit before",
+                "slowest fall-back to the checkpoint before",
                 f"{max(slow):.2f} s" if (slow := self.fall_back_seconds) else "–",
             ),
             ("the drill took", f"{self.seconds:.0f} s"),

@@ -98,7 +98,7 @@ class Drill:
         # Retention keeps the last three, so older claims may be gone by now.
         for step in sorted(claimed)[-3:]:
             if step not in there and step >= min(there, default=0):
-                self.score.lies.append(f"{folder}: step {step} was called committed, and there is no such commit")
+                self.score.lies.append(f"{folder}: step {step} was called committed, and there is no such checkpoint")
         self.load_all(folder, there)
 
     def load_all(self, folder: str, steps: list[int]) -> None:
@@ -294,7 +294,7 @@ class Drill:
         self.score.faults["removed while read"] += 1
         fallen = life.said("fallen")[0]
         if fallen.get("digest") != self.truth[fallen["fallen"]]:
-            self.score.unloadable.append(f"{folder}: a commit was removed, and then: {fallen}")
+            self.score.unloadable.append(f"{folder}: a checkpoint was removed, and then: {fallen}")
         self.load_all(folder, self.commits(folder))
 
     def damage(self, folder: str, times: int) -> None:

@@ -76,7 +76,7 @@ class Scorecard:
         rows = [("seconds after the notice", "p50", "p90", "p99", "worst")]
         for name, words in (
             ("told", "the operator knows"),
-            ("committed", "a commit is published"),
+            ("committed", "a checkpoint is published"),
             ("back", "the next attempt has trained a step elsewhere"),
         ):
             values = (f"{self.percentile(name, share):.1f}" for share in (0.5, 0.9, 0.99, 1.0))
@@ -88,8 +88,8 @@ class Scorecard:
     def summary(self) -> str:
         count = len(self.outcomes)
         counted = {
-            "with a commit by T+60 s": sum(outcome.committed <= GOAL_SECONDS for outcome in self.outcomes),
-            "whose commit was read back and verified": sum(outcome.verified for outcome in self.outcomes),
+            "with a checkpoint by T+60 s": sum(outcome.committed <= GOAL_SECONDS for outcome in self.outcomes),
+            "whose checkpoint was read back and verified": sum(outcome.verified for outcome in self.outcomes),
             "that lost no step": sum(outcome.lost_steps == 0 for outcome in self.outcomes),
             "after which training went on elsewhere": sum(outcome.elsewhere for outcome in self.outcomes),
             "that consumed a retry": sum(bool(outcome.retries) for outcome in self.outcomes),
@@ -110,6 +110,6 @@ class Scorecard:
             f"on {machine}. With `--results FILE` several shorter runs add up. Nodes are virtual and their metadata "
             "services stand-ins; agents, operator, trainer, checkpoints and the S3 server (rclone, behind a proxy that "
             "refuses) are real. A gang of two and a gang of one are struck, each on its own.\n\n"
-            f"{self.table()}\n\n{self.summary()}\n\nGoal: a verified commit by T+60 s at p99, no retry "
+            f"{self.table()}\n\n{self.summary()}\n\nGoal: a verified checkpoint by T+60 s at p99, no retry "
             f"consumed, training continues elsewhere: {'held' if self.good else 'NOT held'}.{short}\n"
         )

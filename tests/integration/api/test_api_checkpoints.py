@@ -74,7 +74,8 @@ async def test_a_commit_is_inspected_and_pinned(here: Platform, folder: tuple[st
     for refused in (await post("30:pin"), await post("99:pin")):
         assert (refused[0], refused[1]["code"]) == (404, "checkpoint_not_found")
     status, told = await post("20:keep")
-    assert (status, told["detail"]) == (404, "A commit knows no action 'keep'; there are POST …:pin, :unpin, :export.")
+    detail = "A checkpoint knows no action 'keep'; there are POST …:pin, :unpin, :export."
+    assert (status, told["detail"]) == (404, detail)
     assert (await here.client.get(f"/api/v1{path}/20:pin")).status_code == 405
     assert (await post("x:pin"))[1]["code"] == "invalid_parameter"
 
@@ -93,7 +94,7 @@ async def test_a_pin_that_retention_was_faster_than_is_refused_and_leaves_nothin
     monkeypatch.setattr("muster.api.core.checkpoints.routes.pin", too_late)
     reply = await here.client.post(f"/api/v1/jobs/{uid}/checkpoints/20:pin")
     assert (reply.status_code, reply.json()["code"]) == (404, "checkpoint_not_found")
-    assert "the retention policy has removed it" in reply.json()["detail"]
+    assert "the retention policy removed it" in reply.json()["detail"]
     assert pinned(store) == frozenset()
 
 

@@ -301,7 +301,7 @@ async def test_from_a_job_becomes_a_folder(here: Platform) -> None:
     wanted["spec"]["training"]["model"] = {"from": {"job": "base", "step": "last"}}
     early = await here.client.post("/api/v1/jobs", json=wanted)
     assert (early.status_code, early.json()["errors"][0]["path"]) == (422, "spec.training.model.from.job")
-    assert "no commit yet" in early.json()["detail"]
+    assert "no checkpoint yet" in early.json()["detail"]
     here.commit(base, 20)
     made = await here.client.post("/api/v1/jobs", json=wanted)
     folder = f"file://{here.state.checkpoints.resolve()}/{base}"
@@ -326,7 +326,8 @@ async def test_a_name_means_the_newest_job_of_that_name(here: Platform) -> None:
     assert refused.status_code == 422
     (fault,) = refused.json()["errors"]
     assert fault["message"] == (
-        f"job 'base' ({newer}) has no commit yet; an older job of that name has it: name that one by its id, {older}"
+        f"job 'base' ({newer}) has no checkpoint yet; an older job of that name has it: "
+        f"name that one by its id, {older}"
     )
     wanted["spec"]["training"]["model"] = {"from": {"job": older}}
     made = await here.client.post("/api/v1/jobs", json=wanted)

@@ -192,7 +192,7 @@ async def test_a_crash_in_the_middle_of_a_batch_loses_and_repeats_nothing(
         await real(session, job_id, happened)
         if len(crashes) < 2:
             crashes.append(job_id)
-            raise RuntimeError("crash after the write, before the commit")
+            raise RuntimeError("crash after the write, before the checkpoint")
 
     monkeypatch.setattr(mirror.events, "append", crashing)
     await story(here, uid)

@@ -187,7 +187,7 @@ async def test_a_crash_before_the_commit_stores_nothing(here: Platform, monkeypa
     from muster.api.core import idempotency
 
     def crash(*_: Any) -> None:
-        raise RuntimeError("crash after the job's row, before the commit")
+        raise RuntimeError("crash after the job's row, before the checkpoint")
 
     with monkeypatch.context() as patched:
         patched.setattr(idempotency, "remember", crash)

@@ -36,7 +36,7 @@ async def test_a_burst_is_stored_in_few_commits(here: Platform) -> None:
     writes = begun_by(here)
     replies = await asyncio.gather(*(post(here, f"job-{number}", f"key-{number}") for number in range(40)))
     assert [reply.status_code for reply in replies] == [201] * 40
-    assert len(writes) < 20, "40 jobs that come at once, and each has a commit of its own"
+    assert len(writes) < 20, "40 jobs that come at once, and each has a checkpoint of its own"
     listed = (await here.get("/jobs", limit=100))["items"]
     assert {job["name"]: job["id"] for job in listed} == {
         reply.json()["metadata"]["name"]: reply.json()["id"] for reply in replies

@@ -429,7 +429,7 @@ async def test_what_is_not_committed_is_not_told_and_what_is_committed_is(house:
         async with house.services.database.write() as session:
             await events.append(session, job["id"], [NewEvent(EventType.JOB_FAILED, time.time(), str(crashes))])
             if crashes:
-                raise KeyError("a crash before the commit")
+                raise KeyError("a crash before the checkpoint")
 
     with pytest.raises(KeyError):
         await fail(True)

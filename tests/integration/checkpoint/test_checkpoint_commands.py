@@ -38,7 +38,7 @@ def test_a_life_of_commits(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run(capsys, "unpin", folder, 1)["changed"] is True
     assert run(capsys, "rm", folder, 1)["removed"] is True
     assert not (folder / "step-00000001").exists()
-    assert "it is the newest commit" in run(capsys, "rm", folder, 3, code=ExitCode.USER_ERROR)["error"]
+    assert "it is the newest checkpoint" in run(capsys, "rm", folder, 3, code=ExitCode.USER_ERROR)["error"]
     assert run(capsys, "rm", folder, 3, "--force")["removed"] is True
     assert list_commits(folder.as_uri()) == (2,)
     assert "step 9 is not committed" in run(capsys, "pin", folder, 9, code=ExitCode.STORAGE)["error"]

@@ -238,7 +238,7 @@ def test_a_commit_of_another_folder_is_not_our_own(folder: Path) -> None:
     model, optimizer = gang.build("none", seed=1)
     assert load(moved.as_uri(), 3, model, optimizer).step == 3
     said: list[str] = []
-    with pytest.raises(CheckpointError, match="no commit up to step 3"):
+    with pytest.raises(CheckpointError, match="no checkpoint up to step 3"):
         resume(moved.as_uri(), 3, model, optimizer, said.append)
     assert "was made in the folder 'uid' of job 'job', and lies in 'copy'" in said[0]
 
@@ -247,7 +247,7 @@ def test_where_nothing_is_left_it_says_so(folder: Path) -> None:
     for shard in folder.glob("step-*/*/*"):
         shard.write_bytes(b"")
     model, optimizer = gang.build("none", seed=1)
-    with pytest.raises(CheckpointError, match="no commit up to step 3 can be read"):
+    with pytest.raises(CheckpointError, match="no checkpoint up to step 3 can be read"):
         resume(folder.as_uri(), 3, model, optimizer, lambda words: None)
     assert list_commits(folder.as_uri()) == ()
 
@@ -259,7 +259,7 @@ def test_the_newest_readable_commit_is_found_past_damaged_ones(folder: Path) -> 
     assert newest_readable(folder.as_uri(), 3, words.append).step == 2
     assert len(words) == 1
     assert list_commits(folder.as_uri()) == (1, 2)
-    with pytest.raises(CheckpointError, match="no commit up to step 0"):
+    with pytest.raises(CheckpointError, match="no checkpoint up to step 0"):
         newest_readable(folder.as_uri(), 0, words.append)
 
 
@@ -323,7 +323,7 @@ def test_a_commit_is_not_collected_while_it_is_read(folder: Path) -> None:
     store = FileStore(folder)
     with reading(store, 2):
         assert being_read(store, 0.0) == {2}
-        assert being_read(store, 4e9) == set(), "a reader that died holds its commit for ever"
+        assert being_read(store, 4e9) == set(), "a reader that died holds its checkpoint for ever"
     assert being_read(store, 0.0) == set()
 
 

@@ -139,7 +139,7 @@ def test_a_commit_without_an_adapter_has_none_to_export(tmp_path: Path, capsys: 
     arguments = ["--checkpoint", str(tmp_path / "uid"), "--to", str(tmp_path / "adapter"), "--format", "peft", "--json"]
     assert main(arguments) == ExitCode.USER_ERROR
     said = json.loads(capsys.readouterr().err)["error"]
-    assert said.startswith("the commit at step 5 in ")
+    assert said.startswith("the checkpoint at step 5 in ")
     assert said.endswith(" has no adapter: that job trained the whole model; leave --format out to get it")
     assert [path.name for path in tmp_path.iterdir()] == ["uid"]
 

@@ -53,7 +53,7 @@ def test_later_commits_cost_what_is_trained_and_are_whole(tmp_path: Path) -> Non
         saved(saving, model, range(1, 2))
         (first,) = frozen_files(folder).items()
         saved(saving, model, range(2, 4))
-    assert list_commits(folder.as_uri()) == (3,), "retention took the commit that wrote the file"
+    assert list_commits(folder.as_uri()) == (3,), "retention took the checkpoint that wrote the file"
     assert list(frozen_files(folder).items()) == [first]
     commit = read_commit(folder.as_uri(), 3)
     trained = sum(3 * p.numel() * 4 for p in model[0].parameters() if p.requires_grad)

@@ -39,7 +39,7 @@ def test_a_commit_says_what_was_saved(tmp_path: Path) -> None:
     loaded, fresh = gang.build("none", seed=1)
     gang.step_once(loaded, fresh, 1)
     load(folder, 7, loaded, fresh)
-    assert gang.digest(loaded, fresh) == gang.digest(model, optimizer), "state that the commit lacks must go"
+    assert gang.digest(loaded, fresh) == gang.digest(model, optimizer), "state that the checkpoint lacks must go"
 
 
 def test_training_may_change_the_weights_while_they_are_uploaded(tmp_path: Path) -> None:

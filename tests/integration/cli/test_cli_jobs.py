@@ -22,7 +22,7 @@ def finished(platform: House) -> str:
     assert job["status"]["phase"] == "Succeeded"
     assert job["status"]["progress"]["step"] == 12
     assert "first succeeded: step 12/12, loss" in result.stderr
-    assert "step 12 is committed" in result.stderr
+    assert "the checkpoint of step 12 is saved" in result.stderr
     return "first"
 
 

@@ -81,7 +81,7 @@ def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: Hou
     uid = submit(house)
     code, errors = house.stop()
     assert code == 0
-    assert "Stopping, and with it after a commit: survivor" in errors
+    assert "Stopping, and with it after a checkpoint: survivor" in errors
     eventually(lambda: not house.processes(), "the last process to be gone")
 
     house.up()
@@ -97,7 +97,7 @@ def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: Hou
     first, second, third = status["attempts"]
     assert (first["outcome"], first["lostSteps"], second["resumeStep"]) == ("preempted", 0, first["lastStep"])
     assert (second["outcome"], second["cause"]) == ("failed", "infrastructure")
-    assert third["resumeStep"] >= 40, "from a commit of attempt 2"
+    assert third["resumeStep"] >= 40, "from a checkpoint of attempt 2"
     beats = house.beats(uid)
     for attempt in (1, 2):
         last_sign = max(beat.at for beat in beats if beat.attempt == attempt)

@@ -179,7 +179,7 @@ async def test_a_checkpoint_folder_that_is_away_is_waited_for(house: House, monk
     async with operator(house) as errors:
         uid = house.submit(steps=STEPS, env={"FAKE_HOLD_AT": "12"})
         await until(lambda: house.newest_step(uid) == 12, "some steps")
-        await until(lambda: house.status(uid).checkpoint is not None, "the commit to be remembered")
+        await until(lambda: house.status(uid).checkpoint is not None, "the checkpoint to be remembered")
         house.set_spec(uid, suspend=True)
         await until(lambda: house.status(uid).phase == Phase.SUSPENDED, "the job to be suspended")
         kept = house.status(uid).checkpoint
@@ -187,7 +187,7 @@ async def test_a_checkpoint_folder_that_is_away_is_waited_for(house: House, monk
         away = house.state.root / "away"
         os.rename(house.job_folder(uid), away)
         house.set_spec(uid, suspend=False)
-        await until(lambda: house.status(uid).code == Code.AWAITING_COMMITS, "the job to wait for its commits")
+        await until(lambda: house.status(uid).code == Code.AWAITING_COMMITS, "the job to wait for its checkpoints")
         status = house.status(uid)
         assert (status.phase, status.attempt, status.checkpoint) == (Phase.QUEUED, 1, kept)
         assert f"step {kept.step} was committed" in status.because

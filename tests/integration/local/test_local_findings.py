@@ -100,7 +100,7 @@ def test_a_bad_batch_is_skipped_then_bad_data_is_passed_over_then_a_commit_is_gi
     assert [record.skipped for record in skipped] == ["the loss is nan"]
     assert house.status(job.uid).attempt == 1
 
-    eventually(lambda: len(commits(house, job.uid)) > 1, "a commit to go back to")
+    eventually(lambda: len(commits(house, job.uid)) > 1, "a checkpoint to go back to")
     job.order(1, kind="scale", by=float("nan"), passes=10_000)
     job.obeyed(1)
     job.order(1, kind="scale", by=float("nan"), passes=10_000)  # and the next attempt's from its first step on

@@ -103,7 +103,7 @@ def test_a_fence_that_is_passed_by_while_training_ends_the_worker(tmp_path: Path
     document, path = training(source, length={"steps": 100_000}), tmp_path / "fence.json"
     job = Job(tmp_path / "job", document, {"every": 20}, fence=tell(path, 1))
     gang = run_alone(job)
-    eventually(lambda: gang.reaches(1).last_commit_step, "a commit of attempt 1")
+    eventually(lambda: gang.reaches(1).last_commit_step, "a checkpoint of attempt 1")
     tell(path, 2)
     (end,) = gang.ends()
     assert end.exit_code == ExitCode.STALE_ATTEMPT, gang.log()

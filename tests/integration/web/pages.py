@@ -148,14 +148,14 @@ async def _remember(here: Platform, uid: str, now: float, message: str) -> None:
     story = (
         (300, EventType.JOB_STARTING, "attempt 1 starts", {}),
         (280, EventType.JOB_RUNNING, "training", {}),
-        (200, EventType.CHECKPOINT_COMMITTED, "step 40 is committed", {"step": 40}),
-        (150, EventType.CHECKPOINT_COMMITTED, "step 80 is committed", {"step": 80}),
+        (200, EventType.CHECKPOINT_COMMITTED, "the checkpoint of step 40 is saved", {"step": 40}),
+        (150, EventType.CHECKPOINT_COMMITTED, "the checkpoint of step 80 is saved", {"step": 80}),
         (140, EventType.JOB_SUSPECTED, "worker 1 has made no step for 15 s", {}),
         (120, EventType.ATTEMPT_FAILED, message, {"cause": "infrastructure"}),
         (120, EventType.JOB_RESTARTING, "attempt 1 failed (infrastructure)", {}),
-        (110, EventType.JOB_STARTING, "attempt 2 starts from the commit of step 80", {}),
+        (110, EventType.JOB_STARTING, "attempt 2 starts from the checkpoint of step 80", {}),
         (90, EventType.JOB_RUNNING, "training", {}),
-        (20, EventType.CHECKPOINT_COMMITTED, "step 120 is committed", {"step": 120}),
+        (20, EventType.CHECKPOINT_COMMITTED, "the checkpoint of step 120 is saved", {"step": 120}),
     )
     async with here.services.database.write() as session:
         row = await session.get_one(JobRow, (await session.scalars(select(JobRow.seq).where(JobRow.id == uid))).one())

@@ -48,7 +48,7 @@ async def test_a_commit_is_read_again(here: Platform, browser: Browser, monkeypa
         assert (reply.status_code, reply.headers["location"]) == (303, f"/jobs/{uid}/checkpoints/7")
         told += notes(await browser.get(reply.headers["location"]))
     assert told[0].startswith("Every file of step 7 is as it was committed (7,000 bytes in")
-    assert "The commit of step 7 is damaged" in told[1]
+    assert "The checkpoint of step 7 is damaged" in told[1]
     assert "checksum" in told[1]
     assert "holds 6999 bytes, not 7000" in told[2]
     assert (await browser.post(f"/jobs/{uid}/checkpoints/8/verify", form)).status_code == 404

@@ -132,13 +132,13 @@ async def test_commits_are_pinned_and_configurations_compared(here: Platform, br
     reply = await browser.post(f"/jobs/{uid}/checkpoints/80/pin", {"form_token": token})
     assert reply.status_code == 303
     page = await browser.get(reply.headers["location"])
-    assert "The commit of step 80 is kept" in notes(page)[0]
+    assert "The checkpoint of step 80 is kept" in notes(page)[0]
     assert f"/jobs/{uid}/checkpoints/80/unpin" in page.text
     gone = await browser.post(f"/jobs/{uid}/checkpoints/7/pin", {"form_token": token})
     assert gone.status_code == 303, "retention was faster than the reader of the list"
     page = await browser.get(gone.headers["location"])
-    assert "There is no commit of step 7;" in notes(page)[0]
-    assert "the retention policy has removed it" in notes(page)[0]
+    assert "There is no checkpoint of step 7;" in notes(page)[0]
+    assert "the retention policy removed it" in notes(page)[0]
     assert f"/jobs/{uid}/checkpoints/80/unpin" in page.text, "what is there now is listed"
 
     cloned = f"/jobs/{(await here.submit('warmer', priority=3))['id']}"

@@ -129,7 +129,7 @@ async def its_log_is_followed(page: Page) -> None:
 
 
 async def its_commit_is_pinned(page: Page) -> None:
-    await page.get_by_role("link", name="Commits", exact=True).click()
+    await page.get_by_role("link", name="Checkpoints", exact=True).click()
     pin = page.get_by_role("button", name=re.compile("^Pin")).last
     await pin.click()
     await expect(page.locator(".notice")).to_contain_text("is kept, whatever the retention policy says")

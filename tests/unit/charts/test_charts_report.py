@@ -144,7 +144,7 @@ def test_a_job_that_has_done_nothing_yet_has_a_report() -> None:
     text = Elements(
         render_report(report(job=job, curves=curves, attempts=nothing, events=[], commits=[], samples=[]))
     ).text
-    for words in ("No step is done yet.", "No attempt was begun.", "No commit is left.", "Queued"):
+    for words in ("No step is done yet.", "No attempt was begun.", "No checkpoint is left.", "Queued"):
         assert words in text
 
 

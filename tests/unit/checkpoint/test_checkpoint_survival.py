@@ -185,9 +185,9 @@ def live(seed: int) -> None:
         store.operations_left = None
         after = verified(store)
         if before:
-            assert after, f"seed {seed}: all commits are gone after {action}"
-            assert max(after) >= max(before), f"seed {seed}: the newest verified commit {max(before)} is gone"
-            assert before & spared <= after, f"seed {seed}: a pinned commit, or one being read, is gone"
+            assert after, f"seed {seed}: all checkpoints are gone after {action}"
+            assert max(after) >= max(before), f"seed {seed}: the newest verified checkpoint {max(before)} is gone"
+            assert before & spared <= after, f"seed {seed}: a pinned checkpoint, or one being read, is gone"
         assert set(steps_in(store)) == after, f"seed {seed}: a COMMIT names files that are not there"
         before = after
         if action == "damage":

@@ -110,11 +110,11 @@ def test_an_honest_record_is_believed() -> None:
         ("lost a worker", lambda e: (e.job["status"].update(lastFailure=None), e.events[3]["data"].update(exitCode=1))),
         ("lost a worker", lambda e: (e.job["status"].update(lastFailure=None), e.events[3]["data"].clear())),
         ("lost a worker", lambda e: e.job["status"]["lastFailure"].update(exitCode=143)),
-        ("resumed from a commit", lambda e: e.attempts[1].update(resumeStep=0)),
-        ("resumed from a commit", lambda e: e.attempts[1].update(resumeStep=60)),
-        ("resumed from a commit", lambda e: e.events[2].update(at=rfc3339(1_040.0))),
-        ("resumed from a commit", lambda e: e.metrics["points"].pop(40)),
-        ("resumed from a commit", lambda e: [p.update(attempt=1) for p in e.metrics["points"]]),
+        ("resumed from a checkpoint", lambda e: e.attempts[1].update(resumeStep=0)),
+        ("resumed from a checkpoint", lambda e: e.attempts[1].update(resumeStep=60)),
+        ("resumed from a checkpoint", lambda e: e.events[2].update(at=rfc3339(1_040.0))),
+        ("resumed from a checkpoint", lambda e: e.metrics["points"].pop(40)),
+        ("resumed from a checkpoint", lambda e: [p.update(attempt=1) for p in e.metrics["points"]]),
         ("finished", lambda e: e.job["status"].update(phase="Failed")),
         ("finished", lambda e: e.metrics["points"].pop()),
         ("finished", lambda e: e.metrics["points"].pop(60)),
@@ -137,12 +137,12 @@ def test_one_doctored_document_breaks_its_promise(promise: str, change: Callable
     ("promises", "change"),
     [
         ({"submitted over HTTP"}, {"server": "unix:///tmp/socket"}),
-        ({"lost a worker", "resumed from a commit"}, {"kill": None}),
-        ({"best commit generates"}, {"sample": " \n"}),
-        ({"best commit generates"}, {"sample": "", "sample_fault": "no commit is best"}),
+        ({"lost a worker", "resumed from a checkpoint"}, {"kill": None}),
+        ({"best checkpoint generates"}, {"sample": " \n"}),
+        ({"best checkpoint generates"}, {"sample": "", "sample_fault": "no checkpoint is best"}),
         ({"left nothing running"}, {"left_running": ("4712 python -m muster.trainer",)}),
-        ({"lost a worker", "resumed from a commit"}, {"attempts": ()}),
-        ({"submitted over HTTP", "lost a worker", "resumed from a commit"}, {"events": ()}),
+        ({"lost a worker", "resumed from a checkpoint"}, {"attempts": ()}),
+        ({"submitted over HTTP", "lost a worker", "resumed from a checkpoint"}, {"events": ()}),
     ],
 )
 def test_one_missing_thing_breaks_its_promises(promises: set[str], change: dict[str, Any]) -> None:
@@ -152,33 +152,33 @@ def test_one_missing_thing_breaks_its_promises(promises: set[str], change: dict[
 def test_every_promise_can_be_broken() -> None:
     cases = [mark for test in (test_one_doctored_document_breaks_its_promise,) for mark in test.pytestmark]
     named = {case[0] for mark in cases for case in mark.args[1]}
-    assert named | {"best commit generates", "left nothing running"} == set(CHECKS)
+    assert named | {"best checkpoint generates", "left nothing running"} == set(CHECKS)
 
 
 def test_results_say_why() -> None:
     said = {result.promise: result.because for result in run_checks(honest())}
-    assert said["resumed from a commit"] == "attempt 2 loaded the commit of step 40 and trained step 41 next"
+    assert said["resumed from a checkpoint"] == "attempt 2 loaded the checkpoint of step 40, then trained step 41"
     assert said["lost a worker"] == "SIGKILL to rank 1 (pid 4711) at step 49: attempt 1 failed, exit code 137"
     assert "3.000" in said["learned"]
 
 
 def test_a_text_that_a_busy_machine_had_no_time_for_is_a_check_that_was_skipped() -> None:
     busy = replace(honest(), sample="", sample_skipped="generating took longer than 405 s")
-    (speaks,) = [result for result in run_checks(busy) if result.promise == "best commit generates"]
+    (speaks,) = [result for result in run_checks(busy) if result.promise == "best checkpoint generates"]
     assert (speaks.kept, speaks.skipped, speaks.broken) == (False, True, False)
     assert speaks.because == "generating took longer than 405 s"
     document = demo_report.document(busy, run_checks(busy), 1.0)
     assert document["kept"]
-    assert {p["promise"]: p["skipped"] for p in document["promises"]}["best commit generates"]
+    assert {p["promise"]: p["skipped"] for p in document["promises"]}["best checkpoint generates"]
     failed = replace(busy, left_running=("1 python",))
     assert not demo_report.document(failed, run_checks(failed), 1.0)["kept"]
 
 
 def test_the_verdict_says_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     busy = replace(honest(), sample="", sample_skipped="generating took longer than 405 s")
-    results = tuple(result for result in run_checks(busy) if result.promise == "best commit generates")
+    results = tuple(result for result in run_checks(busy) if result.promise == "best checkpoint generates")
     demo_report.show_results(results)
-    assert capsys.readouterr().out.startswith("skipped  best commit generates: generating took longer than 405 s")
+    assert capsys.readouterr().out.startswith("skipped  best checkpoint generates: generating took longer than 405 s")
 
 
 def test_what_a_start_took_is_told_from_the_records() -> None:

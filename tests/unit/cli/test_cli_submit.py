@@ -178,7 +178,7 @@ def test_the_plan_says_who_would_make_room(capsys: pytest.CaptureFixture[str]) -
     }  # fmt: skip
     submit.show_plan(PLAN | {"admission": admission})
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    cost = "its restart costs 0.5 GPU-hours, a commit that fails 1 more"
+    cost = "its restart costs 0.5 GPU-hours, a checkpoint that fails 1 more"
     assert rows[rows.index("queue preempts: gang needs 2 nodes") :] == [
         "queue preempts: gang needs 2 nodes",
         "allowed by the quota of project nlp (preempts)",

@@ -93,9 +93,9 @@ def test_export_by_name_offers_the_older_job_by_its_id(server: Any) -> None:
         f"GET jobs/{ID}": {"status": {"checkpoint": None}},
     }
     server(answers)
-    with pytest.raises(CliError, match=r"base means the newest job of that name .* which has no commit yet") as raised:
+    with pytest.raises(CliError, match=r"base means the newest job .* which has no checkpoint yet") as raised:
         checkpoints.folder_of("base", None)
-    assert f"1 older job of that name with commits: {OLDER} (step 40)" in raised.value.next_step
+    assert f"1 older job of that name with checkpoints: {OLDER} (step 40)" in raised.value.next_step
     server({**answers, f"GET jobs/{ID}": {"status": {"checkpoint": {"step": 3}}}})
     assert checkpoints.folder_of("base", None) == "s3://bucket/x"
 

@@ -141,7 +141,7 @@ def test_qlora_begins_with_a_folder() -> None:
 def test_an_adapter_on_a_new_model_says_what_to_start_from() -> None:
     with pytest.raises(InvalidDocument) as refused:
         parse_job(edited(put("spec.training.adapter", {"rank": 4})))
-    assert "start from another job's commit (model.from)" in str(refused.value)
+    assert "start from another job's checkpoint (model.from)" in str(refused.value)
     begun = edited(put("spec.training.adapter", {"rank": 4}))
     put("spec.training.model", {"from": {"job": "base"}})(begun)
     adapter = parse_job(begun).spec.training.adapter

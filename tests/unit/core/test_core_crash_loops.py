@@ -107,7 +107,7 @@ def test_after_a_numeric_failure_the_data_up_to_it_is_passed_over() -> None:
     kept = ended(seen, 137, "rank 1 was killed by SIGKILL")
     assert kept.status.data_skip == DataSkip(after_step=3, steps=5), "whatever ends the next attempt, it stays so"
     further = ended(replace(seen, committed=committed(9)), 137, "rank 1 was killed by SIGKILL")
-    assert (further.status.resume_step, further.status.data_skip) == (9, None), "that commit's cursor is past it"
+    assert (further.status.resume_step, further.status.data_skip) == (9, None), "that checkpoint's cursor is past it"
 
 
 def test_data_is_passed_over_from_the_start_too() -> None:

@@ -273,7 +273,7 @@ def test_what_was_borrowed_is_taken_back_by_whoever_is_entitled_to_it() -> None:
     jobs = [runs(f"cv{i}", name, project="cv", ago=100 - i) for i, name in enumerate("abcd")]
     waiting = [summary(f"nlp{i}", gang(), project="nlp", age=-i) for i in range(4)]
     plan = admit(seen(*jobs, *waiting, quotas=shared(cv=1, nlp=1)), held(*jobs))
-    assert yielding(plan) == {"cv3": "nlp0", "cv2": "nlp1"}, "two of four nodes, the newest commits first"
+    assert yielding(plan) == {"cv3": "nlp0", "cv2": "nlp1"}, "two of four nodes, the newest checkpoints first"
     assert plan.held[3].yields_because == (
         "preempted by a gang of another project, for another project holds 0 GPUs of its share of 16, "
         "and project cv holds 32 GPUs of its share of 16"

@@ -108,7 +108,7 @@ def test_a_head_that_config_calls_tied_is_kept_where_it_has_other_values(
         logits = theirs(input_ids=tokens, position_ids=positions, use_cache=False).logits
         assert (loaded(definition)(tokens, positions, torch.zeros_like(tokens)) - logits).abs().max() <= 1e-5
     tied = change == 0
-    again = from_commit(definition.describe(), None, "the commit")
+    again = from_commit(definition.describe(), None, "the checkpoint")
     parameters = sum(p.numel() for p in theirs.parameters())
     facts = model_facts(
         TrainingConfig.model_validate(
@@ -233,7 +233,7 @@ def test_a_commit_describes_the_model_and_what_was_loaded(tmp_path: Path) -> Non
     described = definition.describe()
     assert described["source"]["address"] == f"file://{tmp_path}"
     assert described["source"]["files"] == {p.name: p.stat().st_size for p in tmp_path.glob("*.safetensors")}
-    again = from_commit(described, None, "the commit")
+    again = from_commit(described, None, "the checkpoint")
     assert again.config.to_dict() == definition.config.to_dict()
     assert again.companions == definition.companions
     assert again.config.rope_parameters["rope_type"] == "llama3"

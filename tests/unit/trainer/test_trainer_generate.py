@@ -78,7 +78,7 @@ def test_what_can_not_be_asked_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert "holds an adapter without its model" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert generate.main(["--checkpoint", str(tmp_path / "empty"), "--json"]) == ExitCode.STORAGE
-    assert "holds no commit" in json.loads(capsys.readouterr().err)["error"]
+    assert "holds no checkpoint" in json.loads(capsys.readouterr().err)["error"]
     for wrong in (["--tokens", "0"], ["--top-p", "0"], ["--temperature", "-1"], ["--step", "newest"]):
         with pytest.raises(SystemExit):
             generate.main(["--checkpoint", "x", *wrong])

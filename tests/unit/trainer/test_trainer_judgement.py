@@ -113,7 +113,7 @@ def test_some_hard_batches_in_a_row_end_nothing() -> None:
         guard.judge(0.487 + 5.0 * math.exp(-step / 100) + rng.gauss(0.0, 0.025), 0.5, step)
     for step in range(1_664, 1_664 + DIVERGED_STEPS - 1):
         assert guard.judge(6.0, 2.0, step) == ""
-        assert guard.doubtful, "a commit waits until it is seen what becomes of it"
+        assert guard.doubtful, "a checkpoint waits until it is seen what becomes of it"
     assert guard.judge(0.5, 0.5, 1_700) == ""
     assert not guard.doubtful
 

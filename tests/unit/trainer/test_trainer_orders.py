@@ -260,7 +260,7 @@ def test_what_may_not_change_is_listed(there: list[Commit]) -> None:
     with pytest.raises(UserError) as refused:
         origin.find_origin(run_of(later, resume_step=40), print)
     text = str(refused.value)
-    assert "commit at step 40 in file:///nowhere/uid-1" in text
+    assert "checkpoint at step 40 in file:///nowhere/uid-1" in text
     for line in (
         "training.optimizer.lr: 0.0003 → 0.5",
         "training.optimizer.schedule.warmupSteps: 0 → 7",
@@ -287,7 +287,7 @@ def test_another_model_or_vocabulary_is_no_resume(there: list[Commit], later: di
     with pytest.raises(UserError) as refused:
         origin.find_origin(run_of(config(**later), resume_step=40), print)
     assert line in str(refused.value)
-    assert "submit a new job with model.from to start from this commit's weights" in str(refused.value)
+    assert "submit a new job with model.from to start from this checkpoint's weights" in str(refused.value)
 
 
 def from_commit(**data: Any) -> TrainingConfig:
@@ -311,7 +311,7 @@ def test_weights_from_another_job(there: list[Commit]) -> None:
 @pytest.mark.parametrize(
     ("training", "saved", "message"),
     [
-        (from_commit(tokenizer="words-999"), {"size": 260}, r"vocabulary of 999 tokens, but the commit .* has 260"),
+        (from_commit(tokenizer="words-999"), {"size": 260}, r"vocabulary of 999 tokens, but the checkpoint .* has 260"),
         (from_commit(tokenizer="words-200"), {"size": 260}, r"not the tokenizer that .* \(vocabularies 200 and 260\)"),
         (from_commit(sequenceLength=4160), {"size": 260}, "4160 is longer than the position limit 4096"),
         (
@@ -337,7 +337,7 @@ def test_origins_that_do_not_fit(
 def test_a_folder_without_commits_is_no_reason_to_try_again(tmp_path: Path) -> None:
     """It was a failure of storage, and the job tried five times."""
     nothing = config(model={"from": {"uri": tmp_path.as_uri()}})
-    with pytest.raises(UserError, match=r"model\.from: .* holds no commit; give the folder") as raised:
+    with pytest.raises(UserError, match=r"model\.from: .* holds no checkpoint; give the folder") as raised:
         origin.find_origin(run_of(nothing), print)
     assert exit_code(raised.value) == ExitCode.USER_ERROR
 

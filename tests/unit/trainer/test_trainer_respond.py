@@ -130,4 +130,4 @@ def test_a_jobs_folder_is_never_taken_for_a_models(folder: Path, monkeypatch: py
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(respond, "_send", told.append)
     assert respond.main(["--checkpoint", str(folder), "--step", "best", "--of-job"]) != 0
-    assert "holds no commit" in told[0]["error"]
+    assert "holds no checkpoint" in told[0]["error"]

@@ -62,9 +62,9 @@ def beat_of(path: Path) -> Heartbeat | None:
 def test_a_gang_that_left_together_says_so(stop_wanted: bool) -> None:
     """Also where this worker was told nothing: it heard of it from a rank whose node goes."""
     left = worker_exit([RankEnd(0, int(ExitCode.PREEMPTED_COMMITTED), 1.0)], stop_wanted, 15.0)
-    assert (left.exit_code, left.message) == (85, "all ranks left when one was told to, with a commit")
+    assert (left.exit_code, left.message) == (85, "all ranks stopped as requested, with a checkpoint")
     empty = worker_exit([RankEnd(0, int(ExitCode.PREEMPTED_NO_COMMIT), 1.0)], stop_wanted, 15.0)
-    assert (empty.exit_code, empty.message) == (86, "all ranks left when one was told to")
+    assert (empty.exit_code, empty.message) == (86, "all ranks stopped as requested")
 
 
 def test_the_heartbeat_tells_the_story(tmp_path: Path) -> None:
@@ -115,11 +115,13 @@ from muster.contract.signals import TrainerPhase
 from muster.trainer.train.rank_state import RankState
 rank_state = RankState(Path(sys.argv[1]), 1, 0, time.time())
 rank_state.heartbeats.start()
-rank_state.activity.enter(TrainerPhase(sys.argv[2]))
+phase = TrainerPhase(sys.argv[2])
+rank_state.activity.enter(phase)
 print("ready", flush=True)
 import threading
 lock = threading.Lock(); lock.acquire()
-while not rank_state.stop_wanted:
+# Only where the ranks can agree on a step does the main thread itself look for the request to stop.
+while phase in (TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOAD) or not rank_state.stop_wanted:
     lock.acquire(timeout=0.05)
 print("stops at a boundary", flush=True)
 """

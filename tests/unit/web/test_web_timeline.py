@@ -58,7 +58,7 @@ def test_a_failure_and_its_recovery_are_on_it() -> None:
     newest, oldest = story.lanes
     assert (newest.attempt["number"], oldest.attempt["number"]) == (2, 1)
     assert states(oldest.spans) == [("starting", 10, 10), ("training", 20, 20), ("stalled", 40, 10)]
-    assert [(mark.x, mark.words) for mark in oldest.commits] == [(30, "Commit of step 40")]
+    assert [(mark.x, mark.words) for mark in oldest.commits] == [(30, "Checkpoint of step 40")]
     assert (oldest.end, newest.lives, newest.commits) == (50, True, ())
 
 

@@ -103,7 +103,7 @@ def _attempt_start(seen: Observed, decision: Decision) -> Iterator[str]:
     if before.checkpoint is not None and (seen.committed is None or seen.commits_unreadable):
         yield f"begins anew although step {before.checkpoint.step} was committed"
     if after.resume_step != committed:
-        yield f"resumes from step {after.resume_step} although {committed} is the newest commit"
+        yield f"resumes from step {after.resume_step} although {committed} is the newest checkpoint"
     if after.phase is not Phase.STARTING:
         yield f"starts an attempt into {after.phase}"
     if before.phase is Phase.QUEUED:

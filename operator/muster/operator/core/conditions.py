@@ -206,7 +206,7 @@ def _overdue(summary: WorkerSummary) -> ConditionUpdate | None:
     since = beat.at - max(beat.last_commit_at or 0.0, attempt.first_step_at or beat.started_at)
     step = beat.last_commit_step or attempt.resume_step
     if since > max(OVERDUE_SECONDS_MIN, OVERDUE_INTERVALS * beat.commit_seconds):
-        words = f"no commit after step {step}, although several were due: a failure would lose all steps since then"
+        words = f"no checkpoint after step {step}, although several were due: a failure would lose all steps since then"
         return ConditionUpdate("CheckpointOverdue", True, "NoCommit", words)
     return ConditionUpdate("CheckpointOverdue", False, "CommitsInTime", "commits are made as often as they should be")
 

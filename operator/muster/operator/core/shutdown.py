@@ -196,11 +196,11 @@ def reason_not_to_resume(summary: WorkerSummary) -> str:
     """Return why the next attempt's checkpoint can't be determined; empty if it can."""
     seen, known = summary.seen, summary.status.checkpoint
     if seen.commits_unreadable:
-        return f"the next attempt waits, for the job's commits can't be read: {seen.commits_unreadable}"
+        return f"the next attempt waits, for the job's checkpoints can't be read: {seen.commits_unreadable}"
     if seen.committed is None and known is not None:
         return (
-            f"the next attempt waits: step {known.step} was committed, and no commit is found in {seen.checkpoint_uri} "
-            "now; put the folder back, or clone the job to begin anew"
+            f"the next attempt waits: the checkpoint of step {known.step} was saved, but "
+            f"{seen.checkpoint_uri} holds no checkpoint now; put the folder back, or clone the job to begin anew"
         )
     return ""
 

@@ -47,7 +47,7 @@ class JobCommits:
         address = parse_address(folder)
         if address.scheme == "file" and not address.local.parent.is_dir():
             raise StoreError(
-                f"the checkpoint folder {address.local.parent} can't be seen by the operator, so no commit of the job "
-                "can be found; mount its volume into the operator too, or use an s3:// address"
+                f"the checkpoint folder {address.local.parent} can't be seen by the operator, so no checkpoint of the "
+                "job can be found; mount its volume into the operator too, or use an s3:// address"
             )
         return self._listing.read(address)

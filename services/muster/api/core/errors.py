@@ -90,7 +90,7 @@ KINDS: dict[str, Kind] = {
     ),
     "project_in_use": Kind(409, "The project has jobs", "Delete its jobs first, or keep the project."),
     "job_live": Kind(409, "The job has not ended", "Cancel it, and delete it when it has ended."),
-    "job_needed": Kind(409, "Somebody needs the job's commits", "The detail says who; the record alone may go."),
+    "job_needed": Kind(409, "Somebody needs the job's checkpoints", "The detail says who; the record alone may go."),
     "job_finished": Kind(409, "The job has ended", "A finished job does not change; `muster clone JOB` runs it again."),
     "job_not_running": Kind(
         409,
@@ -209,7 +209,7 @@ COMMIT_ACTIONS = ("pin", "unpin", "export")  # of a commit: POST /jobs/{id}/chec
 def job_not_found(job: str) -> ApiError:
     if ":" in job:  # no id has one
         action = job.partition(":")[2][:64]
-        noun, known = ("commit", COMMIT_ACTIONS) if "/checkpoints/" in job else ("job", ACTIONS)
+        noun, known = ("checkpoint", COMMIT_ACTIONS) if "/checkpoints/" in job else ("job", ACTIONS)
         detail = f"A {noun} knows no action {action!r}; there are POST …:{', :'.join(known)}."
         return ApiError("not_found", detail)
     return ApiError(

@@ -58,7 +58,7 @@ def check(store: Store, chosen: argparse.Namespace) -> Report:
     committed, aside = steps_in(store), quarantined(store)
     steps = sorted({*committed, *aside}) if chosen.step is None else [chosen.step]
     if not steps:
-        raise CheckpointError(f"{store.uri}: holds no commit")
+        raise CheckpointError(f"{store.uri}: holds no checkpoint")
     known: set[str] = set()
     rows = [
         _put_back(store, step, _progress(chosen))
@@ -87,7 +87,7 @@ def rm(store: Store, chosen: argparse.Namespace) -> Report:
     if chosen.step not in steps:
         raise CheckpointError(f"{store.uri}/{commit_key(chosen.step)}: step {chosen.step} is not committed")
     spared = {
-        "it is the newest commit": chosen.step == steps[-1],
+        "it is the newest checkpoint": chosen.step == steps[-1],
         "it is pinned": is_pinned(store, chosen.step),
         "somebody is reading it": chosen.step in being_read(store, time.time()),
     }
@@ -169,7 +169,7 @@ def _progress(chosen: argparse.Namespace) -> Callable[[int, int], None]:
 def _text(command: str, report: Report) -> str:
     if command == "ls":
         rows = [_ls_line(row) for row in report["commits"]] or [
-            "  no commit; a job's folder is <checkpoint.uri>/<job uid>"
+            "  no checkpoint; a job's folder is <checkpoint.uri>/<job uid>"
         ]
         aside = [f"quarantined: {', '.join(map(str, report['quarantined']))}"] if report["quarantined"] else []
         return "\n".join([report["folder"], *rows, *aside])
@@ -202,15 +202,15 @@ def _ls_line(row: Report) -> str:
 
 
 COMMANDS: dict[str, tuple[Callable[[Store, argparse.Namespace], Report], str]] = {
-    "ls": (ls, "list the commits"),
-    "inspect": (inspect, "what one commit holds (the newest, if no step is given)"),
+    "ls": (ls, "list the checkpoints"),
+    "inspect": (inspect, "what one checkpoint holds (the newest, if no step is given)"),
     "verify": (
         check,
-        "read every byte of one commit, or of all, and compare checksums; put back what was set aside and verifies",
+        "read every byte of one checkpoint, or of all, and compare checksums; put back what was set aside and verifies",
     ),
-    "pin": (keep, "keep a commit whatever the retention policy says"),
+    "pin": (keep, "keep a checkpoint whatever the retention policy says"),
     "unpin": (release, "take a pin back"),
-    "rm": (rm, "remove a commit"),
+    "rm": (rm, "remove a checkpoint"),
 }
 
 

@@ -41,7 +41,7 @@ def commit_in(store: Store, step: int | Literal["best", "last"], own: bool = Fal
     steps = steps_in(store)
     if not steps:
         raise GoneCommit(
-            f"{store.uri}: holds no commit; give the folder <checkpoint.uri>/<job uid> of a job that saved one"
+            f"{store.uri}: holds no checkpoint; give the folder <checkpoint.uri>/<job uid> of a job that saved one"
         )
     if step == "best":
         for candidate in reversed(steps):

@@ -22,13 +22,13 @@ def differences(wanted: Mapping[str, Wanted], there: Mapping[str, TensorEntry]) 
     for name in sorted({*wanted, *there}):
         ours, theirs = wanted.get(name), there.get(name)
         if theirs is None and ours is not None:
-            found.append(f"{name}: the model has it ({ours.dtype} {_shape(ours.shape)}), the commit does not")
+            found.append(f"{name}: the model has it ({ours.dtype} {_shape(ours.shape)}), the checkpoint does not")
         elif ours is None and theirs is not None:
-            found.append(f"{name}: the commit has it ({theirs.dtype} {_shape(theirs.shape)}), the model does not")
+            found.append(f"{name}: the checkpoint has it ({theirs.dtype} {_shape(theirs.shape)}), the model does not")
         elif ours is not None and theirs is not None and ours.shape != tuple(theirs.shape):
-            found.append(f"{name}: shape {_shape(ours.shape)} in the model, {_shape(theirs.shape)} in the commit")
+            found.append(f"{name}: shape {_shape(ours.shape)} in the model, {_shape(theirs.shape)} in the checkpoint")
         elif ours is not None and theirs is not None and ours.dtype != theirs.dtype:
-            found.append(f"{name}: dtype {ours.dtype} in the model, {theirs.dtype} in the commit")
+            found.append(f"{name}: dtype {ours.dtype} in the model, {theirs.dtype} in the checkpoint")
     return tuple(found)
 
 

@@ -176,7 +176,7 @@ def first_good(
             refused, store_failed = refused or failed, True
             say(f"the store does not give commit {step}, the one before it is tried: {failed}")
     raise refused or CheckpointError(
-        f"{store.uri}: no commit up to step {at_most} can be read; start again without it, or restore its files"
+        f"{store.uri}: no checkpoint up to step {at_most} can be read; start again without it, or restore its files"
     )
 
 

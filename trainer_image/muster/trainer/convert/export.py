@@ -72,7 +72,7 @@ def export(
         commit = with_mean_weights(commit, store.uri)
     if form == "peft" and adapter is None:
         raise UserError(
-            f"the commit at step {commit.step} in {store.uri} has no adapter: that job trained the whole model; "
+            f"the checkpoint at step {commit.step} in {store.uri} has no adapter: that job trained the whole model; "
             "leave --format out to get it"
         )
     unfinished = directory.with_name(f"{directory.name}.unfinished-{os.getpid()}")
@@ -129,7 +129,7 @@ def with_mean_weights(commit: Commit, where: str) -> Commit:
     }
     if not means:
         raise UserError(
-            f"the commit at step {commit.step} in {where} has no mean of its weights: the job that made it had no "
+            f"the checkpoint at step {commit.step} in {where} has no mean of its weights: the job that made it had no "
             "training.optimizer.ema; leave --ema out to get the weights as they were at that step"
         )
     return commit.model_copy(update={"tensors": {**commit.tensors, **means}})

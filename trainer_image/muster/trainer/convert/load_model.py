@@ -58,8 +58,8 @@ def of_commit(folder: str, step: int | Literal["best", "last"], within_memory: b
     definition = definition_of(commit, folder, None)
     if definition.scores is not None:
         raise UserError(
-            f"the commit at step {commit.step} in {folder} scores texts (task {commit.config.get('task')}) and writes "
-            "none; export it and open it with AutoModelForSequenceClassification"
+            f"the checkpoint at step {commit.step} in {folder} scores texts (task {commit.config.get('task')}) and "
+            "writes none; export it and open it with AutoModelForSequenceClassification"
         )
     model = definition.build(torch.float32, "none")
     if within_memory:
@@ -109,6 +109,6 @@ def _has_config(where: str) -> bool:
     except NotFound:
         return False
     raise UserError(
-        f"{where} holds an adapter without its model: ask the job's commit instead ({COMMITS}/ of its checkpoint "
+        f"{where} holds an adapter without its model: ask the job's checkpoint instead ({COMMITS}/ of its checkpoint "
         "folder), or export it with --format transformers"
     )

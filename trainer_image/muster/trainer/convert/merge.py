@@ -60,7 +60,9 @@ def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
     parts = [name for name in commit.tensors if name.startswith("model/") and is_part(name)]
     weights = sorted({weight_of(part) for part in parts})
     if other := [name for name in parts if commit.tensors[name].dtype != "F32"]:
-        raise UserError(f"an adapter is merged in fp32, but the commit has other numbers in: {', '.join(other[:5])}")
+        raise UserError(
+            f"an adapter is merged in fp32, but these tensors of the checkpoint are not: {', '.join(other[:5])}"
+        )
     held = whole(store, commit, parts)
     arrays = {name: np.frombuffer(held[name], "<f4").reshape(commit.tensors[name].shape) for name in parts}
     found = {}

@@ -44,7 +44,7 @@ def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> Names:
 
     from muster.trainer.models.transformers_model import from_commit
 
-    model: Any = from_commit(commit.architecture, None, f"the commit at step {commit.step}").build(
+    model: Any = from_commit(commit.architecture, None, f"the checkpoint at step {commit.step}").build(
         torch.float32, "none"
     )
     mapping = [entry.reverse_transform() for entry in get_model_conversion_mapping(model, add_legacy=False)[::-1]]
@@ -79,7 +79,7 @@ def weight_places(commit: Commit) -> dict[str, bool]:
     from muster.trainer.models.pretrained import build
     from muster.trainer.models.transformers_model import from_commit
 
-    model = build(from_commit(commit.architecture, None, f"the commit at step {commit.step}").config)
+    model = build(from_commit(commit.architecture, None, f"the checkpoint at step {commit.step}").config)
     return {
         f"{name}.{own}" if name else own: is_transposed(module)
         for name, module in model.named_modules()
@@ -95,7 +95,7 @@ def tied_to(commit: Commit) -> str:
     from muster.trainer.models.transformers_model import from_commit
 
     keys: dict[str, str] = build(
-        from_commit(commit.architecture, None, f"the commit at step {commit.step}").config
+        from_commit(commit.architecture, None, f"the checkpoint at step {commit.step}").config
     ).all_tied_weights_keys
     return next(iter(keys))
 
@@ -112,7 +112,7 @@ def config(commit: Commit, dtype: str) -> dict[str, Any]:
     if scores is not None:
         from muster.trainer.models.transformers_model import from_commit
 
-        model = from_commit(commit.architecture, None, f"the commit at step {commit.step}")
+        model = from_commit(commit.architecture, None, f"the checkpoint at step {commit.step}")
         document |= hugging_face.scoring(scores, model.class_name)
     present = [key for key in ("dtype", "torch_dtype") if key in document]
     return document | dict.fromkeys(present or ["dtype"], dtype)

@@ -52,5 +52,5 @@ def must_be_the_same_data(before: str | None, now: str, step: int) -> None:
             f"training.data holds other contents than when step {step} was committed, or this Muster makes other "
             "samples of them than the one that committed it, so its position in them is lost: restore the files (after "
             "an upgrade, set runtime.image to the trainer image of before), or submit a new job with model.from to "
-            "start from this commit's weights"
+            "start from this checkpoint's weights"
         )

@@ -142,10 +142,12 @@ class HuggingFaceTokenizer:
         """The tokenizer that `describe()` described. Raises StorageError when the description is damaged."""
         text = description["json"]
         if hashlib.sha256(text.encode()).hexdigest() != description.get("sha256"):
-            raise StorageError("the tokenizer in the commit is damaged: its SHA-256 does not match; use another commit")
+            raise StorageError(
+                "the checkpoint's tokenizer is damaged: its SHA-256 does not match; use another checkpoint"
+            )
         template = description.get("chat_template")
         made = ChatTemplate(template["source"], template["tokens"], template.get("with_tools")) if template else None
-        return cls(text, "of the commit", description.get("end_of_document"), made, certain=True)
+        return cls(text, "of the checkpoint", description.get("end_of_document"), made, certain=True)
 
     def with_template(self, source: str) -> HuggingFaceTokenizer:
         """The same tokenizer with another chat template."""

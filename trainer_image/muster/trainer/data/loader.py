@@ -81,8 +81,8 @@ class Loader:
             )
         if cursor.seed != dataset.seed:
             raise UserError(
-                f"the commit's data order is of seed {cursor.seed}, the configuration's of seed {dataset.seed}; "
-                "keep training.seed, or start a new job from the commit"
+                f"the checkpoint's data order is of seed {cursor.seed}, the configuration's of seed {dataset.seed}; "
+                "keep training.seed, or start a new job from the checkpoint"
             )
         self._dataset, self._samples_per_step = dataset, samples_per_step
         self._micro_batch, self._device = micro_batch, torch.device(device)

@@ -141,7 +141,7 @@ def tokenizer_from_commit(described: dict[str, Any], beside: Mapping[str, str] |
     if kind == BYTES:
         return ByteTokenizer()
     if kind != HUGGING_FACE or not isinstance(described.get("json"), str):
-        raise StorageError(f"the commit describes no tokenizer that this version knows (kind {kind!r})")
+        raise StorageError(f"the checkpoint describes no tokenizer that this version knows (kind {kind!r})")
     tokenizer = HuggingFaceTokenizer.from_description(described)
     tokenizer.templates = template_sources(beside or {})
     tokenizer.tokens = tokenizer.tokens or _configured_tokens((beside or {}).get("tokenizer_config.json"))

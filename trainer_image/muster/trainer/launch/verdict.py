@@ -46,7 +46,7 @@ def worker_exit(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float)
     elif killed_by:
         message = f"rank {end.rank} was killed by {_signal_name(killed_by)}"
     elif code in _STOPPED:
-        message = message or f"all ranks left when one was told to{', with a commit' if code == _STOPPED[0] else ''}"
+        message = message or f"all ranks stopped as requested{', with a checkpoint' if code == _STOPPED[0] else ''}"
     elif not message:
         message = f"rank {end.rank} ended with exit code {code}, and did not say why; see its log"
     return WorkerExit(exit_code=code, at=time.time(), rank=end.rank, signal=killed_by, step=end.step, message=message)

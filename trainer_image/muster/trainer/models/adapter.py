@@ -47,6 +47,6 @@ def adapter_of(commit: Commit) -> Adapter | None:
         return adapter if "scores" not in commit.architecture else adapter.with_score_head()
     except ValidationError:
         raise UserError(
-            f"the commit at step {commit.step} of job {commit.job!r} has an adapter unknown here ({document}); "
+            f"the checkpoint at step {commit.step} of job {commit.job!r} has an adapter unknown here ({document}); "
             "use the Muster that wrote it"
         ) from None

@@ -18,7 +18,7 @@ def definition_of(
 ) -> ModelDefinition:
     """The model of a commit in `folder`, with an adapter to be trained beside it, and with the head `scores` in place
     of one that predicts tokens. Raises UserError for one that is unknown here."""
-    where = f"the commit at step {commit.step} in {folder}"
+    where = f"the checkpoint at step {commit.step} in {folder}"
     if commit.architecture.get("kind") == "transformers":
         from muster.trainer.models.transformers_model import from_commit
 

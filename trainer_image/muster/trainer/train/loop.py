@@ -206,7 +206,7 @@ class Trainer:
         if resumed is None or not (self.progress.skipped_now and self.checkpoints.stands_at(resumed.step)):
             return
         if self.ranks.rank == 0 and set_aside_commit(self.run.folder, resumed.step, str(error), say):
-            say(f"the commit of step {resumed.step} is set aside: what comes after it could not be learnt from twice")
+            say(f"the checkpoint of step {resumed.step} is set aside: what follows it failed to train twice")
 
     def state(self, record: StepRecord, best: bool) -> TrainState:
         """Return the state that a commit of this step holds."""

@@ -179,16 +179,16 @@ class CommitMetrics:
             buckets=STEP_SECONDS_BUCKETS,
             **place,
         )
-        self.failures = Counter("checkpoint_failures_total", "Saves that ended without a commit", **place)
+        self.failures = Counter("checkpoint_failures_total", "Saves that ended without a checkpoint", **place)
         self._duration = Histogram(
             "checkpoint_duration_seconds",
-            "Time from the start of a save to its commit",
+            "Time from the start of a save to its checkpoint",
             buckets=STEP_SECONDS_BUCKETS,
             **place,
         )
         self._bytes = Counter("checkpoint_bytes_total", "Bytes that this rank wrote into commits", **place)
-        self._last_at = Gauge("last_commit_timestamp_seconds", "When the last commit was seen", **place)
-        self._last_step = Gauge("last_commit_step", "The step of the last commit", **place)
+        self._last_at = Gauge("last_commit_timestamp_seconds", "When the last checkpoint was seen", **place)
+        self._last_step = Gauge("last_commit_step", "The step of the last checkpoint", **place)
 
     def committed(self, step: int, at: float, seconds: float, size: int) -> None:
         """Note that a commit of `step` exists since `at` (seconds since the epoch). `seconds` is the time since its

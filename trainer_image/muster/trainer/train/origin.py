@@ -96,7 +96,7 @@ def _begun(training: TrainingConfig) -> Origin:
     if training.model.source is not None:
         return _from_folder(training, training.model.source)
     architecture = training.model.shape
-    assert architecture is not None, "a model is a preset, a shape, from a commit, or from a folder"
+    assert architecture is not None, "a model is a preset, a shape, from a checkpoint, or from a folder"
     tokenizer = load_tokenizer(training.data.tokenizer)
     model = DecoderModel(architecture, training.whole_adapter, _score_head(training, tokenizer))
     _vocabularies_fit(tokenizer, model, f"data.tokenizer {training.data.tokenizer}", "the model")
@@ -118,9 +118,9 @@ def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
     changes = changed(commit.config, run.document)
     if changes:
         raise UserError(
-            f"the configuration differs from that of the commit at step {commit.step} in {run.folder}:\n"
+            f"the configuration differs from that of the checkpoint at step {commit.step} in {run.folder}:\n"
             + "\n".join(f"  {change}" for change in changes)
-            + "\nundo these changes, or submit a new job with model.from to start from this commit's weights"
+            + "\nundo these changes, or submit a new job with model.from to start from this checkpoint's weights"
         )
     model = definition_of(commit, run.folder, run.training.whole_adapter)
     return Origin(model, tokenizer_from_commit(commit.tokenizer), resume=commit)
@@ -132,7 +132,7 @@ def _must_be_described(commit: Commit, run: Run) -> None:
     try:
         tokenizer_from_commit(commit.tokenizer)
     except StorageError as error:
-        raise UnusableCommit(f"the commit at step {commit.step} in {run.folder}: {error}") from None
+        raise UnusableCommit(f"the checkpoint at step {commit.step} in {run.folder}: {error}") from None
 
 
 def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
@@ -146,13 +146,13 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
     except (DamagedCommit, GoneCommit, Refused) as error:  # it will be no other in the next attempt
         raise UserError(f"model.from: {error}") from error
     adapter_of(commit)  # one that is not known here is told now
-    where = f"the commit at step {commit.step} in {source.uri}"
+    where = f"the checkpoint at step {commit.step} in {source.uri}"
     companions = commit.architecture.get("companions", {})
     tokenizer = tokenizer_from_commit(commit.tokenizer, companions)
     asked = _score_head(training, tokenizer, companions.get(CONFIG))
     scores = chosen_head(asked, score_head_of(commit.architecture), where)
     model = definition_of(commit, source.uri, training.whole_adapter, scores)
-    _must_be_its_own(training.data.tokenizer, tokenizer, model, where, "the commit's")
+    _must_be_its_own(training.data.tokenizer, tokenizer, model, where, "the checkpoint's")
     _vocabularies_fit(tokenizer, model, "its tokenizer", where)
     _must_be_within_positions(training, model, where)
     return Origin(model, tokenizer, weights=(source.uri, commit.step))

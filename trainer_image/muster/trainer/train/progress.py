@@ -79,6 +79,6 @@ def set_aside_commit(folder: str, step: int, reason: str, say: Callable[[str], N
             return False
         quarantine(store, step, reason, damaged=False)
     except (IndexError, StoreError) as error:
-        say(f"the commit of step {step} can't be set aside: {error}")
+        say(f"the checkpoint of step {step} can't be set aside: {error}")
         return False
     return True

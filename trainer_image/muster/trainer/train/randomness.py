@@ -92,7 +92,7 @@ def must_be_restorable(commit: Commit, rank: int, world: int) -> None:
             numpy.random.RandomState().set_state(_numpy_state(saved["numpy"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
         raise UnusableCommit(
-            f"the commit at step {commit.step}: the state of rank {rank}'s random generators is damaged: {error!r}"
+            f"the checkpoint at step {commit.step}: the state of rank {rank}'s random generators is damaged: {error!r}"
         ) from None
 
 

@@ -62,7 +62,7 @@ class LoadedSecond:
         model = ForwardModel(origin.model, training, layout, device, values=origin.commit is None)
         if origin.commit is None:
             return LoadedSecond(origin.field, origin.words, model, dict(origin.model.describe()["source"]))
-        assert origin.uri is not None, "a commit lies in a folder"
+        assert origin.uri is not None, "a checkpoint lies in a folder"
         begin_with(origin.uri, origin.commit.step, model.module)
         document = origin.commit.model_dump(mode="json", by_alias=True)
         seal = seal_of({key: value for key, value in document.items() if key != "seal"})
@@ -104,7 +104,7 @@ def _found(field: str, given: SecondModel, training: TrainingConfig, origin: Ori
         read = final_errors_are_the_users(f"{field}.source")(_of_folder)
         found, own = read(field, given.source, training, scores)
     else:
-        assert given.from_ is not None, "a second model is a folder or a commit"
+        assert given.from_ is not None, "a second model is a folder or a checkpoint"
         found, own = _of_commit(field, given.words, given.from_, _step(field, origin))
     (_must_score if scores else _must_predict)(found, training, origin)
     _must_fit(found, own, training, origin)
@@ -166,8 +166,8 @@ def _must_score(scorer: SecondOrigin, training: TrainingConfig, origin: Origin) 
     where = f"{scorer.field} {scorer.words}"
     if scorer.model.scores is None:
         raise UserError(
-            f"{where}: predicts tokens and scores no texts; name the commit of a job of task reward, or the folder "
-            "that such a commit was exported to"
+            f"{where}: predicts tokens and scores no texts; name the checkpoint of a job of task reward, or the folder "
+            "that such a checkpoint was exported to"
         )
     if scorer.model.scores.count != 1:
         raise UserError(

@@ -32,7 +32,7 @@ from muster.storage.pins import pin, pinned, unpin
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
+Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the checkpoint.")]
 
 
 _EXAMPLE: dict[str, Any] = {
@@ -71,7 +71,7 @@ _DETAIL: dict[str, Any] = {
     "architecture": {},
     "versions": {"muster": "0.4.0", "torch": "2.9.0"},
 }
-_NOT_THERE = "There is no commit of step {step}; if there was one, the retention policy has removed it from {folder}."
+_NOT_THERE = "There is no checkpoint of step {step}; if there was one, the retention policy removed it from {folder}."
 _UNUSABLE = ("job_not_found", "checkpoint_not_found", "checkpoint_unusable", "storage_unavailable")
 
 
@@ -83,7 +83,7 @@ _UNUSABLE = ("job_not_found", "checkpoint_not_found", "checkpoint_unusable", "st
     responses={
         200: shown(
             {"uri": f"file:///var/lib/muster/checkpoints/{UID}", "items": [_EXAMPLE], "reason": None},
-            "Commits, by step",
+            "Checkpoints, by step",
         ),
         **problems("job_not_found"),
     },
@@ -99,7 +99,7 @@ async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id:
         items = await services.folders.run(folder, _list, services.commits, folder)
     except (StorageError, UserError) as error:
         seen = row.status.get("checkpoint") or {}
-        newest = f"; its newest commit is of step {seen['step']}" if "step" in seen else ""
+        newest = f"; its newest checkpoint is of step {seen['step']}" if "step" in seen else ""
         return JSONResponse({"uri": str(folder), "items": [], "reason": f"{error}{newest}"})
     return JSONResponse({"uri": str(folder), "items": items, "reason": None})
 
@@ -109,7 +109,7 @@ async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id:
     response_model=CheckpointDetail,
     dependencies=[reads],
     summary="Inspect a checkpoint",
-    responses={200: shown(_DETAIL, "The commit"), **problems(*_UNUSABLE)},
+    responses={200: shown(_DETAIL, "The checkpoint"), **problems(*_UNUSABLE)},
 )
 async def get_checkpoint(
     services: ServicesDependency,
@@ -161,8 +161,8 @@ def _add_verb(verb: Literal["pin", "unpin"], summary: str, story: str) -> None:
     )(act)
 
 
-_add_verb("pin", "Keep a checkpoint", "Keep a commit, whatever the retention policy says. Repeating it is harmless.")
-_add_verb("unpin", "Take a pin back", "Leave a commit to the retention policy again. Repeating it is harmless.")
+_add_verb("pin", "Keep a checkpoint", "Keep a checkpoint whatever the retention policy says. Repeating it is harmless.")
+_add_verb("unpin", "Take a pin back", "Leave a checkpoint to the retention policy again. Repeating it is harmless.")
 
 
 def _list(commits: CommitListing, folder: Address) -> list[dict[str, Any]]:
@@ -200,7 +200,7 @@ def _mark(commits: CommitListing, row: JobRow, step: int, wanted: bool) -> dict[
 
 def _newest(commits: tuple[CommitSummary, ...], best: bool, folder: Address) -> int:
     if not commits:
-        raise ApiError("checkpoint_not_found", f"{folder} holds no commit yet.")
+        raise ApiError("checkpoint_not_found", f"{folder} holds no checkpoint yet.")
     return next((commit.step for commit in reversed(commits) if commit.best or not best), commits[-1].step)
 
 

@@ -45,15 +45,15 @@ def _verify(commits: CommitListing, row: JobRow, step: int) -> int:
         whole = sum(file.bytes for file in commit.files)
         if whole > VERIFY_BYTES_MAX:
             detail = (
-                f"The commit of step {step} has {size(whole)}, more than the {size(VERIFY_BYTES_MAX)} that are read "
-                f"here: `muster checkpoints verify {row.name} {step}` reads it where the commits lie."
+                f"The checkpoint of step {step} has {size(whole)}, more than the {size(VERIFY_BYTES_MAX)} that are "
+                f"read here: `muster checkpoints verify {row.name} {step}` reads it where the checkpoints lie."
             )
             raise ApiError("checkpoint_unusable", detail)
         for file in commit.files:
             try:
                 _expect_committed_bytes(store, file, commit.checksum_algorithm)
             except StoreError as error:
-                raise ApiError("checkpoint_unusable", f"The commit of step {step} is damaged: {error}") from error
+                raise ApiError("checkpoint_unusable", f"The checkpoint of step {step} is damaged: {error}") from error
     return whole
 
 

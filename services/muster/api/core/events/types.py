@@ -107,7 +107,7 @@ def _started(attempt: Attempt) -> NewEvent:
 
 def _start_message(number: int, resume_step: int) -> str:
     return f"attempt {number} starts " + (
-        f"from the commit of step {resume_step}" if resume_step else "from the beginning"
+        f"from the checkpoint of step {resume_step}" if resume_step else "from the beginning"
     )
 
 
@@ -156,7 +156,7 @@ def _checkpoint(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ..
     if now is None or (before is not None and before.step == now.step and before.committed_at == now.committed_at):
         return ()
     data = {"step": now.step, "uri": now.uri, "best": now.best_step == now.step}
-    message = f"step {now.step} is committed"
+    message = f"the checkpoint of step {now.step} is saved"
     return (NewEvent(EventType.CHECKPOINT_COMMITTED, now.committed_at, message, new.attempt or None, data),)
 
 

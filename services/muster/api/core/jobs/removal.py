@@ -76,7 +76,7 @@ async def _refuse_dependents(services: Services, caller: Principal, row: JobRow)
         seen = [each.name for each in others if caller.role_in(each.project) is not None]
         shown = ", ".join(seen[:5]) or "a job of another project"
         raise ApiError(
-            "job_needed", f"The commits of {row.name!r} are what {shown} starts from: wait until it has ended."
+            "job_needed", f"The checkpoints of {row.name!r} are what {shown} starts from: wait until it has ended."
         )
 
 
@@ -102,7 +102,7 @@ def _refuse_pins(commits: CommitListing, row: JobRow, folder: Address) -> None:
 def _refuse_pinned(row: JobRow, steps: Collection[int]) -> None:
     if steps:
         shown = ", ".join(map(str, sorted(steps)[:5]))
-        detail = f"Commits of {row.name!r} are pinned (step {shown}): unpin them first, or delete without checkpoints."
+        detail = f"Checkpoints of {row.name!r} are pinned (step {shown}): unpin them, or delete without checkpoints."
         raise ApiError("job_needed", detail)
 
 

@@ -168,7 +168,7 @@ async def delete_job(
     caller: Caller,
     job_id: JobId,
     checkpoints: Annotated[
-        bool, Query(description="Its commits too; refused while one is pinned or a job that has not ended needs them.")
+        bool, Query(description="Its checkpoints too; refused while one is pinned or an unfinished job needs them.")
     ] = False,
 ) -> Response:
     """Deletes a job that has ended: its record, events, attempts and logs. Its checkpoints are kept unless
@@ -208,15 +208,15 @@ _CONFLICTS = {
 _add_verb(
     "cancel",
     "Cancel a job",
-    "End the job and keep its record and commits. Repeating it is harmless, also when the job is Cancelled already; "
-    "a job that Succeeded or Failed answers 409 job_finished.",
+    "End the job and keep its record and checkpoints. Repeating it is harmless, also when the job is Cancelled "
+    "already; a job that Succeeded or Failed answers 409 job_finished.",
 )
 _add_verb(
     "suspend",
     "Suspend a job",
-    "Stop the gang at a commit and release its nodes until the job is resumed. Repeating it is harmless.",
+    "Stop the gang at a checkpoint and release its nodes until the job is resumed. Repeating it is harmless.",
 )
-_add_verb("resume", "Resume a job", "Let a suspended job go on from its last commit. Repeating it is harmless.")
+_add_verb("resume", "Resume a job", "Let a suspended job go on from its last checkpoint. Repeating it is harmless.")
 
 
 @router.post(

@@ -230,12 +230,12 @@ async def _resolve(
             break
     if isinstance(source.step, int):
         message = (
-            f"job {reference!r} ({newest.id}) has no commit of step {source.step}"
+            f"job {reference!r} ({newest.id}) has no checkpoint of step {source.step}"
             f"{offer or '; `muster checkpoints ls` lists them'}"
         )
         return Problem(f"{_FROM}.step", message)
     wait = "; wait for its first checkpoint (event checkpoint.committed)"
-    message = f"job {reference!r} ({newest.id}) has no commit yet{offer or wait}"
+    message = f"job {reference!r} ({newest.id}) has no checkpoint yet{offer or wait}"
     return Problem(f"{_FROM}.job", message)
 
 

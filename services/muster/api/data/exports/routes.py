@@ -63,7 +63,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}, "example": "(a tar a
     "/{job_id}/checkpoints/{step}:export",
     response_model=Export,
     dependencies=[reads],
-    summary="Fetch a commit's model",
+    summary="Fetch a checkpoint's model",
     operation_id="fetch_export",
     responses={
         200: {"description": "The archive, or the file; to who accepts JSON alone, what is in it",
@@ -117,7 +117,7 @@ async def fetch_export(
     "/{job_id}/checkpoints/{step}:export",
     response_model=Export,
     dependencies=[writes],
-    summary="Make a commit's model, or write it to S3",
+    summary="Make a checkpoint's model, or write it to S3",
     operation_id="make_export",
     responses={
         200: shown(_READY, "It is made, and written where that was asked for"),

@@ -67,7 +67,7 @@ async def _commit_of(services: Services, row: JobRow, wanted: FineTuned, model: 
     best = next((commit.step for commit in reversed(commits) if commit.best), steps[-1] if steps else None)
     step = best if wanted.step is None else wanted.step
     if folder is None or step is None or step not in steps:
-        have = f"its commits are of the steps {', '.join(map(str, steps))}" if steps else "it has no commit yet"
+        have = f"its checkpoints are of the steps {', '.join(map(str, steps))}" if steps else "it has no checkpoint yet"
         detail = f"There is no model {model[:200]!r}: job {row.name!r} is there, and {have}."
         raise ApiError("model_not_found", detail, errors=model_not_found(services, model).errors)
     return ModelPlace(str(folder), str(step), of_job=True)

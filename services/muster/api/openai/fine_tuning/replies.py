@@ -129,7 +129,7 @@ class FineTuningCheckpointMetrics(BaseModel):
 
 
 class FineTuningCheckpoint(BaseModel):
-    """A commit of the job, and the name by which its model can be asked."""
+    """A checkpoint of the job, and the name by which its model can be asked."""
 
     id: str
     object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"

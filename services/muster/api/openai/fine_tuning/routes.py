@@ -168,20 +168,20 @@ def _add_act(what: Act, summary: str, story: str, *conflicts: str) -> None:
 _add_act(
     "cancel",
     "Cancel a fine-tuning job",
-    "End the job and keep its commits. Its status is `cancelled` when its gang has gone. Repeating it is harmless.",
+    "End the job and keep its checkpoints. Its status is `cancelled` when its gang has gone. Repeating it is harmless.",
     "job_finished",
 )
 _add_act(
     "pause",
     "Pause a fine-tuning job",
-    "Stop the gang at a commit and release its nodes. Its status is `paused` when its gang has gone.",
+    "Stop the gang at a checkpoint and release its nodes. Its status is `paused` when its gang has gone.",
     "job_finished",
     "job_cancelling",
 )
 _add_act(
     "resume",
     "Resume a fine-tuning job",
-    "Let a paused job go on from its last commit. Repeating it is harmless.",
+    "Let a paused job go on from its last checkpoint. Repeating it is harmless.",
     "job_finished",
     "job_cancelling",
 )
