@@ -177,9 +177,21 @@ def uploaded(spec: JobSpec, state: State, project: str) -> tuple[str, ...]:
 
 
 def named_paths(spec: JobSpec) -> tuple[str, ...]:
-    """The files and folders of this machine that the job names; for a glob, the folder that it begins in."""
+    """The files and folders of this machine that the job names; for a glob, the folder that it begins in; for a
+    program's script, the folder that it imports its neighbours from."""
     paths = (_named(text) for _, text in _texts_of_work(spec))
-    return tuple(str(path) for path in paths if path is not None)
+    scripts = _script_folders(spec) if spec.program is not None else ()
+    return (*(str(path) for path in paths if path is not None), *scripts)
+
+
+def _script_folders(spec: JobSpec) -> Iterator[str]:
+    """Yield the folders of scripts that the command names, except those that hold a person's whole home: a script there
+    is read by itself."""
+    home = Path(os.path.realpath(Path.home()))
+    for word in spec.program.command if spec.program is not None else ():
+        path = _named(word) if word.endswith(".py") else None
+        if path is not None and not home.is_relative_to(path.parent):
+            yield str(path.parent)
 
 
 def _texts_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -189,6 +201,9 @@ def _texts_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield from _texts("training", dump(spec.training))
     elif spec.program is not None:
         yield from _texts("program", dump(spec.program))
+        for index, word in enumerate(spec.program.command):  # --data=/data/corpus
+            if word.startswith("-") and "=" in word:
+                yield f"program.command[{index}]", word.partition("=")[2]
 
 
 def _texts(place: str, value: object) -> Iterator[tuple[str, str]]:

@@ -128,3 +128,17 @@ def test_its_paths_are_read_and_the_platforms_state_is_not(tmp_path: Any) -> Non
     spec = spec_of(program={"command": ["/data/train.py", "x", str(state.root / "token")], "inputs": inputs})
     assert "/data/train.py" in named_paths(spec)
     assert [problem.path for problem in state_problems(spec, state)] == ["spec.program.command[2]"]
+
+
+def test_a_script_is_read_with_its_neighbours_but_never_with_a_whole_home(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project").mkdir()
+    command = [
+        str(tmp_path / "project" / "train.py"),
+        str(tmp_path / "eval.py"),
+        "--data=/data/corpus",
+        "x=/data/other",
+    ]
+    read = set(named_paths(spec_of(program={"command": command})))
+    assert {str(tmp_path / "project"), "/data/corpus"} <= read
+    assert not {str(tmp_path), "/data/other"} & read

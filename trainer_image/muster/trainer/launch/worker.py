@@ -32,6 +32,7 @@ from muster.trainer.launch.early_stop import STOP_SIGNALS, end_now
 from muster.trainer.launch.limits import Limits, limit_tasks, processes_max
 from muster.trainer.launch.notices import watch_notices
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNCHER, adopt_orphans
+from muster.trainer.launch.program import NotPrepared, run_program, runs_program
 from muster.trainer.launch.report import serve_reports, write_termination_message
 from muster.trainer.launch.stack_dumps import dump, record_flights
 from muster.trainer.launch.verdict import (
@@ -65,19 +66,23 @@ def main() -> int:
     for gap in fence.gaps if fence is not None else ():
         print(f"a job of this machine {gap}", file=sys.stderr, flush=True)
     take_variables()
-    stop = Stop(directory, started)
-    serve_reports(directory)
-    watch_notices()
     try:
         if sandbox is not None and sandbox.refused:
             raise UserError(sandbox.refused)
         if kept_apart:
             check_python_path()
+        if runs_program(os.environ):
+            run_program()
+        stop = Stop(directory, started)
+        serve_reports(directory)
+        watch_notices()
         run = read_run()
         pass_fence(run)
         end = launch(run, stop, started, sandbox)
     except UserError as error:
         end = _before_ranks(ExitCode.USER_ERROR, str(error))
+    except NotPrepared as error:
+        end = _before_ranks(error.exit_code, str(error))
     except StaleAttempt as error:
         end = _before_ranks(ExitCode.STALE_ATTEMPT, str(error))
     except FenceUnreachable as error:
