@@ -15,6 +15,7 @@ from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.companions import claim_template, fence_binding, network_policy, service
 from muster.operator.kubernetes.gangs.choice import all_gangs, gang_ref
 from muster.operator.kubernetes.gangs.protocol import Unserved
+from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.render import Site, Unrenderable, pin, render_pod
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -156,3 +157,61 @@ def test_what_can_not_become_a_pod_is_named_with_its_path(spec: dict[str, Any], 
 def test_a_scheduler_that_is_not_served_is_refused(kind: str) -> None:
     with pytest.raises(Unserved):
         all_gangs(None, None)[kind].objects(gang_ref(make_job(STATUS)))
+
+
+def program_job(**spec: Any) -> Job:
+    program = {
+        "command": ["train.py", "--config", "a.yaml"],
+        "source": "s3://files/0123.tar.gz",
+        "inputs": {"base": {"uri": "s3://ckpt/team-nlp/0f3c", "step": 20}},
+    }
+    env = [{"name": "HF_TOKEN", "value": "hf"}, {"name": "PYTHONPATH", "value": "/workspace"}]
+    mine = {"image": "registry.example/own:2", "env": env, "envFrom": [{"secretRef": {"name": "hub"}}]}
+    checkpoint = {"uri": "s3://ckpt/team-nlp", "folder": "out"}
+    changes = {"program": program, "runtime": mine, "checkpoint": checkpoint, "gang": GPUS} | spec
+    return make_job(STATUS, training=None, **changes)
+
+
+PROGRAM_SITE = Site(
+    image="registry.example/muster-trainer:1",
+    s3={"AWS_ENDPOINT_URL": "http://s3.platform"},
+    env_from=({"secretRef": {"name": "platform-store"}},),
+)
+
+
+def test_a_worker_that_runs_a_program_in_an_image_of_its_own() -> None:
+    compare("program.yaml", render_pod(program_job(), ACTION, PROGRAM_SITE, "builtin", "p5.48xlarge"))
+
+
+def test_a_program_gets_no_credentials_of_the_store_and_may_not_write_what_it_is_given() -> None:
+    pod = render_pod(program_job(), ACTION, PROGRAM_SITE, "builtin", "p5.48xlarge")["spec"]
+    (main,), helpers = pod["containers"], {each["name"]: each for each in pod["initContainers"]}
+    assert list(helpers) == ["preflight", "prepare", "keeper"]
+    assert [each["image"] for each in helpers.values()] == [PROGRAM_SITE.image] * 3
+    assert helpers["keeper"]["restartPolicy"] == "Always"
+    names = {name: {variable["name"] for variable in each["env"]} for name, each in (helpers | {"main": main}).items()}
+    assert "AWS_ENDPOINT_URL" in names["keeper"] & names["prepare"]
+    assert "AWS_ENDPOINT_URL" not in names["main"]
+    assert main["envFrom"] == [{"secretRef": {"name": "hub"}}]
+    assert "PYTHONPATH" in names["main"]
+    assert "PYTHONPATH" not in names["keeper"] | names["prepare"] | names["preflight"]
+    assert "HF_TOKEN" in names["prepare"]
+    read_only = {mount["mountPath"] for mount in main["volumeMounts"] if mount.get("readOnly")}
+    assert {"/muster/launcher", "/muster/worker/source", "/muster/worker/inputs"} <= read_only
+    assert not any("subPath" in mount for each in helpers.values() for mount in each["volumeMounts"])
+    for name in ("prepare", "keeper"):
+        paths = {mount["mountPath"]: mount.get("readOnly", False) for mount in helpers[name]["volumeMounts"]}
+        assert not paths["/muster/worker"]
+        assert not paths["/muster/launcher"]
+        assert "/muster/worker/source" not in paths
+        assert "nvidia.com/gpu" not in str(helpers[name]["resources"])
+    for container in (main, *helpers.values()):
+        security = container["securityContext"]
+        assert not security["allowPrivilegeEscalation"]
+        assert security["capabilities"]["drop"] == ["ALL"]
+        assert security["readOnlyRootFilesystem"]
+
+
+def test_a_program_needs_the_clusters_own_trainer_image_too() -> None:
+    with pytest.raises(Unrenderable, match="needs the cluster's trainer image in addition"):
+        render_pod(program_job(), ACTION, SITE, "builtin")

@@ -55,6 +55,7 @@ class Env:
     FENCE_CA_FILE = "MUSTER_FENCE_CA_FILE"
     REPORT_PORT = "MUSTER_REPORT_PORT"  # where the launcher answers with heartbeats and metrics
     TERMINATION_LOG = "MUSTER_TERMINATION_LOG"  # where the launcher leaves the exit record for the kubelet
+    LAUNCHER_DIR = "MUSTER_LAUNCHER_DIR"  # where the launcher of programs is put for an image that has none
     POD_IP = "MUSTER_POD_IP"
     HOST_IP = "MUSTER_HOST_IP"
     PREFLIGHT = "MUSTER_PREFLIGHT"  # what follows a failed check

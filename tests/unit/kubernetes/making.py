@@ -20,6 +20,7 @@ def job_item(status: dict[str, Any] | None = None, version: int = 7, **spec: Any
         "checkpoint": {"uri": "s3://ckpt/team-nlp"},
         "runtime": {"image": "registry.example/muster-trainer:1"},
     } | spec
+    whole = {key: value for key, value in whole.items() if value is not None}
     meta = {
         "name": "llama", "namespace": "team-nlp", "uid": JOB_UID, "resourceVersion": str(version), "generation": 1,
         "creationTimestamp": "2026-11-20T08:00:00Z", "labels": {"kueue.x-k8s.io/queue-name": "research"},

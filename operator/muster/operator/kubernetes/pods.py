@@ -13,7 +13,9 @@ from muster.operator.kubernetes.refusals import is_refusal, says_no_cause
 
 TRAINER = "trainer"  # the container that trains
 PREFLIGHT = "preflight"  # the init container that looks at the node first
-_OURS = frozenset({TRAINER, PREFLIGHT})
+PREPARE = "prepare"  # the init container that fetches what a program needs
+KEEPER = "keeper"  # the native sidecar that keeps the checkpoints of a program
+_OURS = frozenset({TRAINER, PREFLIGHT, PREPARE, KEEPER})
 # Waiting reasons that pass by themselves; any other one is worth telling.
 _ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
 
@@ -157,7 +159,8 @@ def _failing(containers: list[Object]) -> str:
     for entry in containers:
         ends = [(entry.get(state) or {}).get("terminated") or {} for state in ("state", "lastState")]
         code = next((end["exitCode"] for end in ends if end.get("exitCode")), 0)
-        if code and entry["name"] not in _OURS:
+        # A worker has its own word on how it ended; that the keeper fails is said nowhere else.
+        if code and (entry["name"] not in _OURS or entry["name"] == KEEPER):
             found.append(f"container {entry['name']} exited with {code}")
     return ", ".join(found)
 

@@ -22,7 +22,7 @@ from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes import network
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.nodes import GPU
-from muster.operator.kubernetes.pods import PREFLIGHT, TRAINER
+from muster.operator.kubernetes.pods import KEEPER, PREFLIGHT, PREPARE, TRAINER
 
 SCHEDULER_LABEL = f"{GROUP}/scheduler"
 OVERRIDES = f"{GROUP}/overrides"
@@ -39,6 +39,13 @@ DEVICES = "devices"
 WORKERS = "muster-workers"  # the headless service of each namespace that has gangs of several workers
 OURS = {"app.kubernetes.io/name": "muster-worker", "app.kubernetes.io/managed-by": "muster"}
 HOST = "kubernetes.io/hostname"
+LAUNCHER = f"{ROOT}/launcher"  # where a program's image finds its launcher
+LAUNCHER_VOLUME = "muster-launcher"
+# The keeper reads and sends files in blocks. It asks for nothing, so that it fits wherever the program does, and a node
+# that runs out of memory ends it first; a namespace with quotas wants both to be named.
+KEEPER_RESOURCES: Object = {"requests": {"cpu": "0", "memory": "0"}, "limits": {"memory": "4Gi"}}
+# Of the job's own variables those by which a store or a hub is reached; others may steer an interpreter that is ours.
+_STORE_VARIABLES = ("AWS_", "HF_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
 
@@ -191,8 +198,14 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
         pod["spec"]["resourceClaims"] = [{"name": DEVICES, "resourceClaimTemplateName": claims_name(job.name)}]
     if spec.priority_class_name:
         pod["spec"]["priorityClassName"] = spec.priority_class_name
+    helper = _in_own_image(job, site, container) if spec.program is not None else None
+    before: list[Object] = []
     if spec.gang.gpus_per_node > 0 if site.preflight is None else site.preflight:
-        pod["spec"]["initContainers"] = [_preflight(container, _answers(job, site))]
+        before.append(_preflight(container if helper is None else container | helper, _answers(job, site)))
+    if helper is not None:
+        before += _program_helpers(container | helper, site)
+    if before:
+        pod["spec"]["initContainers"] = before
     return pod
 
 
@@ -256,6 +269,16 @@ def _image(job: Job, site: Site) -> str:
     return image
 
 
+def _own_image(site: Site) -> str:
+    """Return the image of Muster's trainer that runs beside a program."""
+    if not site.image:
+        raise Unrenderable(
+            "spec.program: needs the cluster's trainer image in addition to the program's own, and this cluster has no "
+            "default; let your administrator set the operator's trainer image"
+        )
+    return site.image
+
+
 @dataclass(frozen=True, slots=True)
 class _Same:
     """Common part of a gang's pods. It is shared by all of them and must not be changed."""
@@ -273,9 +296,9 @@ def _same_for_all(job: Job, site: Site, instance_type: str, attempt: int, size: 
     container: Object = {
         "name": TRAINER,
         "image": _image(job, site),
-        "command": ["python", "-m", "muster.trainer.launch"],
+        "command": ["python", "-m", "muster.trainer.launch"] if spec.program is None else ["python3", LAUNCHER],
         "env": _environment(job, site, net, attempt, size, resume_step),
-        "envFrom": [*site.env_from, *spec.runtime.env_from],  # of one name, the last one holds
+        "envFrom": [*_platform_sources(job, site), *spec.runtime.env_from],  # of one name, the last one holds
         "ports": [
             {"name": "rendezvous", "containerPort": RENDEZVOUS_PORT},
             {"name": "report", "containerPort": REPORT_PORT},
@@ -288,6 +311,12 @@ def _same_for_all(job: Job, site: Site, instance_type: str, attempt: int, size: 
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return _Same(container, volumes, _annotations(net))
+
+
+def _platform_sources(job: Job, site: Site) -> tuple[Object, ...]:
+    """Return the sources of variables that the platform gives a worker's main container. They hold the store's
+    credentials, which a training needs and a program does not: its helpers read and write the store."""
+    return site.env_from if job.spec.program is None else ()
 
 
 def _environment(
@@ -310,8 +339,7 @@ def _environment(
         Env.ATTEMPT: str(attempt),
         Env.RESUME_STEP: str(resume_step),
         Env.CHECKPOINT_URI: checkpoint_folder(job, site),
-        **site.s3,
-        **spec.checkpoint.variables,
+        **(_store_settings(job, site) if spec.program is None else {}),
         Env.CONFIG: dump_json(worker_config(job.spec, job.status)),
         Env.WORKER_DIR: f"{ROOT}/worker",
         Env.CACHE_DIR: f"{ROOT}/cache",
@@ -336,6 +364,10 @@ def _environment(
     told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in addresses.items()]
     given = {name: value for name, value in settings.items() if name not in read}
     return [*_variables(given), *({"name": name, "valueFrom": source} for name, source in read.items()), *told]
+
+
+def _store_settings(job: Job, site: Site) -> dict[str, str]:
+    return site.s3 | job.spec.checkpoint.variables
 
 
 def _variables(settings: dict[str, str]) -> list[Object]:
@@ -364,9 +396,11 @@ def _volumes(job: Job, site: Site) -> tuple[list[Object], list[Object]]:
     own = {"audience": site.fence_audience} if site.fence_audience else {}
     token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS} | own}
     authority = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+    training = job.spec.program is None
     volumes: list[Object] = [
         {"name": "shm", "emptyDir": shared},
-        {"name": "worker", "emptyDir": _limited(site.disk.worker)},
+        # A program's checkpoints and inputs lie there, too, and are as large as they are.
+        {"name": "worker", "emptyDir": _limited(site.disk.worker if training else site.disk.cache)},
         {"name": "cache", "emptyDir": _limited(site.disk.cache)},
         {"name": "fence", "projected": {"sources": [token, authority]}},
     ]
@@ -376,6 +410,13 @@ def _volumes(job: Job, site: Site) -> tuple[list[Object], list[Object]]:
         {"name": "cache", "mountPath": f"{ROOT}/cache"},
         {"name": "fence", "mountPath": FENCE_FOLDER, "readOnly": True},
     ]
+    if not training:
+        volumes.append({"name": LAUNCHER_VOLUME, "emptyDir": {}})
+        mounts.append({"name": LAUNCHER_VOLUME, "mountPath": LAUNCHER, "readOnly": True})
+        mounts += [
+            {"name": "worker", "mountPath": f"{ROOT}/worker/{folder}", "subPath": folder, "readOnly": True}
+            for folder in _READ_ONLY
+        ]
     for index, volume in enumerate(job.spec.runtime.volumes):
         name = volume.get("name")
         if not isinstance(name, str) or name in _OWN_VOLUMES:
@@ -391,7 +432,8 @@ def _volumes(job: Job, site: Site) -> tuple[list[Object], list[Object]]:
     return volumes, mounts
 
 
-_OWN_VOLUMES = ("shm", "worker", "cache", "fence", "muster-tmp")
+_OWN_VOLUMES = ("shm", "worker", "cache", "fence", "muster-tmp", LAUNCHER_VOLUME)
+_READ_ONLY = ("source", "inputs")  # folders of the worker's that a program may not change; its working folder is a copy
 _TMP = "/tmp"  # noqa: S108 - where every program looks for it
 
 
@@ -418,3 +460,38 @@ def _preflight(trainer: Object, answers: str) -> Object:
     environment = [*trainer["env"], *([{"name": Env.PREFLIGHT, "value": answers}] if answers else [])]
     command = ["python", "-m", "muster.trainer.launch.preflight"]
     return copy.deepcopy(trainer) | {"name": PREFLIGHT, "command": command, "env": environment, "ports": []}
+
+
+def _in_own_image(job: Job, site: Site, main: Object) -> Object:
+    """Return what changes where Muster's own image runs beside a program: it has what the program has not, the store's
+    credentials and leave to write, and nothing of the program's that would steer it."""
+    named = {variable.name for variable in job.spec.runtime.env if not variable.name.startswith(_STORE_VARIABLES)}
+    settings = {**_store_settings(job, site), Env.LAUNCHER_DIR: LAUNCHER}
+    return {
+        "image": _own_image(site),
+        "env": [each for each in main["env"] if each["name"] not in {*named, *settings}] + _variables(settings),
+        "envFrom": [*site.env_from, *job.spec.runtime.env_from],
+        "volumeMounts": [
+            mount | {"readOnly": False} if mount["name"] == LAUNCHER_VOLUME else mount
+            for mount in main["volumeMounts"]
+            # A kubelet would make these folders as root, before they are made by who fills them.
+            if mount["name"] != "worker" or "subPath" not in mount
+        ],
+        "ports": [],
+    }
+
+
+def _program_helpers(own: Object, site: Site) -> list[Object]:
+    """Return the container that fetches what a program needs, and the one that keeps its checkpoints while it runs."""
+    own = own | {"securityContext": _container_security(network.NetworkPlan({}, {}), site.read_only_root)}
+    prepare = {"name": PREPARE, "command": ["python", "-m", "muster.trainer.launch.program"]}
+    asked = {kind: _without_devices(own["resources"].get(kind) or {}) for kind in ("requests", "limits")}
+    keeper = {"name": KEEPER, "command": ["python", "-m", "muster.trainer.programs.keeper"], "restartPolicy": "Always"}
+    return [
+        copy.deepcopy(own | prepare | {"resources": asked}),
+        copy.deepcopy(own | keeper | {"resources": KEEPER_RESOURCES}),
+    ]
+
+
+def _without_devices(asked: Object) -> Object:
+    return {name: amount for name, amount in asked.items() if name in ("cpu", "memory")}

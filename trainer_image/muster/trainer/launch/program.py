@@ -1,8 +1,11 @@
-"""A program of the user's own on this machine: what a pod does in containers of its own is done by one process here.
+"""Start of a worker that runs a program of the user's own.
 
-The first process of the worker has given up its rights before it comes here, and whatever it starts is held to that,
-too. It fetches what the program needs (`prepare`), starts the keeper of its checkpoints beside it, and then becomes the
-launcher, `python -m muster.worker`, under the same process number.
+On one machine (`run_program`) the worker's first process has given up its rights before it comes here, and whatever it
+starts is held to that, too. It fetches what the program needs (`prepare`), starts the keeper of its checkpoints beside
+it, and then becomes the launcher, `python -m muster.worker`, under the same process number.
+
+In a pod (`python -m muster.trainer.launch.program`) each of these is a container. This one, an init container of
+Muster's own image, fetches the same, and puts the launcher where the program's image finds it.
 """
 
 from __future__ import annotations
@@ -12,13 +15,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from muster.contract.names import Env, ExitCode
-from muster.trainer.launch.early_stop import STOP_SIGNALS, end_now
+from muster.contract.signals import WorkerExit
+from muster.trainer.launch.early_stop import STOP_SIGNALS, end_now, end_on_signals
+from muster.trainer.launch.launcher_files import write_launcher_files
 from muster.trainer.launch.limits import limit_tasks
+from muster.trainer.launch.report import write_termination_message
 
 PREPARE = "muster.trainer.programs.prepare"
 KEEPER = "muster.trainer.programs.keeper"
@@ -80,3 +88,19 @@ def prepare(command: Sequence[str]) -> None:
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     stated = code if code in _STATED else int(ExitCode.PREFLIGHT_FAILED)
     raise NotPrepared(stated, last or f"the process that fetches what the program needs {how}")
+
+
+def main() -> int:
+    """Prepare a program in its pod. What went wrong is the container's termination message."""
+    end_on_signals()
+    try:
+        write_launcher_files(Path(os.environ[Env.LAUNCHER_DIR]))
+        prepare([sys.executable, "-m", PREPARE])
+    except NotPrepared as error:
+        write_termination_message(WorkerExit(exit_code=error.exit_code, at=time.time(), message=str(error)))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
