@@ -159,6 +159,26 @@ def test_thoughts_are_given_under_the_name_that_the_template_reads(
     assert preference.fitted(one, tokenizer)[0].sides[0] == fitted.given.turns[1:]
 
 
+def test_a_template_that_looks_at_the_words_of_a_message_is_asked_for_each_conversation(tmp_path: Path) -> None:
+    """As Qwen 3's: thoughts before a user's message are written only where that is the answer of a tool."""
+    template = QWEN3.replace(
+        "{% if m.role == 'user' %}", "{% if m.role == 'user' and not m.content.startswith('<tool_response>') %}"
+    )
+    tokenizer = made(tmp_path, template)
+    called, answer = asked("call", reasoning_content="because"), {"role": "assistant", "content": "b"}
+
+    def record(user: str) -> dict[str, Any]:
+        return {"messages": [*called["messages"], {"role": "user", "content": user}, answer]}
+
+    for user, unread in (
+        ("and c?", {"reasoning_content"}),
+        ("<tool_response>1</tool_response>", set()),
+        ("d?", {"reasoning_content"}),
+    ):
+        assert ids_of(record(user), tokenizer) == theirs(tmp_path, record(user))
+        assert chat.fitted(conversation(record(user), "openai-chat"), tokenizer).unread == unread
+
+
 def test_a_key_of_which_a_template_asks_for_one_value_is_given_to_it_whatever_came_before(tmp_path: Path) -> None:
     template = CHATML.replace("{{ m.content }}", "{% if m.channel == 'analysis' %}(thinks) {% endif %}{{ m.content }}")
     tokenizer = made(tmp_path, template)

@@ -106,9 +106,14 @@ class ChatTemplate:
     def fitted(self, given: Conversation) -> Fitted:
         """Return how the template uses the keys of the messages other than role, content and calls. This is found by
         leaving each key out. Thoughts that the template doesn't see are given to it under the other names that thoughts
-        have."""
+        have.
+
+        It is found for each conversation anew: a template may decide by the words of a message, as Qwen 3's writes the
+        thoughts before a user's message that is a <tool_response>, and leaves out those before another one.
+        """
         keys = sorted({key for turn in given.turns for key in turn.more} - {"tool_calls"})
-        read = {key: self._remembered(("key", key), given, partial(self._name_read, given, key)) for key in keys}
+        whole = self._tried_text(given) if keys else None
+        read = {key: self._name_read(given, key, whole) for key in keys}
         for key, name in read.items():  # two keys of one message can't both be given under one name
             others = [other for other in keys if other != key and read[other] == name and other in THOUGHTS]
             if name is not None and name != key and any(_differ(given, key, other) for other in others):
@@ -119,16 +124,16 @@ class ChatTemplate:
         renamed = {key: name for key, name in read.items() if name is not None and name != key}
         return Fitted(fit(given, renamed, left_out & set(THOUGHTS)), renamed, unread, left_out)
 
-    def _name_read(self, given: Conversation, key: str) -> str | None:
-        """The name under which the template reads a key; None where it does not."""
+    def _name_read(self, given: Conversation, key: str, whole: str | None) -> str | None:
+        """The name under which the template reads a key; None where it does not. `whole` is what it writes of all."""
+        if whole is None:  # the template refuses it; who renders it will say why
+            return key
         without = self._tried_text(fit(given, {}, frozenset({key})))
+        if whole != without:
+            return key
         there = {name for turn in given.turns for name in turn.more}
-        names = (key, *(name for name in THOUGHTS if name not in there)) if key in THOUGHTS else (key,)
-        for name in names:
-            text = self._tried_text(fit(given, {key: name}, frozenset()))
-            if text is None and name == key:  # the template refuses it; who renders it will say why
-                return key
-            if text is not None and text != without:
+        for name in THOUGHTS if key in THOUGHTS else ():
+            if name not in there and self._tried_text(fit(given, {key: name}, frozenset())) not in (None, without):
                 return name
         return None
 
