@@ -115,6 +115,7 @@ class Heartbeat(Record):
     slow_ranks: Many[SlowRank] = ()  # by rank 0, for the whole gang
     data_wait_share: float | None = None  # of the last minute of training, by rank 0; None until one has passed
     commit_seconds: float | None = None  # by rank 0: the longest time between two commits that its policy would choose
+    save_waits: str = ""  # why a save that is due waits
     memory: str = ""  # what this rank needs and has, and what to change should that be too little
     skipped_steps: int = 0  # of this job, as far as this attempt's commits and steps know
     skipped_samples: int = 0  # the samples of those steps

@@ -25,7 +25,7 @@ from muster.trainer.checkpoint import UnusableCommit, list_commits, load, resume
 from muster.trainer.checkpoint.__main__ import main
 from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in
-from muster.trainer.checkpoint.quarantine import quarantine
+from muster.trainer.checkpoint.quarantine import must_not_lose_all, quarantine
 from muster.trainer.checkpoint.readers import being_read, reading
 from muster.trainer.checkpoint.verify import verify
 
@@ -187,17 +187,33 @@ def broken_and_set_aside(folder: Path) -> Callable[[], object]:
 
 
 def test_the_next_attempt_puts_back_what_verifies_after_all(tmp_path: Path) -> None:
+    """It goes on from there, though its operator could only choose an older one."""
     folder = tmp_path / "uid"
     digests = trained(folder.as_uri(), STEPS)
     restore = broken_and_set_aside(folder)
     model, optimizer = gang.build("none", seed=1)
     said: list[str] = []
-    assert resume(folder.as_uri(), 9, model, optimizer, said.append).step == STEPS - 1, "it is still damaged"
+    chosen = STEPS - 1
+    assert resume(folder.as_uri(), chosen, model, optimizer, said.append).step == chosen, "it is still damaged"
     restore()
-    assert resume(folder.as_uri(), 9, model, optimizer, said.append).step == STEPS
+    assert resume(folder.as_uri(), chosen, model, optimizer, said.append).step == STEPS
     assert said == [f"commit {STEPS} was set aside, and verifies now: it is put back"]
     assert gang.digest(model, optimizer) == digests[STEPS]
     assert not list(folder.glob("quarantine/*"))
+
+
+def test_an_attempt_that_was_to_begin_anew_does_not_where_a_commit_verifies_after_all(tmp_path: Path) -> None:
+    folder = tmp_path / "uid"
+    trained(folder.as_uri(), STEPS)
+    restore = broken_and_set_aside(folder)
+    for step in (1, 2):
+        quarantine(FileStore(folder), step, "the loss is not finite", damaged=False)
+    must_not_lose_all(folder.as_uri(), print)
+    restore()
+    with pytest.raises(StorageError, match=f"commit {STEPS} was set aside, and verifies now: it is put back"):
+        must_not_lose_all(folder.as_uri(), print)
+    assert list_commits(folder.as_uri()) == (STEPS,)
+    must_not_lose_all((tmp_path / "none").as_uri(), print)
 
 
 def test_verify_puts_back_what_verifies_after_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

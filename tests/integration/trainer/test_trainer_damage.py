@@ -10,6 +10,8 @@ import pytest
 from tests.integration.trainer.gangs import ARCHITECTURE, Job, training, write_corpus
 
 from muster.contract.names import ExitCode
+from muster.storage.file_store import FileStore
+from muster.trainer.checkpoint.quarantine import quarantine
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -51,6 +53,19 @@ def test_a_damaged_commit_is_set_aside_and_the_one_before_is_used(stopped: Job) 
     assert [record.loss for record in after] == [record.loss for record in before[older:]]
     assert f"commit {newest} is damaged and set aside" in gang.log()
     assert (stopped.folder / "quarantine" / f"step-{newest:08d}.json").exists()
+
+
+@pytest.mark.long
+def test_an_attempt_that_was_to_begin_anew_leaves_it_to_the_next_one(stopped: Job) -> None:
+    """All commits were set aside, and verify now: the store had answered wrongly."""
+    *_, newest = stopped.commits()
+    for step in stopped.commits():
+        quarantine(FileStore(stopped.folder), step, "a wrong answer")
+    (end,) = stopped.start(attempt=2).ends()
+    assert end.exit_code == ExitCode.STORAGE
+    assert not list(stopped.root.glob("attempt-2/*/steps.jsonl")), "nothing was trained"
+    assert f"commit {newest} was set aside, and verifies now: it is put back" in end.message
+    assert stopped.commits()[-1] == newest
 
 
 @pytest.mark.long

@@ -207,6 +207,7 @@ def _overdue(summary: WorkerSummary) -> ConditionUpdate | None:
     step = beat.last_commit_step or attempt.resume_step
     if since > max(OVERDUE_SECONDS_MIN, OVERDUE_INTERVALS * beat.commit_seconds):
         words = f"no checkpoint after step {step}, although several were due: a failure would lose all steps since then"
+        words += f"; the next one waits, for {beat.save_waits}" if beat.save_waits else ""
         return ConditionUpdate("CheckpointOverdue", True, "NoCommit", words)
     return ConditionUpdate("CheckpointOverdue", False, "CommitsInTime", "commits are made as often as they should be")
 

@@ -80,11 +80,12 @@ def resume(
 ) -> Commit:
     """Load the newest commit that verifies, of those up to step `at_most`. Collective.
 
-    A commit that was set aside earlier, and verifies now, is put back first. A commit that does not verify is set aside
-    (quarantine/), one that somebody has just removed, that the store does
-    not give, that a newer Muster wrote or that is of another model is passed over, and the one before it is tried;
-    `report` is told each time, on rank 0. `check` raises DamagedCommit for a commit that this rank can't go on from; it
-    is asked before a tensor is touched. Raises what `load` raises, and CheckpointError where no commit is left.
+    A commit that was set aside earlier, and verifies now, is put back first, and tried also where it is newer: when
+    `at_most` was chosen nobody could see it. A commit that does not verify is set aside (quarantine/), one that
+    somebody has just removed, that the store does not give, that a newer Muster wrote or that is of another model
+    is passed over, and the one before it is tried; `report` is told each time, on rank 0. `check` raises
+    DamagedCommit for a commit that this rank can't go on from; it is asked before a tensor is touched. Raises what
+    `load` raises, and CheckpointError where no commit is left.
     """
     store = open_store(folder)
     weights, trained = dict(model_tensors(model)), None if optimizer is None else (model, optimizer)
@@ -153,8 +154,8 @@ def _candidates(store: Store, at_most: int, group: ControlGroup, report: Callabl
     steps: list[int] = []
     with _all_or_none(group):
         if group.rank == 0:
-            put_back_newest(store, report)
-            steps = [step for step in reversed(steps_in(store)) if step <= at_most]
+            back = put_back_newest(store, report)
+            steps = [step for step in reversed(steps_in(store)) if step <= at_most or step in back]
     found: list[int] = group.gather(steps)[0]
     return found
 

@@ -25,13 +25,15 @@ from muster.trainer.checkpoint.failures import (
 )
 from muster.trainer.checkpoint.fetch import Reader
 from muster.trainer.checkpoint.verify import verify
-from muster.trainer.errors import UserError
+from muster.trainer.errors import StorageError, UserError
 
 T = TypeVar("T")
 
 # All ranks wait meanwhile. Half of it would leave a commit of 20 GB on a usual store aside; twice as much is lost at
 # the start of each attempt where the files of a larger one are damaged at their end.
 PUT_BACK_SECONDS_MAX = 30.0
+# Where there is nothing else to resume from, so that all that was trained would be lost.
+ONLY_HOPE_SECONDS_MAX = 600.0
 
 
 def quarantine(store: Store, step: int, reason: str, damaged: bool = True) -> None:
@@ -82,9 +84,12 @@ def put_back(store: Store, step: int, progress: Callable[[int, int], None] = lam
     return commit
 
 
-def put_back_newest(store: Store, report: Callable[[str], None], seconds_max: float = PUT_BACK_SECONDS_MAX) -> None:
-    """Put back what was set aside of the newest steps, where it verifies after all within that time. Each is tried once
-    in an attempt; older ones than the newest commit are nobody's loss."""
+def put_back_newest(
+    store: Store, report: Callable[[str], None], seconds_max: float = PUT_BACK_SECONDS_MAX
+) -> tuple[int, ...]:
+    """Put back what was set aside of the newest steps, where it verifies after all within that time, and return these
+    steps. Each is tried once in an attempt; older ones than the newest commit are nobody's loss."""
+    back = list[int]()
     deadline = time.monotonic() + seconds_max
 
     def in_time(done: int, total: int) -> None:
@@ -96,8 +101,20 @@ def put_back_newest(store: Store, report: Callable[[str], None], seconds_max: fl
         for step in sorted(quarantined(store), reverse=True):
             if step > newest and _put_back(store, step, in_time):
                 report(f"commit {step} was set aside, and verifies now: it is put back")
+                back.append(step)
     except StoreError as error:
         report(f"what was set aside can't be looked at: {error}")
+    return tuple(back)
+
+
+def must_not_lose_all(folder: str, report: Callable[[str], None]) -> None:
+    """Put back what verifies after all, where a later attempt was ordered to begin anew because all commits were set
+    aside. Raises StorageError where there is any: what to resume from is chosen when an attempt is made."""
+    if back := put_back_newest(open_store(folder), report, ONLY_HOPE_SECONDS_MAX):
+        raise StorageError(
+            f"commit {max(back)} was set aside, and verifies now: it is put back, and the next attempt resumes from it "
+            "in the place of this one, which was to begin anew"
+        )
 
 
 def _put_back(store: Store, step: int, progress: Callable[[int, int], None]) -> bool:

@@ -16,6 +16,7 @@ from muster.trainer.checkpoint.policy import History
 from muster.trainer.config import Ranks
 from muster.trainer.errors import StorageError, UserError
 from muster.trainer.train.metrics import CommitMetrics
+from muster.trainer.train.numeric_guard import NumericGuard
 from muster.trainer.train.rank_state import RankState
 
 # The grace before a kill is the killer's to give; this only bounds a storage that never answers.
@@ -75,6 +76,8 @@ class CheckpointScheduler:
         self._committed_step = 0
         self._pending = 0  # saves whose outcome is not known yet
         self._failures, self._failures_borne = 0, 0
+        self._owed = False  # a save that is due and waits, as `saves` says
+        self.in_doubt: list[int] = []  # steps since the numbers were last usual whose weights were saved all the same
 
     def begin(self, commit: Commit, model: nn.Module) -> None:
         """This attempt continues after a commit, which the model was loaded from."""
@@ -84,6 +87,29 @@ class CheckpointScheduler:
 
     def due(self, step: int) -> bool:
         return self._decides and self._policy.due(step, time.monotonic(), self._history_now())
+
+    def saves(self, step: int, asked: bool, guard: NumericGuard) -> bool:
+        """Return whether to save after `step`. `asked` says that a save is due, as rank 0 has found; all ranks answer
+        alike.
+
+        While the weights may be at fault a save waits, but only until the next one is due: a raised loss may last 31
+        steps, which of a large model are an hour of work, and mostly it is hard data. What is saved so is given up
+        should the model have diverged. Numbers that are none last for three steps and are never saved.
+        """
+        if not guard.doubtful:
+            self.in_doubt = []
+        if not (asked or self._owed):
+            return False
+        if guard.doubtful and (guard.in_a_row or not (asked and self._owed)):
+            if not self._owed:
+                self._history = replace(self._history, saved_at=time.monotonic())  # the next one is due an interval on
+                self._say(step, f"waits, at most until the next one is due: {guard.doubt}")
+            self._owed, self._rank_state.commits.waits = True, guard.doubt
+            return False
+        if guard.doubtful:
+            self.in_doubt.append(step)
+            self._say(step, f"waits no longer, although {guard.doubt}")
+        return True
 
     def interval_seconds(self, step_seconds: float) -> float:
         """The time between two saves that the policy asks for now."""
@@ -95,6 +121,7 @@ class CheckpointScheduler:
     ) -> None:
         """Collective. Start to save; training goes on once the state is staged. The rest as for Saver.save."""
         self._history = replace(self._history, saved_at=time.monotonic())
+        self._owed, self._rank_state.commits.waits = False, ""
         self._productive[state.step] = self._rank_state.activity.seconds().productive
         self._pending += 1
         with self._rank_state.activity.during(TrainerPhase.CHECKPOINT):
@@ -171,8 +198,12 @@ class CheckpointScheduler:
             self._failures += 1
             self._metrics.failures.inc()
             self._refuse(outcome.error if outcome.refused else None)
-        if outcome.error and self._decides:
-            print(f"checkpoint of step {outcome.step}: {outcome.error}", file=sys.stderr, flush=True)
+        if outcome.error:
+            self._say(outcome.step, outcome.error)
+
+    def _say(self, step: int, words: str) -> None:
+        if self._decides:
+            print(f"checkpoint of step {step}: {words}", file=sys.stderr, flush=True)
 
     def _refuse(self, reason: str | None) -> None:
         """A folder that has never taken a commit of this job, and will not take one, is the user's to correct. One that

@@ -17,6 +17,7 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
 from muster.contract.text import plural
 from muster.trainer.checkpoint import TrainState, resume
+from muster.trainer.checkpoint.quarantine import must_not_lose_all
 from muster.trainer.config import Ranks, Run, data_parallel
 from muster.trainer.convert.weights import begin_with
 from muster.trainer.data import Data, Loader, open_data
@@ -51,6 +52,8 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
     device = sharding.choose_device(ranks)  # first: without its GPUs nothing of the rest is worth the wait
     division = data_parallel(run.training, ranks)
     must_be_able_to_verify(run.training, say if ranks.rank == 0 else _discard)
+    if ranks.rank == 0 and run.attempt > 1 and not run.resume_step:
+        must_not_lose_all(run.folder, say)
     origin = find_origin(run, say if ranks.rank == 0 else _discard)
     if run.training.precision == "fp8":
         must_compute_float8(device)
@@ -123,7 +126,6 @@ class Trainer:
         self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state, loaded, rollouts)
         self.best = Best.of(config.evaluation)
         self.reference: str | None = None  # the digest of what the reference model says of the data
-        self.save_owed = False  # a save that waits until the weights have learnt again
         metrics = assembly.serve_metrics(run, origin, ranks, rank_state)
         metrics.learning.watch_balance(lambda: load_balancing.last(model.module))
         records = assembly.record_maker(run, origin, ranks, self.progress.steps, device)
@@ -188,6 +190,8 @@ class Trainer:
         randomness.restore(randomness.of_rank(commit, self.ranks.rank, self.ranks.world))
         self.rank_state.resumed(commit.step, commit.committed_at, self.best.step)
         self.checkpoints.begin(commit, module)
+        if self.step.guard.doubtful:
+            self.checkpoints.in_doubt = [commit.step]
 
     def _compute_reference(self) -> str:
         """Compute the reference model's log-probabilities of the data, with the weights that the job begins with, and
@@ -200,8 +204,12 @@ class Trainer:
         )
 
     def quarantine_resume_commit(self, error: NumericError) -> None:
-        """Set the commit that we resumed from aside, where leaving out the data after it was no help: it may be its
-        weights that are at fault, so the next attempt resumes from the commit before."""
+        """Set aside what the next attempt should not resume from: commits of a rise that turned out to be a divergence,
+        and the commit that we resumed from where leaving out the data after it was no help, for it may be its weights
+        that are at fault."""
+        for step in reversed(self.checkpoints.in_doubt):
+            if self.ranks.rank == 0 and set_aside_commit(self.run.folder, step, str(error), say):
+                say(f"the checkpoint of step {step} is set aside: its loss was far above the usual already")
         resumed = self.origin.resume
         if resumed is None or not (self.progress.skipped_now and self.checkpoints.stands_at(resumed.step)):
             return
@@ -264,17 +272,15 @@ class Trainer:
         self.reporter.finished(outcome, record, samples, guard.skipped, self.profiler.active)
         if self.step.rollouts is not None and self.ranks.rank == 0:
             self.step.rollouts.watch(outcome.values, say)
-        stop, due, improved = outcome.requests.stop, outcome.requests.save, False
+        stop, improved = outcome.requests.stop, False
         if self.evaluator is not None and self._evaluation_due():
             found = self._evaluate(self.evaluator)
             improved, stop = self.best.judge(found, self.progress.step), stop or found.stop
             record = record.model_copy(update={"evaluation_loss": found.loss, "evaluation_values": found.values})
         self._publish(record)
         last = self._over()
-        # Numbers that are none, or a raised loss, may be the weights' fault: a commit waits until they are usual again.
-        due = due or self.save_owed
-        self.save_owed = due and guard.doubtful
-        if stop or last or improved or (due and not self.save_owed):
+        due = self.checkpoints.saves(self.progress.step, outcome.requests.save, guard)
+        if stop or last or improved or due:
             state = self.state(record, improved)
             if stop and not last:
                 return state

@@ -63,6 +63,16 @@ class NumericGuard:
         """Return whether the weights may be at fault, so that they should not be committed yet."""
         return self.in_a_row > 0 or bool(self._raised)
 
+    @property
+    def doubt(self) -> str:
+        """Reason why the weights may be at fault; empty where they are not."""
+        if self.in_a_row:
+            return "the numbers of the last step are none"
+        if not self._raised:
+            return ""
+        steps = "a step" if len(self._raised) == 1 else f"{len(self._raised)} steps"
+        return f"the loss has been above {self._bound():.4f} for {steps} and is {self._raised[-1]:.4f} now"
+
     def judge(self, loss: float, norm: float, step: int) -> str:
         """The reason to skip this batch; empty if it is learnt from. Raises NumericError if skipping is no help."""
         why = _not_a_number(loss, norm)

@@ -72,13 +72,14 @@ class Progress:
 
 
 def set_aside_commit(folder: str, step: int, reason: str, say: Callable[[str], None]) -> bool:
-    """Quarantine a commit though its bytes are good, if there is one before it. Whether that was done."""
+    """Quarantine a commit though its bytes are good, if it is there and one is before it. Whether that was done."""
     try:
         store = open_store(folder)
-        if steps_in(store)[0] >= step:
+        steps = steps_in(store)
+        if step not in steps[1:]:
             return False
         quarantine(store, step, reason, damaged=False)
-    except (IndexError, StoreError) as error:
+    except StoreError as error:
         say(f"the checkpoint of step {step} can't be set aside: {error}")
         return False
     return True

@@ -59,6 +59,7 @@ class CommitHistory:
     at: float | None = None  # when it was made, in seconds since the epoch
     productive: float = 0.0  # productive seconds of this process when the last commit's state was taken
     best_step: int | None = None  # the step of the best commit so far, by the held-out loss
+    waits: str = ""  # why a save that is due waits
     interval_seconds: float | None = None  # the time between two saves that the policy asks for now
 
 
@@ -190,6 +191,7 @@ class RankState:
             slow_ranks=self.slow_ranks,
             data_wait_share=self._data_wait.share(seconds.data_wait, seconds.productive),
             commit_seconds=commits.interval_seconds,
+            save_waits=commits.waits,
             memory=self.memory,
             skipped_steps=steps.skipped,
             skipped_samples=steps.skipped_samples,
