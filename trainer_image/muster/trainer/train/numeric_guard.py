@@ -50,6 +50,7 @@ class NumericGuard:
         self._clip_norm, self._skip_spikes, self._losses_compare = clip_norm, skip_spikes, losses_compare
         self.in_a_row = 0  # batches up to now whose numbers are none, without a sound one in between
         self.skipped = 0  # batches that were skipped in this job
+        self._pass: tuple[int, bool] | None = None  # the step that was judged last, and whether it counts as skipped
         self._spikes_in_a_row = 0
         self._norms: deque[float] = deque(maxlen=REMEMBERED)  # as clipped, those of skipped batches too
         self._first: list[float] = []  # the losses of the first steps
@@ -77,7 +78,8 @@ class NumericGuard:
         """The reason to skip this batch; empty if it is learnt from. Raises NumericError if skipping is no help."""
         why = _not_a_number(loss, norm)
         if why:
-            self.in_a_row, self.skipped = self.in_a_row + 1, self.skipped + 1
+            self.in_a_row += 1
+            self._count(step, skipped=True)
             if self.in_a_row > SKIPPED_IN_A_ROW_MAX:
                 raise NumericError(
                     f"{why} at step {step}, and so it was in the {self.in_a_row - 1} steps before, which were skipped: "
@@ -87,8 +89,18 @@ class NumericGuard:
         self.in_a_row = 0
         self._watch(loss, step)
         why = self._spike(norm) if self._skip_spikes else ""
-        self.skipped += bool(why)
+        self._count(step, skipped=bool(why))
         return why
+
+    def _count(self, step: int, skipped: bool) -> None:
+        """Count the batch of `step` once, however often it is gone over (task grpo), and as learnt from where any pass
+        over it was."""
+        before = self._pass[1] if self._pass is not None and self._pass[0] == step else None
+        if before is None:
+            self.skipped += skipped
+        elif before and not skipped:
+            self.skipped -= 1
+        self._pass = step, skipped and before is not False
 
     def last_loss(self) -> float:
         """The last loss that is a number, for the record of a step whose loss is none."""

@@ -98,11 +98,11 @@ class TrainStep:
         if self.rollouts is not None:
             doing.does("rollouts")
             batch = self.rollouts.of(batch)
-        for _ in range(self._config.grpo.iterations - 1 if self._config.grpo else 0):
-            self._learn(number, batch, lambda: Requests(False, False, False))
+        passes = self._config.grpo.iterations if self._config.grpo else 1
+        skipped = [self._learn(number, batch, lambda: Requests(False, False, False))[-1] for _ in range(passes - 1)]
         report, loss, norm, rate, why = self._learn(number, batch, requests)
         self.last_seconds = time.perf_counter() - began
-        return self._outcome(number, batch, report, loss, norm, rate, why)
+        return self._outcome(number, batch, report, loss, norm, rate, why if all(skipped) else "")
 
     def _learn(
         self, number: int, batch: StepBatch, requests: Callable[[], Requests]
