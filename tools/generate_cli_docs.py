@@ -10,7 +10,7 @@ from typing import Any
 import typer.main
 
 from muster.cli.errors import Exit
-from muster.cli.main import PANELS, app
+from muster.cli.main import PANELS, app, command_name
 
 TARGET = Path(__file__).parents[1] / "docs" / "cli.md"
 HEAD = """# The `muster` command
@@ -53,7 +53,7 @@ def text() -> str:
     lines += [f"| {int(code)} | {MEANINGS[code]} |" for code in Exit]
     group = typer.main.get_command(app)
     commands: dict[str, Any] = group.commands  # type: ignore[attr-defined]
-    panels = {name: [function.__name__ for function in functions] for name, functions in PANELS.items()}
+    panels = {name: [command_name(function) for function in functions] for name, functions in PANELS.items()}
     listed = {name for names in panels.values() for name in names}
     for panel, names in panels.items():
         lines += ["", f"## {panel}"]

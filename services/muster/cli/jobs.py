@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", "--wait", "-w", help="Follow the job to its end; its result is the exit code.")
 ]
+Hold = Annotated[
+    str | None,
+    typer.Option(
+        "--hold",
+        metavar="TIME",
+        help="Run nothing on the gang, and keep it so long (90s, 30m, 2h) for `muster shell`.",
+    ),
+]
 NewName = Annotated[str | None, typer.Option("--name", help="The name to use instead of the file's.")]
 
 
@@ -28,6 +36,7 @@ def submit(
     name: NewName = None,
     project: Project = None,
     settings: Settings = None,
+    hold: Hold = None,
     follow: Follow = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the file and show the plan without submitting.")
@@ -39,26 +48,35 @@ def submit(
     """Check a job file, show what it will do, and submit it.
 
     Relative paths in the file are relative to the file. If the server is on another machine, the files are uploaded
-    after you confirm (without asking if --yes, --json or no terminal; never with --dry-run). Ctrl-C while watching
-    doesn't stop the job.
+    after you confirm (without asking if --yes, --json or no terminal; never with --dry-run). A program's source folder
+    is uploaded to any server, once for the same content. Ctrl-C while watching doesn't stop the job.
     """
     from muster.cli import submit as story
     from muster.cli.follow import follow as watch
+    from muster.cli.holding import hold_gang
+    from muster.cli.source import packed_source
 
     with connect(server) as client:
         send = None if dry_run else story.uploader(client, asks=not (yes or json))
         document = story.prepare(file, name, settings or [], client.server.local, project, send)
-        plan = story.request_plan(client, document)
-        if dry_run and json:
-            print_json(plan)
-        elif not json:
-            story.show_plan(plan)
-        if dry_run:
-            return
-        if not (yes or json or story.confirmed()):
-            say("Nothing was submitted.")
-            raise typer.Exit(Exit.FAILED)
-        job = story.send(client, document)
+        if hold is not None:
+            hold_gang(document, hold)
+        with packed_source(document, client) as source:
+            plan = story.request_plan(client, document)
+            if dry_run and json:
+                print_json(plan)
+            elif not json:
+                story.show_plan(plan)
+            if source is not None:
+                source.show()
+            if dry_run:
+                return
+            if not (yes or json or story.confirmed()):
+                say("Nothing was submitted.")
+                raise typer.Exit(Exit.FAILED)
+            if source is not None:
+                source.upload(client, story.project_of(document))
+            job = story.send(client, document)
         if not follow:
             story.announce(job)
             return

@@ -18,12 +18,14 @@ from muster.cli import (
     files,
     fleet,
     generation,
+    importing,
     jobs,
     login,
     pages,
     people,
     platform,
     profile,
+    programs,
     projects,
     report,
     secrets,
@@ -33,6 +35,7 @@ from muster.cli import (
     usage,
     watch,
     webhooks,
+    workers,
 )
 from muster.cli.errors import CliError, Exit, cli_error
 from muster.cli.options import choose_cluster
@@ -65,6 +68,8 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     ),
     "Jobs": (
         jobs.submit,
+        programs.run,
+        importing.import_,
         jobs.estimate,
         jobs.ls,
         jobs.get,
@@ -80,6 +85,8 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         watch.metrics,
         watch.samples,
         watch.why,
+        workers.shell,
+        workers.port_forward,
         profile.profile,
         report.report,
         checkpoints.export,
@@ -88,9 +95,16 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         serve.serve,
     ),
 }
+
+
+def command_name(function: Callable[..., None]) -> str:
+    """Return the name that the command is typed by."""
+    return function.__name__.rstrip("_").replace("_", "-")
+
+
 for panel, commands in PANELS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        app.command(command_name(command), rich_help_panel=panel)(command)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Looking into a job")
 app.add_typer(data.app, name="data", rich_help_panel="Looking into a job")
 app.add_typer(files.app, name="files", rich_help_panel="Jobs")

@@ -45,7 +45,7 @@ def prepare(
         labels = metadata.setdefault("labels", {}) if isinstance(metadata, dict) else None
         if isinstance(labels, dict):  # else the server says what is wrong with it
             labels[Label.PROJECT] = project
-    make_absolute(file, local, send(_project_of(file)) if send is not None else None)
+    make_absolute(file, local, send(project_of(file)) if send is not None else None)
     return file
 
 
@@ -81,7 +81,7 @@ def uploader(client: JobsClient, asks: bool) -> Callable[[str | None], Send] | N
     return to_project
 
 
-def _project_of(file: JobFile) -> str | None:
+def project_of(file: JobFile) -> str | None:
     """The project that the job's label names."""
     metadata = file.data.get("metadata")
     labels = metadata.get("labels") if isinstance(metadata, dict) else None
@@ -108,6 +108,10 @@ def show_plan(plan: dict[str, Any]) -> None:
     for name, words in plan_facts(plan):
         table.add_row(name, words)
     answers().print(table, soft_wrap=True)
+    show_warnings(plan)
+
+
+def show_warnings(plan: dict[str, Any]) -> None:
     for warning in plan["warnings"]:
         say(f"warning: {warning['path']}: {warning['message']}", "yellow")
 

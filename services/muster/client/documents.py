@@ -13,6 +13,7 @@ from muster.client.errors import InvalidRequest, MusterError
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Problem, dump
 from muster.contract.names import FILE_ID, Label
+from muster.contract.program import ARCHIVES
 from muster.contract.spec import Submission, TrainingJob
 from muster.documents.document import Document, DocumentError
 from muster.documents.reader import read, read_file
@@ -125,6 +126,22 @@ def relative_paths(document: dict[str, Any]) -> Iterator[RelativePath]:
         value = holder.get(key)
         if isinstance(value, str) and _is_relative(value):
             yield RelativePath(holder, key, path, value)
+
+
+def source_folder(document: dict[str, Any]) -> RelativePath | None:
+    """The folder of this machine that a program's source is, or None: an uploaded file's id and the address of an
+    archive are none."""
+    program = _mapping(_mapping(document.get("spec")).get("program"))
+    value = program.get("source")
+    if not isinstance(value, str) or FILE_ID.fullmatch(value):
+        return None
+    try:
+        address = parse_address(value)
+    except AddressError:  # told with its place when the document is checked
+        return None
+    if address.scheme != "file" or (address.is_absolute and address.path.endswith(ARCHIVES)):
+        return None
+    return RelativePath(program, "source", "spec.program.source", address.path)
 
 
 def unreachable_path(place: RelativePath) -> InvalidRequest:

@@ -12,6 +12,7 @@ from muster.contract.fields import DataAddress, FolderAddress, Positive, Text
 from muster.contract.model_config import FromCommit, ModelAddress, commit_step
 
 NO_DATA_TO_INSPECT = "a program reads its data itself, so that there is none here to inspect"
+ARCHIVES = (".tar.gz", ".tgz")  # names of a source's archive
 WORDS_MAX = 256  # as the CRD bounds every list
 INPUTS_MAX = 64
 # An input's name is a folder's name on the worker: no separator, no leading dot, no `..`.
@@ -45,7 +46,7 @@ RelativeFolder = Annotated[Text, AfterValidator(_below_working_directory)]
 
 
 class Input(Spec):
-    """What the program finds as a folder in $MUSTER_INPUTS_DIR: a checkpoint of another job, or a model's folder."""
+    """A folder that the program finds in $MUSTER_INPUTS_DIR: a checkpoint of another job, or a model's folder."""
 
     job: Text | None = None
     """The id of a job of this project, or its name, which means the newest job of that name."""

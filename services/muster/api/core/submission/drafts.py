@@ -32,6 +32,7 @@ from muster.contract.layout import State
 from muster.contract.model_config import FromCommit
 from muster.contract.names import DEFAULT_PROJECT, FILE_ID, Label
 from muster.contract.oddities import oddities_of
+from muster.contract.program import ARCHIVES
 from muster.contract.projects import ProjectLimits, Role, limit_problems, with_defaults
 from muster.contract.redaction import redact, redact_values, secrets_in
 from muster.contract.spec import JobSpec, Submission, parse_job
@@ -105,7 +106,7 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     containers = services.settings.cluster != "local"
     # In threads, here and below: they look up every path that the job names. A sweep does so for each trial.
     outside = () if containers else await asyncio.to_thread(_outside_of_containers, spec, services.settings.layout)
-    faults = (*outside, *_namespace_problems(services, placed, namespace))
+    faults = (*outside, *_namespace_problems(services, placed, namespace), *_source_problems(spec))
     if containers and not services.settings.host_paths:
         faults += node_volume_problems(spec.runtime)
     faults += await asyncio.to_thread(limit_problems, submission.spec, limits, project.name)
@@ -176,6 +177,18 @@ async def _secrets_of(services: Services, project: str, spec: JobSpec) -> dict[s
         return {}
     async with services.database.read() as session:
         return {row.name: row.keys["keys"] for row in await secrets.list_all(session, project)}
+
+
+def _source_problems(spec: JobSpec) -> tuple[Problem, ...]:
+    """Refuse a program's source that no worker can unpack: most of all a folder, which is the submitter's own."""
+    source = spec.program.source if spec.program is not None else None
+    if source is None or FILE_ID.fullmatch(source):
+        return ()
+    address = parse_address(source)
+    if address.is_absolute and address.path.endswith(ARCHIVES):
+        return ()
+    words = f"must be an uploaded file's id or an archive's address (.tar.gz), not {source[:200]!r}"
+    return (Problem("spec.program.source", f"{words}; `muster submit` uploads a folder by itself"),)
 
 
 def _outside_of_containers(spec: JobSpec, layout: State) -> tuple[Problem, ...]:

@@ -11,10 +11,11 @@ from muster.api.core.database.tables import FileRow, JobFileRow
 from muster.api.core.errors import ApiError
 from muster.api.core.services import Services
 from muster.contract.base import Problem
-from muster.contract.file_replies import FileStatus
+from muster.contract.file_replies import FileStatus, Purpose
 from muster.contract.files_named import files_named
 from muster.contract.spec import JobSpec
 
+_SOURCE = "spec.program.source"
 _WAITS = {
     FileStatus.UPLOADING: "has not arrived: send the rest of it",
     FileStatus.CHECKING: "is being read through: submit the job when its status is ready",
@@ -33,7 +34,10 @@ async def resolve(services: Services, project: str, spec: JobSpec) -> tuple[dict
     addresses, faults = dict[str, str](), list[Problem]()
     for path, file_id in named:
         row = rows.get(file_id)
-        if row is not None and row.status == FileStatus.READY and row.key and services.files.contents is not None:
+        if path == _SOURCE and row is not None and row.purpose != Purpose.SOURCE:
+            words = f"file {file_id} was uploaded for {row.purpose}, and a program's source is one for source"
+            faults.append(Problem(path, f"{words}: `muster files upload --purpose source ARCHIVE.tar.gz`"))
+        elif row is not None and row.status == FileStatus.READY and row.key and services.files.contents is not None:
             addresses[file_id] = services.files.contents.address(row.key)
         else:
             faults.append(Problem(path, _why_not(file_id, row, project)))

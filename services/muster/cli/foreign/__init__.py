@@ -1,0 +1,1 @@
+"""Documents and command lines of other launchers, read as jobs."""
