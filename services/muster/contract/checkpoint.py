@@ -6,6 +6,8 @@
     <folder>/commits/step-00001200.json                                  the COMMIT, written last, one object
     <folder>/pins/step-00001200                                          a person's wish to keep that commit
     <folder>/reference/<SHA-256>.safetensors                             what a reference model says of the data: once
+    <folder>/parts/attempt-7/…                                           what workers upload of one folder checkpoint
+    <folder>/resume/attempt-7.json                                       the step that a program's workers resume from
     <folder>/quarantine/step-00001200.json                               a COMMIT whose bytes did not verify, and why
 
 `<folder>` is `<spec.checkpoint.uri>/<job uid>`. Only what a COMMIT names exists.
@@ -32,6 +34,8 @@ PINS = "pins"
 READERS = "readers"
 QUARANTINE = "quarantine"
 REFERENCE = "reference"
+PARTS = "parts"  # of a folder that a program's workers write on several nodes: what each has uploaded
+RESUME = "resume"  # of a program's attempt on several nodes: the step that all its workers resume from
 # Bytes of one element, by the dtype as safetensors spells it.
 ITEM_BYTES: Final = {
     "F64": 8,

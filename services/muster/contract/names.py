@@ -49,6 +49,13 @@ class Env:
     PRETEND_GPUS = "MUSTER_PRETEND_GPUS"  # of `muster up`: give away GPUs that are not there; their jobs use the CPU
     SANDBOX = "MUSTER_SANDBOX"  # JSON of local.sandbox.Sandbox: all that a worker of this machine may reach
     OWN_PREFIX = "MUSTER_OWN_"  # of a worker of this machine: before the name of each variable that is the job's own
+    # Of the ranks of a program of the user's own (docs/programs.md).
+    CHECKPOINT_DIR = "MUSTER_CHECKPOINT_DIR"  # folder where the program may write its checkpoints
+    RESUME_DIR = "MUSTER_RESUME_DIR"  # folder with the checkpoint to resume from; not set for a fresh start
+    SOURCE_DIR = "MUSTER_SOURCE_DIR"  # the program's source
+    INPUTS_DIR = "MUSTER_INPUTS_DIR"  # the program's inputs, each a folder by its name
+    STOP_FILE = "MUSTER_STOP_FILE"  # file that appears when the program is asked to stop
+    RESULTS = "MUSTER_RESULTS"  # file of named numbers that an evaluation writes
     FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see trainer/fence.py)
     # Of a pod, by the operator of a cluster.
     FENCE_TOKEN_FILE = "MUSTER_FENCE_TOKEN_FILE"  # noqa: S105 - a file's name: whose token the fence is asked with
@@ -98,6 +105,12 @@ LAST_HEARTBEAT = "lastHeartbeat"  # a key beside those of WorkerExit
 EXIT_RECORD = "exit.json"  # WorkerExit, by the launcher, last of all
 HEARTBEAT = "rank-{rank}.json"  # Heartbeat, by each rank
 RANK_FAILURE = "rank-{rank}.failure.json"  # RankFailure, by a rank that knows why it ends
+PROGRESS = "rank-{rank}.progress.json"  # of a program: steps, by the hook or muster.run in each rank
+SAVE_REQUEST = "checkpoint-{step}.request.json"  # of a program: {"step", "folder"}, by muster.run
+PREPARED = "prepared.json"  # of a program: what was fetched for it before its start, by trainer/programs/prepare.py
+KEEPER_STATE = "keeper.json"  # of a program: what was committed of it, by trainer/programs/keeper.py
+RANKS_ENDED = "ranks-ended.json"  # of a program: {"ranks": [{"rank", "exitCode"}]}, by the launcher
+STOP = "stop.json"  # of a program: it is asked to stop, by the launcher; $MUSTER_STOP_FILE
 STEP_LOG = "steps.jsonl"  # StepRecord lines, by rank 0 (also on standard output)
 LOG = "log"  # standard output and error of the whole worker, by whoever starts it
 

@@ -18,9 +18,11 @@ from muster.contract.checkpoint import (
     FOLDER_VERSION,
     ITEM_BYTES,
     OF_TENSORS,
+    PARTS,
     PINS,
     QUARANTINE,
     READERS,
+    RESUME,
     Commit,
     FileEntry,
     RunState,
@@ -34,7 +36,7 @@ DIMENSIONS_MAX: Final = 32
 HEADER_BYTES_MAX: Final = 100_000_000
 _HEX_DIGITS: Final = {"crc32": 8, "sha256": 64, "blake2b": 128}
 SCALES: Final = "_absmax"  # ends the name of the scales beside what is in eight bits
-_OURS: Final = frozenset({COMMITS, PINS, QUARANTINE, READERS})
+_OURS: Final = frozenset({COMMITS, PARTS, PINS, QUARANTINE, READERS, RESUME})
 # Slices that no straight cut divides are compared in pairs. Shardings cut straight; three layers of them, tilted
 # against each other, would still be fewer.
 TANGLED_MAX: Final = 64

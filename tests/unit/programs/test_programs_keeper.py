@@ -1,0 +1,322 @@
+"""The keeper publishes complete checkpoints of a program, whole, and nothing else."""
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.programs.gang_of_keepers import Bench, settle
+
+from muster.contract.checkpoint import FileEntry
+from muster.contract.names import KEEPER_STATE, PREPARED, SAVE_REQUEST, ExitCode
+from muster.storage.errors import StoreError
+from muster.storage.file_store import FileStore
+from muster.storage.small_files import write_whole
+from muster.storage.store import nobody
+from muster.trainer.errors import UserError
+
+
+def archive(text: str) -> bytes:
+    """A file as torch.save writes it, in its outer form."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as written:
+        written.writestr("archive/data.pkl", text)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_what_is_renamed_into_place_is_published(bench: Bench, tmp_path: Path) -> None:
+    bench.write(".step-7.partial/deep/weights", b"w")
+    bench.write(".step-7.partial/empty", b"")
+    bench.settle()
+    assert bench.steps() == ()
+    (bench.folder / ".step-7.partial").rename(bench.folder / "step-7")
+    bench.settle()
+    assert bench.steps() == (7,)
+    assert bench.loaded(7, tmp_path / "fresh") == {"deep/weights": b"w", "empty": b""}
+    commit = bench.commit(7)
+    assert (commit.kind, commit.entry, commit.attempt, commit.world_size) == ("folder", "step-7", 1, 1)
+    state = json.loads((bench.around.worker_dir / KEEPER_STATE).read_bytes())
+    assert (state["state"], state["committedStep"], state["fault"]) == ("idle", 7, None)
+    bench.settle()  # it is published once
+    assert bench.commit(7) == commit
+
+
+def test_a_folder_written_in_place_needs_a_mark_and_a_later_step_of_every_rank(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ranks=2)
+    bench.write("checkpoint-10/model.bin")
+    bench.stepped(11, rank=0)
+    bench.stepped(11, rank=1)
+    bench.settle()
+    assert bench.steps() == ()  # no mark
+    bench.write("checkpoint-10/trainer_state.json", json.dumps({"global_step": 10}).encode())
+    bench.stepped(11, rank=0)
+    bench.stepped(10, rank=1, after=-60)  # still saving
+    bench.settle()
+    assert bench.steps() == ()
+    bench.stepped(11, rank=1)
+    bench.settle()
+    assert bench.steps() == (10,)
+
+
+def test_data_newer_than_dcp_s_metadata_are_of_a_save_under_way(bench: Bench) -> None:
+    bench.write("last/__0_0.distcp")
+    metadata = bench.write("last/.metadata")
+    os.utime(metadata, ns=(1, (bench.folder / "last/__0_0.distcp").stat().st_mtime_ns - 1))
+    bench.stepped(20)
+    bench.settle()
+    assert bench.steps() == ()
+    os.utime(metadata)
+    bench.stepped(20)
+    bench.settle()
+    assert bench.steps() == (20,)  # no step in its name: the ranks' own
+
+
+def test_files_in_the_folder_itself_are_one_checkpoint_and_are_not_written_twice(bench: Bench, tmp_path: Path) -> None:
+    bench.write("best.pt", archive("best"))
+    bench.write("last.pt", archive("five")[:-9])  # half way
+    bench.write("notes.txt")
+    bench.stepped(5)
+    bench.settle()
+    assert bench.steps() == ()
+    bench.write("last.pt", archive("five"))
+    bench.stepped(6)
+    bench.settle()
+    assert bench.loaded(6, tmp_path / "first") == {"best.pt": archive("best"), "last.pt": archive("five")}
+    bench.write("last.tmp", archive("ten!"))
+    (bench.folder / "last.tmp").rename(bench.folder / "last.pt")  # complete at once, without a step
+    bench.stepped(10, after=-60)
+    bench.settle()
+    assert bench.steps() == (6, 10)
+    assert bench.loaded(10, tmp_path / "second") == {"best.pt": archive("best"), "last.pt": archive("ten!")}
+    assert {file.key for file in bench.commit(10).files} == {
+        "step-00000006/attempt-1/files/best.pt",
+        "step-00000010/attempt-1/files/last.pt",
+    }
+
+
+def test_a_request_of_muster_run_is_a_step_s_word(bench: Bench) -> None:
+    folder = bench.write("mine/weights").parent
+    request = {"step": 33, "folder": str(folder)}
+    write_whole(bench.around.worker_dir / SAVE_REQUEST.format(step=33), json.dumps(request))
+    bench.settle()
+    assert bench.steps() == (33,)
+
+
+def test_all_ranks_that_ended_well_leave_what_is_marked_complete(bench: Bench) -> None:
+    bench.write("checkpoint-10/model.bin")
+    bench.write("checkpoint-10/trainer_state.json", json.dumps({"global_step": 10}).encode())
+    bench.ended(0)
+    assert bench.keeper.run() == 0
+    assert bench.steps() == (10,)
+    assert bench.keeper.state.state == "done"
+
+
+def test_after_a_failure_only_what_was_complete_is_published(bench: Bench) -> None:
+    bench.write("checkpoint-10/trainer_state.json", b"{}")
+    bench.save("step-9")
+    bench.ended(0, 1)
+    assert bench.keeper.run() == 0
+    assert bench.steps() == (9,)
+
+
+def test_the_program_may_delete_and_rewrite_during_the_upload(tmp_path: Path) -> None:
+    def rewrite(key: str) -> None:
+        (saving.folder / "step-1" / "b").write_bytes(b"torn")
+        for path in saving.folder.glob("step-1/*"):
+            path.unlink()
+
+    saving = Bench(tmp_path, store=WatchedStore(tmp_path / "store" / "uid", rewrite))
+    saving.save("step-1", a=b"a" * 1000, b=b"b" * 1000)
+    saving.settle()
+    assert saving.loaded(1, tmp_path / "fresh") == {"a": b"a" * 1000, "b": b"b" * 1000}
+
+
+def test_a_deleted_checkpoint_is_said_and_never_half_published(bench: Bench) -> None:
+    bench.save("step-1")
+    bench.keeper._hear_renames(1.0)
+    (bench.folder / "step-1" / "weights").unlink()
+    bench.settle()
+    assert bench.steps() == ()
+    bench.save("step-2")
+    bench.settle()
+    assert bench.steps() == (2,)
+
+
+def test_one_that_changes_whenever_it_is_copied_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from muster.trainer.programs import snapshot
+
+    copy = snapshot._copy
+
+    def copy_and_grow(source: Path, target: Path) -> None:
+        copy(source, target)
+        source.write_bytes(source.read_bytes() + b"more")
+
+    monkeypatch.setattr(snapshot, "_copy", copy_and_grow)
+    bench.save("step-1")
+    bench.look(5)
+    assert bench.steps() == ()
+    assert "weights was changed while it was copied; it is not published" in (bench.keeper.state.fault or "")
+
+
+@pytest.mark.parametrize(("make", "says"), [("link", "is a link"), ("fifo", "is no regular file")])
+def test_links_and_fifos_are_refused_by_their_path(bench: Bench, make: str, says: str) -> None:
+    folder = bench.write(".partial/weights").parent
+    if make == "link":
+        (folder / "odd").symlink_to("/etc/passwd")
+    else:
+        os.mkfifo(folder / "odd")
+    folder.rename(bench.folder / "step-4")
+    bench.settle()
+    assert bench.steps() == ()
+    assert f"step-4/odd {says}" in (bench.keeper.state.fault or "")
+
+
+def test_a_full_disk_is_said_and_the_next_one_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from muster.trainer.programs import snapshot
+
+    copy = snapshot._copy
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(snapshot, "_copy", full)
+    bench.save("step-1")
+    bench.settle()
+    assert "the node's disk has no room for a copy" in (bench.keeper.state.fault or "")
+    monkeypatch.setattr(snapshot, "_copy", copy)
+    bench.save("step-2")
+    bench.settle()
+    assert (bench.steps(), bench.keeper.state.fault) == ((2,), None)
+
+
+class WatchedStore(FileStore):
+    """Calls `before` with each key that is about to be written; raises what that raises."""
+
+    def __init__(self, root: Path, before: Callable[[str], None]) -> None:
+        super().__init__(root, links=False)
+        self._before = before
+
+    def write(self, key: str, data: memoryview, sent: Callable[[int], None] = nobody) -> FileEntry:
+        self._before(key)
+        return super().write(key, data, sent)
+
+
+def test_a_failing_store_is_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    failures = [StoreError("the disk is full"), StoreError("the disk is full"), OSError("reset")]
+
+    def fail(key: str) -> None:
+        if failures:
+            raise failures.pop()
+
+    bench = Bench(tmp_path, store=WatchedStore(tmp_path / "store" / "uid", fail))
+    bench.save("step-1")
+    bench.settle()
+    assert (bench.steps(), failures, bench.keeper.state.fault) == ((1,), [], None)
+
+
+def test_a_stale_attempt_publishes_nothing(tmp_path: Path) -> None:
+    fence = tmp_path / "status.json"
+    fence.write_text(json.dumps({"metadata": {"uid": "uid"}, "status": {"attempt": 2}}))
+    bench = Bench(tmp_path, fence=fence.as_uri())
+    bench.save("step-1")
+    assert bench.keeper.run() == ExitCode.STALE_ATTEMPT
+    assert bench.steps() == ()
+    assert "attempt 1 of job uid is not current" in (bench.keeper.state.fault or "")
+
+
+def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
+    first = Bench(tmp_path / "one", folder=str(tmp_path / "shared"))
+    with pytest.raises(UserError, match="another job's program writes its checkpoints there"):
+        Bench(tmp_path / "two", folder=str(tmp_path / "shared"))
+    assert first.steps() == ()
+
+
+def test_what_was_resumed_from_is_not_published_again(tmp_path: Path) -> None:
+    folder = tmp_path / "attempt-1" / "worker-0" / "checkpoints" / "checkpoint-5"
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text('{"global_step": 5}')
+    write_whole(tmp_path / "attempt-1" / "worker-0" / PREPARED, json.dumps({"entry": "checkpoint-5"}))
+    bench = Bench(tmp_path, resume_step="5")
+    bench.stepped(6)
+    bench.settle()
+    assert bench.steps() == ()
+    bench.save("checkpoint-2")  # a program that began again
+    bench.settle()
+    assert bench.steps() == ()
+    assert "the program does not resume; have it load $MUSTER_RESUME_DIR" in (bench.keeper.state.fault or "")
+
+
+def test_the_best_and_the_kept_are_those_of_the_program_s_own_metrics(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, checkpoint=json.dumps({"keep": {"last": 1, "best": 1}}))
+    for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5)):
+        bench.stepped(step, after=-60, loss=loss + 1, values={"evaluation_loss": loss, "odd": "text"}, tokens=step * 8)
+        bench.save(f"step-{step}")
+        bench.settle()
+    assert bench.steps() == (2, 3)
+    assert (bench.commit(2).best, bench.commit(3).best) == (True, False)
+    assert (bench.commit(3).metrics, bench.commit(3).tokens) == ({"evaluation_loss": 2.5, "loss": 3.5}, 24)
+
+
+def gang(tmp_path: Path, **more: str) -> tuple[Bench, Bench]:
+    first = Bench(tmp_path, worker=0, workers=2, **more)
+    return first, Bench(tmp_path, worker=1, workers=2, **more)
+
+
+def test_each_node_s_part_is_in_one_checkpoint(tmp_path: Path) -> None:
+    first, second = gang(tmp_path)
+    second.save("step-3", **{"rank-1.pt": b"one", "same": b"s"})
+    first.save("step-3", **{"rank-0.pt": b"zero", "same": b"s"})
+    settle(first, second)
+    assert first.loaded(3, tmp_path / "fresh") == {"rank-0.pt": b"zero", "rank-1.pt": b"one", "same": b"s"}
+    assert not (tmp_path / "store" / "uid" / "parts" / "attempt-1" / "step-00000003").exists()
+
+
+def test_a_node_without_a_part_says_so_once_its_ranks_are_past_the_step(tmp_path: Path) -> None:
+    first, second = gang(tmp_path)
+    second.stepped(2)
+    first.save("step-3")
+    for bench in (first, second) * 3:
+        bench.look()
+    assert first.steps() == ()
+    second.stepped(3)
+    settle(first, second)
+    assert first.steps() == (3,)
+
+
+def test_a_shared_folder_is_uploaded_once(tmp_path: Path) -> None:
+    first, second = gang(tmp_path, folder=str(tmp_path / "shared"))
+    first.save("step-3", **{"rank-0.pt": b"zero", "rank-1.pt": b"one"})
+    settle(first, second)
+    assert [file.key for file in first.commit(3).files] == [
+        "step-00000003/attempt-1/files/rank-0.pt",
+        "step-00000003/attempt-1/files/rank-1.pt",
+    ]
+
+
+def test_two_nodes_with_different_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    first, second = gang(tmp_path)
+    second.save("step-3", state=b"one")
+    first.save("step-3", state=b"zero")
+    settle(first, second)
+    assert first.steps() == ()
+    assert "different files by the name state" in (first.keeper.state.fault or "")
+
+
+def test_a_node_whose_part_is_unfit_fails_the_checkpoint_by_its_name(tmp_path: Path) -> None:
+    first, second = gang(tmp_path)
+    folder = second.write(".partial/weights").parent
+    (folder / "odd").symlink_to("weights")
+    folder.rename(second.folder / "step-3")
+    first.save("step-3")
+    settle(first, second)
+    assert first.steps() == ()
+    assert "worker 1: " in (first.keeper.state.fault or "")
+    assert "odd is a link" in (first.keeper.state.fault or "")

@@ -1,0 +1,257 @@
+"""python -m muster.trainer.programs.prepare
+
+Fills a worker's disk before its program starts: the source, the inputs, and the newest checkpoint that verifies. What
+lies where is written to prepared.json, for the launcher. May run again: it begins anew.
+
+A checkpoint is put back by its own name into the folder that the program writes its checkpoints to, where programs that
+know nothing of Muster look for it; MUSTER_RESUME_DIR leads there. All workers of a gang resume from one step: worker 0
+chooses, and the others take that step or none.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from muster.contract.address import Address, parse_address
+from muster.contract.checkpoint import RESUME, Commit
+from muster.contract.names import PREPARED, ExitCode
+from muster.contract.program import Input
+from muster.storage.errors import NotFound, StorageError
+from muster.storage.listing import steps_in
+from muster.storage.opening import open_source, open_store
+from muster.storage.small_files import write_whole
+from muster.storage.store import Store
+from muster.trainer.checkpoint.commits import commit_in
+from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
+from muster.trainer.checkpoint.folder_files import write_folder
+from muster.trainer.checkpoint.quarantine import first_good, put_back_newest, set_aside
+from muster.trainer.checkpoint.readers import reading
+from muster.trainer.errors import UserError
+from muster.trainer.programs.archive import unpack
+from muster.trainer.programs.surroundings import INPUTS, KEEPING, SOURCE, WORK, Surroundings, read_surroundings
+
+SOURCE_BYTES_MAX: Final = 1 << 30
+BLOCK_BYTES: Final = 16 << 20
+# For worker 0 to fetch and verify the checkpoint: 500 GB of a slow store. It fails sooner where its node is gone.
+CHOICE_SECONDS_MAX: Final = 3600.0
+CHOICE_PAUSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that was put back: its step, its name among the program's checkpoints, and its folder."""
+
+    step: int
+    entry: str | None
+    folder: Path
+
+
+def prepare(around: Surroundings, report: Callable[[str], None]) -> dict[str, object]:
+    """Fetch everything, and return what prepared.json says. Raises UserError, StorageError, OSError."""
+    for name in (SOURCE, WORK, INPUTS, KEEPING):
+        shutil.rmtree(around.worker_dir / name, ignore_errors=True)
+    if around.watched.is_relative_to(around.worker_dir):  # else it is the user's to empty
+        shutil.rmtree(around.watched, ignore_errors=True)
+    (around.worker_dir / KEEPING).mkdir(parents=True)
+    work = around.worker_dir / WORK
+    source = inputs = None
+    if around.program.source:
+        source = around.worker_dir / SOURCE
+        _fetch_source(str(around.program.source), around.worker_dir / KEEPING / "source.tar.gz", source)
+        shutil.copytree(source, work, symlinks=True)
+        report(f"the source lies in {source}")
+    work.mkdir(exist_ok=True)
+    around.watched.mkdir(parents=True, exist_ok=True)
+    if around.program.inputs:
+        inputs = around.worker_dir / INPUTS
+        inputs.mkdir()
+        for name, wanted in around.program.inputs.items():
+            report(f"input {name}: {_fetch_input(name, wanted, inputs / name)}")
+    resumed = _resume(around, report) if around.resume_step else None
+    document: dict[str, object] = {
+        "workDir": str(work),
+        "sourceDir": str(source) if source else None,
+        "inputsDir": str(inputs) if inputs else None,
+        "checkpointDir": str(around.watched),
+        "resumeDir": str(resumed.folder) if resumed else None,
+        "resumeStep": resumed.step if resumed else 0,
+    }
+    if resumed is not None:
+        document["entry"] = resumed.entry
+    write_whole(around.worker_dir / PREPARED, json.dumps(document))
+    return document
+
+
+def _fetch_source(address: str, archive: Path, folder: Path) -> None:
+    place = parse_address(address)
+    parent, _, name = str(place).rpartition("/")
+    store = open_source(parse_address(parent))
+    try:
+        about = store.about(name)
+        if about.bytes > SOURCE_BYTES_MAX:
+            raise UserError(f"program.source {address}: has {about.bytes:,} bytes; put data into a store instead")
+        with store.open(about) as read, open(archive, "wb") as written:
+            shutil.copyfileobj(read, written, BLOCK_BYTES)
+    except NotFound:
+        raise UserError(f"program.source {address}: there is no such archive; submit the job again") from None
+    unpack(archive, folder, f"program.source {address}")
+    archive.unlink()
+
+
+# --- inputs ---
+
+
+def _fetch_input(name: str, wanted: Input, folder: Path) -> str:
+    """Fetch an input, and say what it is."""
+    if wanted.source is not None:
+        try:
+            count = _fetch_model(str(wanted.source), folder)
+        except NotFound as error:
+            raise UserError(f"program.inputs.{name}: {error}") from None
+        return f"{count} files of {wanted.source}"
+    if wanted.uri is None:
+        raise UserError(
+            f"program.inputs.{name}.job {wanted.job!r} was not resolved to a checkpoint folder: submit through the "
+            "API, or give uri"
+        )
+    from muster.trainer.convert.export import export  # for a model of Muster's trainer alone needs its libraries
+
+    try:
+        report = export(open_store(wanted.uri, links=False), wanted.step, folder)
+    except DamagedCommit as error:
+        raise UserError(f"program.inputs.{name}: {error}; name another step") from error
+    return f"step {report['step']} of {wanted.uri}"
+
+
+def _fetch_model(source: str, folder: Path) -> int:
+    address = parse_address(source)
+    if address.scheme == "hf":
+        return _fetch_from_hub(source, address, folder)
+    store, count = open_source(address), 0
+    for about in list(store.objects("")):
+        if ".." in about.key.split("/") or about.key.startswith("/"):
+            raise UserError(f"{source}: {about.key[:200]!r} is no path below the folder")
+        target = folder / about.key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with store.open(about) as read, open(target, "wb") as written:
+            shutil.copyfileobj(read, written, BLOCK_BYTES)
+        count += 1
+    if not count:
+        raise NotFound(f"{source}: holds no files")
+    return count
+
+
+def _fetch_from_hub(source: str, address: Address, folder: Path) -> int:
+    from muster.contract.address import hub_path
+    from muster.trainer.models.files import open_files
+
+    where = hub_path(address)
+    files = open_files(source)  # says what is wrong with the name, the token or the network
+    from huggingface_hub import snapshot_download
+
+    revision = getattr(files, "revision", None) or where.revision
+    patterns = [f"{where.path.strip('/')}/*"] if where.path else None
+    found = Path(snapshot_download(where.repository, revision=revision, allow_patterns=patterns))
+    shutil.copytree(found / where.path.strip("/") if where.path else found, folder)
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+# --- the checkpoint to resume from ---
+
+
+def _resume(around: Surroundings, report: Callable[[str], None]) -> Resumed | None:
+    store = open_store(around.store)
+    choice = f"{RESUME}/attempt-{around.attempt}.json"
+    if around.worker > 0:
+        return _take(around, store, _chosen(store, choice), report)
+    put_back_newest(store, report)
+    steps = [step for step in reversed(steps_in(store)) if step <= around.resume_step]
+    resumed = first_good(store, steps, around.resume_step, lambda step: _fetch(around, store, step), report)
+    if resumed.step < around.resume_step:
+        report(f"resumes from step {resumed.step}, for step {around.resume_step} can't be used")
+    if around.workers > 1:
+        for old in list(store.objects(f"{RESUME}/")):
+            store.delete(old.key)
+        store.replace(choice, json.dumps({"step": resumed.step}).encode())
+    report(f"step {resumed.step} lies in {resumed.folder}: resumes by the program; data position not checked")
+    return resumed
+
+
+def _chosen(store: Store, key: str) -> int:
+    """The step that worker 0 has fetched and verified. Raises CheckpointError where it says none in time."""
+    deadline = time.monotonic() + CHOICE_SECONDS_MAX
+    while time.monotonic() < deadline:
+        try:
+            return int(json.loads(store.read(key))["step"])
+        except NotFound:
+            time.sleep(CHOICE_PAUSE_SECONDS)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{store.uri}/{key}: can't be read: {error}") from error
+    raise CheckpointError(f"{store.uri}/{key}: worker 0 has not said which checkpoint to resume from; see its log")
+
+
+def _take(around: Surroundings, store: Store, step: int, report: Callable[[str], None]) -> Resumed:
+    try:
+        return _fetch(around, store, step)
+    except DamagedCommit as damaged:  # worker 0 resumes from it: this attempt can't, and the next takes another
+        set_aside(store, step, damaged, report)
+        raise
+
+
+def _fetch(around: Surroundings, store: Store, step: int) -> Resumed:
+    """Write the checkpoint into the watched folder, whole or not at all."""
+    commit = commit_in(store, step, own=True)
+    if commit.kind != "folder":
+        raise UserError(
+            f"{store.uri}: step {step} is a checkpoint of Muster's own trainer, and this job runs a program; give it a "
+            "checkpoint.uri of its own"
+        )
+    fetched = around.worker_dir / KEEPING / "fetched"
+    shutil.rmtree(fetched, ignore_errors=True)
+    try:
+        with reading(store, step):
+            write_folder(store, commit, fetched)
+        return Resumed(step, commit.entry, _moved(fetched, around.watched, commit))
+    finally:
+        shutil.rmtree(fetched, ignore_errors=True)
+
+
+def _moved(fetched: Path, watched: Path, commit: Commit) -> Path:
+    """Move the files to where the program looks for them, in place of what its source brought."""
+    places = {fetched: watched / commit.entry} if commit.entry is not None else {}
+    for source, place in (places or {path: watched / path.name for path in fetched.iterdir()}).items():
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.move(source, place)
+    return watched if commit.entry is None else watched / commit.entry
+
+
+def main() -> int:
+    def report(words: str) -> None:
+        print(f"prepare: {words}", file=sys.stderr, flush=True)
+
+    try:
+        prepare(read_surroundings(), report)
+    except UserError as error:
+        report(str(error))
+        return int(ExitCode.USER_ERROR)
+    except StorageError as error:
+        report(str(error))
+        return int(ExitCode.STORAGE)
+    except OSError as error:
+        full = "; the node's disk is full: give the workers more" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        report(f"{error.filename or os.getcwd()}: {error.strerror or error}{full}")
+        return int(ExitCode.STORAGE)
+    return int(ExitCode.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
