@@ -14,10 +14,10 @@ from muster.storage.small_files import write_whole
 from muster.storage.store import Store
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.folder_files import write_folder
-from muster.trainer.programs.keeper import Keeper
-from muster.trainer.programs.surroundings import Surroundings, read_surroundings
+from muster.trainer.programs import Surroundings, read_surroundings
+from muster.trainer.programs.keeper import FolderKeeper
 
-LOOKS_MAX = 2_000
+LOOKS_MAX = 6_000
 
 
 def surroundings(root: Path, worker: int = 0, workers: int = 1, ranks: int = 1, **more: str) -> Surroundings:
@@ -42,7 +42,7 @@ class Bench:
         self.around = surroundings(root, **more)  # type: ignore[arg-type]
         self.store = store or FileStore(root / "store" / "uid", links=False)
         self.folder = self.around.watched
-        self.keeper = Keeper(self.around, self.store, retry_seconds=(0.0,))
+        self.keeper = FolderKeeper(self.around, self.store, retry_seconds=(0.0,))
         self.keeper.begin()
 
     def write(self, path: str, data: bytes = b"x" * 100) -> Path:

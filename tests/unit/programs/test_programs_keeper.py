@@ -141,7 +141,7 @@ def test_the_program_may_delete_and_rewrite_during_the_upload(tmp_path: Path) ->
 
 def test_a_deleted_checkpoint_is_said_and_never_half_published(bench: Bench) -> None:
     bench.save("step-1")
-    bench.keeper._hear_renames(1.0)
+    bench.keeper._watch.wait(1.0)
     (bench.folder / "step-1" / "weights").unlink()
     bench.settle()
     assert bench.steps() == ()

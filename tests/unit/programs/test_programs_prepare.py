@@ -17,10 +17,10 @@ from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint.failures import DamagedCommit
 from muster.trainer.checkpoint.quarantine import quarantined
 from muster.trainer.errors import UserError
+from muster.trainer.programs import Surroundings
 from muster.trainer.programs import prepare as module
 from muster.trainer.programs.archive import unpack
 from muster.trainer.programs.prepare import prepare
-from muster.trainer.programs.surroundings import Surroundings
 
 
 def packed(path: Path, *members: tarfile.TarInfo, **files: str) -> Path:

@@ -57,7 +57,7 @@ def look_at(watched: Path, entry: str | None) -> Listing | None:
         if entry is None:
             return _root_files(watched)
         root = watched / entry
-        found, newest = [], root.lstat().st_mtime_ns
+        files, newest = [], root.lstat().st_mtime_ns
         for path, about in _walk(root, ""):
             newest = max(newest, about.st_mtime_ns)
             if stat.S_ISDIR(about.st_mode):
@@ -65,18 +65,19 @@ def look_at(watched: Path, entry: str | None) -> Listing | None:
             if not stat.S_ISREG(about.st_mode):
                 what = "a link" if stat.S_ISLNK(about.st_mode) else "no regular file"
                 raise UnfitFolder(f"{root / path} is {what}; a checkpoint is made of files: write a copy instead")
-            found.append(_facts(path, about))
-            if len(found) > FILES_MAX:
+            files.append(_facts(path, about))
+            if len(files) > FILES_MAX:
                 raise UnfitFolder(f"{root} has more than {FILES_MAX:,} files; pack them into fewer")
-        return Listing(entry, tuple(sorted(found)), newest / 1e9)
+        return Listing(entry, tuple(sorted(files)), newest / 1e9)
     except FileNotFoundError:
         return None
 
 
 def entries_of(watched: Path) -> list[str]:
-    """The names of the folders in the watched folder. Raises FileNotFoundError."""
+    """The names of the folders in the watched folder; those with a leading dot are somebody's own. Raises
+    FileNotFoundError."""
     with os.scandir(watched) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False) and not one.name.startswith("."))
 
 
 def is_checkpoint_file(name: str) -> bool:
@@ -118,15 +119,15 @@ def metrics_of(watched: Path, listing: Listing) -> dict[str, float]:
     state = _trainer_state(watched / listing.entry / TRAINER_STATE)
     history = [line for line in state.get("log_history") or () if isinstance(line, dict)]
     newest = next((line for line in reversed(history) if "eval_loss" in line), {})
-    named = {f"evaluation_{key.removeprefix('eval_')}": v for key, v in newest.items() if key.startswith("eval_")}
-    return {name: float(v) for name, v in named.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    numbers = {f"evaluation_{key.removeprefix('eval_')}": v for key, v in newest.items() if key.startswith("eval_")}
+    return {name: float(v) for name, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
 def _root_files(watched: Path) -> Listing:
     with os.scandir(watched) as entries:
         files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
-        found = [_facts(one.name, one.stat(follow_symlinks=False)) for one in files if is_checkpoint_file(one.name)]
-    return Listing(None, tuple(sorted(found)), max((file.changed_at for file in found), default=0) / 1e9)
+        facts = [_facts(one.name, one.stat(follow_symlinks=False)) for one in files if is_checkpoint_file(one.name)]
+    return Listing(None, tuple(sorted(facts)), max((file.changed_at for file in facts), default=0) / 1e9)
 
 
 def _walk(root: Path, below: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -145,10 +146,10 @@ def _facts(path: str, about: os.stat_result) -> FileFacts:
 
 def _trainer_state(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        state = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return state if isinstance(state, dict) else {}
 
 
 def _is_whole(path: Path) -> bool:

@@ -53,22 +53,22 @@ class Parts:
 
     def newest_order(self) -> Order | None:
         """Raises StoreError."""
-        if (found := self._get("order.json")) is None:
+        if (order := self._get("order.json")) is None:
             return None
-        files = tuple(FileFacts(*file) for file in found["files"])
-        return Order(found["step"], found["entry"], files, bool(found["done"]))
+        files = tuple(FileFacts(*file) for file in order["files"])
+        return Order(order["step"], order["entry"], files, bool(order["done"]))
 
     def report(self, step: int, worker: int, files: tuple[FileEntry, ...], fault: str | None = None) -> None:
         entries = [entry.model_dump(mode="json", by_alias=True) for entry in files]
         self._put(self._name(step, worker), {"files": entries, "fault": fault})
 
     def of(self, step: int, worker: int) -> tuple[FileEntry, ...] | None:
-        """What a worker has uploaded; None where it has not reported. Raises PartFailed, StoreError."""
-        if (found := self._get(self._name(step, worker))) is None:
+        """Return the files that a worker has uploaded; None before its report. Raises PartFailed, StoreError."""
+        if (report := self._get(self._name(step, worker))) is None:
             return None
-        if found["fault"]:
-            raise PartFailed(f"worker {worker}: {found['fault']}")
-        return tuple(FileEntry.model_validate(entry) for entry in found["files"])
+        if report["fault"]:
+            raise PartFailed(f"worker {worker}: {report['fault']}")
+        return tuple(FileEntry.model_validate(entry) for entry in report["files"])
 
     def sweep(self) -> None:
         """Remove what this attempt and those before it have left; nobody needs it once a checkpoint is published."""
@@ -84,9 +84,9 @@ class Parts:
 
     def _get(self, name: str) -> dict[str, Any] | None:
         try:
-            found = json.loads(self._store.read(f"{self._folder}/{name}", _BYTES_MAX))
+            document = json.loads(self._store.read(f"{self._folder}/{name}", _BYTES_MAX))
         except NotFound:
             return None
         except ValueError as error:
             raise StoreError(f"{self._store.uri}/{self._folder}/{name}: is no JSON: {error}") from error
-        return found if isinstance(found, dict) else None
+        return document if isinstance(document, dict) else None

@@ -36,8 +36,8 @@ from muster.trainer.checkpoint.folder_files import write_folder
 from muster.trainer.checkpoint.quarantine import first_good, put_back_newest, set_aside
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.errors import UserError
+from muster.trainer.programs import INPUTS, KEEPING, SOURCE, WORK, Surroundings, read_surroundings
 from muster.trainer.programs.archive import unpack
-from muster.trainer.programs.surroundings import INPUTS, KEEPING, SOURCE, WORK, Surroundings, read_surroundings
 
 SOURCE_BYTES_MAX: Final = 1 << 30
 BLOCK_BYTES: Final = 16 << 20
@@ -48,11 +48,13 @@ CHOICE_PAUSE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True)
 class Resumed:
-    """The checkpoint that was put back: its step, its name among the program's checkpoints, and its folder."""
+    """The checkpoint that was put back: its step, its name among the program's checkpoints, its folder, and the tokens
+    that were trained until then."""
 
     step: int
     entry: str | None
     folder: Path
+    tokens: int
 
 
 def prepare(around: Surroundings, report: Callable[[str], None]) -> dict[str, object]:
@@ -74,8 +76,8 @@ def prepare(around: Surroundings, report: Callable[[str], None]) -> dict[str, ob
     if around.program.inputs:
         inputs = around.worker_dir / INPUTS
         inputs.mkdir()
-        for name, wanted in around.program.inputs.items():
-            report(f"input {name}: {_fetch_input(name, wanted, inputs / name)}")
+        for name, asked in around.program.inputs.items():
+            report(f"input {name}: {_fetch_input(name, asked, inputs / name)}")
     resumed = _resume(around, report) if around.resume_step else None
     document: dict[str, object] = {
         "workDir": str(work),
@@ -84,6 +86,7 @@ def prepare(around: Surroundings, report: Callable[[str], None]) -> dict[str, ob
         "checkpointDir": str(around.watched),
         "resumeDir": str(resumed.folder) if resumed else None,
         "resumeStep": resumed.step if resumed else 0,
+        "resumeTokens": resumed.tokens if resumed else 0,
     }
     if resumed is not None:
         document["entry"] = resumed.entry
@@ -110,26 +113,26 @@ def _fetch_source(address: str, archive: Path, folder: Path) -> None:
 # --- inputs ---
 
 
-def _fetch_input(name: str, wanted: Input, folder: Path) -> str:
+def _fetch_input(name: str, asked: Input, folder: Path) -> str:
     """Fetch an input, and say what it is."""
-    if wanted.source is not None:
+    if asked.source is not None:
         try:
-            count = _fetch_model(str(wanted.source), folder)
+            count = _fetch_model(str(asked.source), folder)
         except NotFound as error:
             raise UserError(f"program.inputs.{name}: {error}") from None
-        return f"{count} files of {wanted.source}"
-    if wanted.uri is None:
+        return f"{count} files of {asked.source}"
+    if asked.uri is None:
         raise UserError(
-            f"program.inputs.{name}.job {wanted.job!r} was not resolved to a checkpoint folder: submit through the "
+            f"program.inputs.{name}.job {asked.job!r} was not resolved to a checkpoint folder: submit through the "
             "API, or give uri"
         )
     from muster.trainer.convert.export import export  # for a model of Muster's trainer alone needs its libraries
 
     try:
-        report = export(open_store(wanted.uri, links=False), wanted.step, folder)
+        report = export(open_store(asked.uri, links=False), asked.step, folder)
     except DamagedCommit as error:
         raise UserError(f"program.inputs.{name}: {error}; name another step") from error
-    return f"step {report['step']} of {wanted.uri}"
+    return f"step {report['step']} of {asked.uri}"
 
 
 def _fetch_model(source: str, folder: Path) -> int:
@@ -160,8 +163,8 @@ def _fetch_from_hub(source: str, address: Address, folder: Path) -> int:
 
     revision = getattr(files, "revision", None) or where.revision
     patterns = [f"{where.path.strip('/')}/*"] if where.path else None
-    found = Path(snapshot_download(where.repository, revision=revision, allow_patterns=patterns))
-    shutil.copytree(found / where.path.strip("/") if where.path else found, folder)
+    copy = Path(snapshot_download(where.repository, revision=revision, allow_patterns=patterns))
+    shutil.copytree(copy / where.path.strip("/") if where.path else copy, folder)
     return sum(path.is_file() for path in folder.rglob("*"))
 
 
@@ -220,7 +223,7 @@ def _fetch(around: Surroundings, store: Store, step: int) -> Resumed:
     try:
         with reading(store, step):
             write_folder(store, commit, fetched)
-        return Resumed(step, commit.entry, _moved(fetched, around.watched, commit))
+        return Resumed(step, commit.entry, _moved(fetched, around.watched, commit), commit.tokens)
     finally:
         shutil.rmtree(fetched, ignore_errors=True)
 

@@ -23,9 +23,9 @@ from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.fence import FenceUnreachable, confirm
+from muster.trainer.programs import Surroundings
 from muster.trainer.programs.listing import FileFacts, UnfitFolder
 from muster.trainer.programs.snapshot import Snapshot
-from muster.trainer.programs.surroundings import Surroundings
 
 FENCE_RETRIES = 5
 JUDGED_BY = "evaluation_loss"
@@ -37,7 +37,7 @@ class Publisher:
     def __init__(self, around: Surroundings, store: Store) -> None:
         self._around, self._store = around, store
         self._seen = Seen()
-        self._named: dict[FileFacts, FileEntry] = {}  # by the newest COMMIT: what has not changed is not written again
+        self._published: dict[FileFacts, FileEntry] = {}  # by the newest COMMIT: not written again
 
     def upload(self, snapshot: Snapshot, elsewhere: Iterable[FileFacts] = ()) -> tuple[FileEntry, ...]:
         """Write and verify the files of a snapshot, but for those that another worker has, for they share the folder.
@@ -67,11 +67,11 @@ class Publisher:
         self._confirm_attempt()
         publish(self._store, commit)
         by_path = {path_in_folder(entry.key): entry for entry in commit.files}
-        self._named = {file: by_path[file.path] for file in listing.files}
+        self._published = {file: by_path[file.path] for file in listing.files}
         collect(self._store, around.attempt, snapshot.step, around.checkpoint.keep, self._seen)
 
     def _write(self, snapshot: Snapshot, file: FileFacts) -> FileEntry:
-        if (entry := self._named.get(file)) is not None:
+        if (entry := self._published.get(file)) is not None:
             return entry
         key = folder_file_key(snapshot.step, self._around.attempt, file.path)
         if not file.path.isprintable() or len(key) > 1024 or ".tmp-" in file.path:
@@ -118,16 +118,16 @@ class Publisher:
 def merged(files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
     """The files of all workers by their paths. Workers may have written the same file, but not two files of one path:
     raises UnfitFolder."""
-    found: dict[str, FileEntry] = {}
+    by_path: dict[str, FileEntry] = {}
     for entry in files:
         path = path_in_folder(entry.key) or entry.key
-        first = found.setdefault(path, entry)
+        first = by_path.setdefault(path, entry)
         if (first.bytes, first.checksum) != (entry.bytes, entry.checksum):
             raise UnfitFolder(
                 f"two workers have written different files by the name {path}; give each rank's file its rank's "
                 "number, or write to a folder that all workers share"
             )
-    return tuple(found[path] for path in sorted(found))
+    return tuple(by_path[path] for path in sorted(by_path))
 
 
 def _folder(entry: FileEntry) -> str:

@@ -1,0 +1,358 @@
+"""Calls of Muster for a training program of one's own: one file of the standard library, in any image with Python 3.9.
+
+    import muster.run as run
+
+    if run.resume_dir():                          # the newest checkpoint that verified, as a folder
+        state = torch.load(f"{run.resume_dir()}/state.pt")
+    for step in range(run.resume_step() + 1, 1001):
+        ...
+        run.step(step, loss=loss, tokens=n)       # progress, at most one small file a second
+        stop = run.should_stop()                  # the same answer on every rank at the same step
+        if step % 100 == 0 or stop:
+            with run.checkpoint(step) as folder:  # complete at the end of the block, never before
+                torch.save(state, folder / "state.pt")
+        if stop:
+            break
+
+Without Muster around it the program runs as it did: nothing asks it to stop, nothing is reported, and a checkpoint is a
+plain folder below `checkpoints/`. Every rank makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "HuggingFaceCallback",
+    "LightningCallback",
+    "checkpoint",
+    "checkpoint_dir",
+    "resume_dir",
+    "resume_step",
+    "should_stop",
+    "step",
+]
+
+# A report costs a tenth of a millisecond, and the launcher reads them once a second.
+REPORT_SECONDS = 1.0
+# For the other ranks of this node, where torch.distributed does not let them agree. A rank that is this much later than
+# the others is hung, and Muster finds that by other means.
+PEERS_SECONDS_MAX = 600.0
+
+
+def resume_dir() -> str | None:
+    """Return the folder of the checkpoint to resume from, None for a fresh start."""
+    return os.environ.get("MUSTER_RESUME_DIR") or None
+
+
+def resume_step() -> int:
+    """Return the steps that the checkpoint to resume from has, 0 for a fresh start."""
+    return _number("MUSTER_RESUME_STEP", 0) if resume_dir() else 0
+
+
+def checkpoint_dir(default: str = "checkpoints") -> str:
+    """Return the folder whose checkpoints Muster keeps, for programs that write them by another library; without
+    Muster, `default`."""
+    return _prepared().get("checkpointDir") or os.environ.get("MUSTER_CHECKPOINT_DIR") or default
+
+
+def step(number: int, loss: Any = None, tokens: int | None = None, steps: int | None = None, **values: Any) -> None:
+    """Report a finished step. `loss` and `values` are numbers, or tensors of one: they are read once a second at most,
+    so that no GPU is waited for at each step. `tokens` are those of this step, of all ranks; `steps` is how many the
+    program will take. `evaluation_loss` decides which checkpoint is the best."""
+    if (reporter := _reporter()) is not None:
+        reporter.stepped(number, loss, tokens, steps, values)
+
+
+def should_stop() -> bool:
+    """Collective. Return whether the program should save and end: its node is taken away, or a person stops the job.
+
+    Every rank gets the same answer at the same call: through torch.distributed where the program uses it, else through
+    files of this node. Ranks on several nodes that do not use torch.distributed may differ by a step.
+    """
+    global _calls
+    _calls += 1
+    asked = os.path.exists(os.environ.get("MUSTER_STOP_FILE") or "")
+    group = _group()
+    if group is not None:
+        import torch
+
+        flag = torch.tensor([float(asked)])
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
+        return bool(flag.item())
+    if asked and _local_ranks() > 1:
+        return _calls >= _agreed_call(_calls)
+    return asked
+
+
+@contextlib.contextmanager
+def checkpoint(number: int) -> Iterator[Path]:
+    """Collective. A folder that becomes the checkpoint of step `number` when the block ends, and vanishes when it
+    raises. All ranks of a node get the same one."""
+    global _saves
+    _saves += 1
+    root = Path(checkpoint_dir())
+    partial, final = root / f".step-{number:08d}.partial", root / f"step-{number:08d}"
+    is_first, old = _local_rank() == 0, root / f".step-{number:08d}.old"
+    if _group() is not None or _local_ranks() == 1:
+        if is_first:
+            shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+        _barrier(f"begin-{_saves}")
+    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+    except BaseException:
+        if is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if is_first:  # nodes may share the folder: whoever comes second finds it moved
+        with contextlib.suppress(OSError):
+            final.rename(old)
+    _barrier(f"end-{_saves}")
+    if is_first:
+        with contextlib.suppress(FileNotFoundError):
+            partial.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+        _request(number, final)
+
+
+def HuggingFaceCallback() -> Any:
+    """Return a callback for transformers.Trainer: it reports steps, losses and evaluations, has the Trainer save and
+    stop when it should, and says when a checkpoint is complete on all ranks."""
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def __init__(self) -> None:
+            self.values: dict[str, Any] = {}
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            names = {"eval_loss": "evaluation_loss"}
+            self.values.update({names.get(name, name): value for name, value in (logs or {}).items()})
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            more = {name: v for name, v in self.values.items() if name not in ("loss", "steps", "tokens", "number")}
+            step(state.global_step, loss=self.values.get("loss"), steps=state.max_steps, **more)
+            if should_stop():
+                control.should_save = control.should_training_stop = True
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            _warn_of_another_folder(folder.parent)
+            _barrier(f"save-{state.global_step}")
+            if _local_rank() == 0:
+                _request(state.global_step, folder)
+
+    return Callback()
+
+
+def LightningCallback(every: int | None = None) -> Any:
+    """Return a callback for Lightning: it reports steps, saves every so many of them and when it should stop, as
+    `lightning.ckpt` in the checkpoint's folder."""
+    try:
+        from lightning.pytorch import Callback as Base  # type: ignore[import-not-found]
+    except ImportError:
+        from pytorch_lightning import Callback as Base  # type: ignore[import-not-found]
+
+    class Callback(Base):  # type: ignore[misc]
+        saved = 0
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            number = trainer.global_step
+            if number <= self.saved:  # a batch whose gradient is accumulated
+                return
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            step(number, loss=loss, steps=trainer.max_steps if trainer.max_steps > 0 else None)
+            stop = should_stop()
+            if stop or (every and number % every == 0):
+                self.saved = number
+                with checkpoint(number) as folder:
+                    trainer.save_checkpoint(folder / "lightning.ckpt")
+            if stop:
+                trainer.should_stop = True
+
+    return Callback()
+
+
+# --- progress ---
+
+
+class _Reporter:
+    """Writer of this rank's progress file."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._pid = path, os.getpid()
+        self._newest: dict[str, Any] = {}
+        self._written, self._next = -1, 0.0
+        self._tokens = int(_prepared().get("resumeTokens") or 0)
+        hook = sys.modules.get("_muster_hook")
+        if hook is not None:
+            hook.silence()
+        atexit.register(self.finish)
+
+    def stepped(self, number: int, loss: Any, tokens: int | None, steps: int | None, values: dict[str, Any]) -> None:
+        self._tokens += tokens or 0
+        self._newest = {"step": int(number), "progressedAt": time.time(), "steps": steps}
+        self._numbers = {**values, "loss": loss}
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + REPORT_SECONDS
+            self._write()
+
+    def finish(self) -> None:
+        """Report the last step, as the process ends."""
+        if self._pid == os.getpid() and self._newest and self._newest["step"] != self._written:
+            self._write()
+
+    def _write(self) -> None:
+        numbers = {name: _as_number(value) for name, value in self._numbers.items()}
+        values = {name: value for name, value in numbers.items() if value is not None}
+        loss = values.pop("loss", None)
+        document = {
+            **self._newest,
+            "pid": self._pid,
+            "at": time.time(),
+            "source": "run",
+            "loss": loss,
+            "values": values,
+        }
+        if self._tokens:
+            document["tokens"] = self._tokens
+        with contextlib.suppress(OSError):  # a full disk is no reason to end a training
+            _write_whole(self._path, document)
+            self._written = self._newest["step"]
+
+
+_calls = _saves = 0  # of should_stop and checkpoint; the same on every rank
+_reporters: dict[str, _Reporter] = {}
+_groups: list[Any] = []
+_warned: set[str] = set()
+
+
+def _reporter() -> _Reporter | None:
+    folder = os.environ.get("MUSTER_WORKER_DIR")
+    if not folder:
+        return None
+    path = os.path.join(folder, f"rank-{os.environ.get('RANK') or os.environ.get('MUSTER_WORKER') or 0}.progress.json")
+    if path not in _reporters:
+        _reporters[path] = _Reporter(path)
+    return _reporters[path]
+
+
+def _as_number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+# --- agreement ---
+
+
+def _group() -> Any:
+    """A group of all ranks on the CPU, so that no GPU is waited for; None where torch.distributed is not in use."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if distributed.get_world_size() == 1:
+        return None
+    world = distributed.group.WORLD
+    if not _groups or _groups[0] is not world:  # the program may have begun its groups anew
+        own = world if distributed.get_backend() == "gloo" else distributed.new_group(backend="gloo")
+        _groups[:] = [world, own]
+    return _groups[1]
+
+
+def _barrier(name: str) -> None:
+    """Wait for all ranks, or, without torch.distributed, for those of this node."""
+    group = _group()
+    if group is not None:
+        sys.modules["torch"].distributed.barrier(group=group)
+    elif _local_ranks() > 1 and os.environ.get("MUSTER_WORKER_DIR"):
+        _arrivals(name, 0)
+
+
+def _agreed_call(call: int) -> int:
+    """The latest call of should_stop at which a rank of this node saw that it should stop: all stop there."""
+    return max(_arrivals("stop", call), default=call)
+
+
+def _arrivals(name: str, value: int) -> list[int]:
+    """Leave a value for the other ranks of this node, and wait for theirs."""
+    folder = os.environ.get("MUSTER_WORKER_DIR") or ""
+    if not folder:
+        return [value]
+    paths = [os.path.join(folder, f"meet-{name}-{rank}.json") for rank in range(_local_ranks())]
+    if not os.path.exists(paths[_local_rank()]):
+        _write_whole(paths[_local_rank()], {"value": value})
+    deadline = time.monotonic() + PEERS_SECONDS_MAX
+    while time.monotonic() < deadline:
+        arrivals = [_read(path) for path in paths]
+        if all("value" in one for one in arrivals):
+            return [int(one["value"]) for one in arrivals]
+        time.sleep(0.01)
+    raise RuntimeError(f"{folder}: not all ranks of this node came to {name} within {PEERS_SECONDS_MAX:.0f} s")
+
+
+# --- files ---
+
+
+def _request(number: int, folder: Path) -> None:
+    """Say that a folder is complete on this node."""
+    worker_dir = os.environ.get("MUSTER_WORKER_DIR")
+    if worker_dir:
+        path = os.path.join(worker_dir, f"checkpoint-{number}.request.json")
+        _write_whole(path, {"step": number, "folder": str(folder.absolute()), "at": time.time()})
+
+
+def _warn_of_another_folder(folder: Path) -> None:
+    kept = checkpoint_dir("")
+    if kept and os.path.realpath(folder) != os.path.realpath(kept) and kept not in _warned:
+        _warned.add(kept)
+        sys.stderr.write(
+            f"muster: checkpoints are written to {folder}, and Muster keeps those in {kept} alone; give the program "
+            "output_dir=run.checkpoint_dir(), or name its folder in checkpoint.folder\n"
+        )
+
+
+def _prepared() -> dict[str, Any]:
+    return _read(os.path.join(os.environ.get("MUSTER_WORKER_DIR") or "", "prepared.json"))
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path) as file:
+            document = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _write_whole(path: str, document: dict[str, Any]) -> None:
+    new = f"{path}.{os.getpid()}.new"
+    with open(new, "w") as file:
+        json.dump(document, file)
+    os.replace(new, path)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name) or ""
+    return int(text) if text.isdigit() else default
+
+
+def _local_rank() -> int:
+    return _number("LOCAL_RANK", 0)
+
+
+def _local_ranks() -> int:
+    return _number("LOCAL_WORLD_SIZE", 1)
