@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from tests.tidy.repository import ROOMS, ROOT, SOURCE_ROOTS, expect_none, plant
 
-
 # A program of a user's own imports it in an image that holds nothing else of Muster.
 USERS_MODULE = "services/muster/run.py"
 
