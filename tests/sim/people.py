@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 from muster.contract.gang import CapacityPreference, Gang, Nodes, Topology
+from muster.contract.program import Hang, Program
 from muster.contract.quotas import ProjectQuota, Quota
 from muster.contract.signals import Cause, Signal, SignalKind
 from muster.contract.spec import JobSpec, Recovery, parse_job
@@ -35,6 +36,14 @@ _BASE = parse_job(
 ).spec
 
 
+# Programs of the user's own: one whose steps are counted, and one of which nothing is known but that it runs.
+_PROGRAMS = {
+    "counted": Program(command=("train.py",), hang=Hang(step_seconds=60)),
+    "unwatched": Program(command=("./run",), launcher="none", hang=Hang(off=True)),
+}
+_PROGRAMS_SHARE = 0.25  # of the worlds
+
+
 @functools.lru_cache(maxsize=4096)
 def make_spec(
     low: int,
@@ -46,6 +55,7 @@ def make_spec(
     recovery: str,
     deadline: int | None,
     ttl: int | None,
+    program: str = "",
 ) -> JobSpec:
     """A validated spec; the same arguments give the same object."""
     gang = Gang(
@@ -68,8 +78,10 @@ def make_spec(
         ),
         "short": Recovery(budgets={"infrastructure": 0}, stop_after_no_progress=2, window_hours=1, exclude_hours=1),
     }
+    work = {"training": None, "program": _PROGRAMS[program]} if program else {}
     return _BASE.model_copy(
-        update={
+        update=work
+        | {
             "gang": gang,
             "priority": priority,
             "recovery": policies[recovery],
@@ -177,6 +189,10 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
     )
     low = min(rng.choice((1, 1, 2, 2, 3, 4)), largest + (rng.random() < 0.05))
     high = low if rng.random() < 0.6 else min(low + rng.randint(1, 3), max(largest, low))
+    uid = f"{name}-{len(world.jobs)}"
+    dice = random.Random(f"{uid} program {world.weather!r}")  # its own, so that worlds without programs stay the same
+    has_programs = not kind and random.Random(f"programs {world.weather!r}").random() < _PROGRAMS_SHARE
+    program = dice.choice(("", *_PROGRAMS)) if has_programs else ""
     spec = make_spec(
         low,
         high,
@@ -187,15 +203,17 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
         rng.choice(("default", "default", "strict", "patient", "short")),
         rng.choice((None, None, None, None, 300)),
         rng.choice((None, None, None, 60)),
+        program,
     )
     if kind == "small":
         low = high = 1
         spec = make_spec(1, 1, rng.choice((2, 4)), "any", "", -9, "default", None, None)
     elif kind == "large":
-        low = high = max(size for size in range(1, largest + 1) if _BASE.training.samples_per_step() % (4 * size) == 0)
+        low = high = max(
+            size for size in range(1, largest + 1) if _BASE.training_config.samples_per_step() % (4 * size) == 0
+        )
         spec = make_spec(low, high, 4, "any", "", -9, "default", None, None)
     namespace = rng.choice(("team-a", "team-b"))
-    uid = f"{name}-{len(world.jobs)}"
     job = SimJob(
         uid,
         namespace,
@@ -323,6 +341,12 @@ class Mischief:
             training.hang = self.world.rng.choice(("silent", "beating", "behind", "stopped", "mute"))
             training.suspect = self.world.rng.choice(training.members)
             job = self.world.jobs[training.uid]
+            if (program := job.spec.program) is not None:
+                if program.hang.off:  # nobody would ever notice, as its user wants it
+                    training.hang, training.suspect = "", None
+                    return
+                # A launcher tells of all its ranks at once, and nothing of what they do within a step.
+                training.hang = "beating" if training.hang in ("behind", "mute") else training.hang
             self.world.log(
                 lambda: f"gang {job.name}-{training.attempt} hangs ({training.hang}, {training.suspect.index})"
             )

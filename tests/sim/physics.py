@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from muster.contract.program import Program
 from muster.contract.signals import (
     Cause,
     Heartbeat,
@@ -234,6 +235,31 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Wor
 
 
 def _beat(job: SimJob, process: Process, now: float, offset: float) -> Heartbeat:
+    beat = _trainers_beat(job, process, now, offset)
+    return beat if job.spec.program is None else _launchers_beat(job, job.spec.program, beat, offset)
+
+
+def _launchers_beat(job: SimJob, program: Program, beat: Heartbeat, offset: float) -> Heartbeat:
+    """As a launcher tells of a rank whose steps it counts from outside: no phases, no loss, only a number. Nothing is
+    known before the first step, or of a program that is not watched."""
+    training = job.trainings.get(beat.attempt)
+    stepped = training is not None and beat.step > training.resume_step
+    counted = stepped and not program.hang.off
+    first = training.met_at + training.load_seconds + training.step_seconds + offset if training is not None else None
+    return fast(
+        Heartbeat,
+        beat,
+        phase=TrainerPhase.STEP,
+        last_step=None,
+        moves=0,
+        slow_ranks=(),
+        watched=counted,
+        first_step_at=first if counted else None,
+        limit_seconds=float(program.hang.step_seconds or 0) if counted else None,
+    )
+
+
+def _trainers_beat(job: SimJob, process: Process, now: float, offset: float) -> Heartbeat:
     training = job.trainings.get(process.attempt)
     started = process.created_at + offset
     if training is None or process not in training.members:
