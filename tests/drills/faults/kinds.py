@@ -114,7 +114,7 @@ def kill_operator(job: Job, store: Store) -> float:
     first = job.status().attempt
     at = kill_rank(job, store)
     # The next attempt may be quicker there than we look: RESTARTING lasts as long as one status takes to write.
-    eventually(lambda: job.status().phase == Phase.RESTARTING or job.status().attempt > first, "its recovery", 10)
+    eventually(lambda: job.status().phase == Phase.RESTARTING or job.status().attempt > first, "its recovery")
     operator.kill()
     return at
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.integration.local.house import House
 from tests.polling import eventually
+from tests.processes import kill, send
 
 from muster.contract.names import STEP_LOG, ExitCode
 from muster.contract.signals import StepRecord
@@ -28,7 +29,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.close()
 
 
-def submit(house: House, every: int = 5, evaluate_every: int = 0, **spec: Any) -> str:
+def submit(house: House, every: int = 5, evaluate_every: int = 0, steps: int = STEPS, **spec: Any) -> str:
     text = house.state.root.parent / "text.txt"
     text.write_text("".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py"))))
     shape = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 64, "vocabSize": 260, "maxPositions": 256}
@@ -37,7 +38,7 @@ def submit(house: House, every: int = 5, evaluate_every: int = 0, **spec: Any) -
         "data": {"train": [{"source": str(text)}], "sequenceLength": 128},
         "batch": {"tokensPerStep": 1024, "microBatch": 1},
         "parallel": {"shard": "fsdp"},
-        "length": {"steps": STEPS},
+        "length": {"steps": steps},
     }
     if evaluate_every:
         training["evaluation"] = {"every": evaluate_every, "data": [{"source": str(text)}], "samples": 8}
@@ -70,19 +71,16 @@ def test_a_rank_dies_then_the_operator_then_everything(house: House) -> None:
     assert status.last_failure is not None
     assert (status.last_failure.cause, status.last_failure.exit_code) == ("infrastructure", 137)
     assert status.resume_step >= 5
-    house.signal(signal.SIGKILL)
     gang = [process for tree in house.trees(uid).values() for process in tree]
-    assert gang, "it trains on alone"
-    for process in gang:
-        process.suspend()  # or it may be done before the operator is back
+    send(gang, signal.SIGSTOP)  # or it may be done before the operator is back
+    house.signal(signal.SIGKILL)
+    assert house.trees(uid), "it outlives the operator"
     house.start()
     eventually(lambda: house.log.count("adopted a running worker") == 2, "the gang to be adopted")
-    for process in gang:
-        process.resume()
     assert {attempt for attempt, _ in house.trees(uid)} == {2}
 
     house.signal(signal.SIGKILL)
-    processes.kill_all([process for tree in house.trees(uid).values() for process in tree])
+    kill(gang)
     eventually(lambda: not house.trees(uid), "everything to be dead")
     house.start()
     status = house.becomes(uid, Phase.SUCCEEDED, timeout=150)
@@ -97,7 +95,7 @@ def test_a_rank_dies_then_the_operator_then_everything(house: House) -> None:
 @pytest.mark.long
 def test_a_suspended_gang_commits_where_it_stands(house: House) -> None:
     house.start()
-    uid = submit(house, gang={"nodes": 1, "processesPerNode": 2})
+    uid = submit(house, steps=1_000_000, gang={"nodes": 1, "processesPerNode": 2})  # it is cancelled
     reaches(house, uid, 1, 7)
     house.set_spec(uid, suspend=True)
     status = house.becomes(uid, Phase.SUSPENDED, timeout=120)

@@ -119,8 +119,8 @@ def test_a_job_survives_prometheus_being_killed_for_the_whole_recovery(house: Ho
 @pytest.mark.parametrize(("action", "cause"), [("exclude-node", "infrastructure"), ("drain", "eviction")])
 def test_an_alert_about_a_node_restarts_the_gang(house: House, action: str, cause: str) -> None:
     house.start()
-    uid = house.submit(steps=400)
-    house.reaches(uid, 10)
+    uid = house.submit(env={"FAKE_HOLD_AT": str(HOLDS_AT)})
+    house.stands_at(uid, HOLDS_AT)
     node = house.status(uid).gang.nodes[1]
     labels = {"alertname": "NodeIsIll", "muster_action": action, "job_uid": uid, "attempt": "1", "node": node}
     alert = {"labels": labels, "status": "firing", "startsAt": "2026-01-01T00:00:00Z", "fingerprint": "f"}

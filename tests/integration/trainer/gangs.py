@@ -19,6 +19,7 @@ from muster.contract.signals import Heartbeat, StepRecord, WorkerExit
 
 ARCHITECTURE = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "ffnDim": 64, "vocabSize": 260, "maxPositions": 32}
 PATIENCE_SECONDS = 200.0
+HOOKS = Path(__file__).with_name("hooks")
 
 
 def write_corpus(folder: Path, documents: int = 60) -> str:
@@ -79,10 +80,27 @@ class Job:
         return found | ({Env.FENCE: self.fence} if self.fence else {})
 
     def start(
-        self, attempt: int = 1, resume_step: int = 0, workers: int = 1, ranks: int = 1, port: int | None = None
+        self,
+        attempt: int = 1,
+        resume_step: int = 0,
+        workers: int = 1,
+        ranks: int = 1,
+        port: int | None = None,
+        dies: tuple[int, int] | None = None,
     ) -> "Gang":
-        """Start an attempt as the operator does: a launcher per worker, each in a session of its own."""
+        """Start an attempt as the operator does: a launcher per worker, each in a session of its own.
+
+        dies: a rank, and the step of the attempt in whose midst it ends by SIGKILL (hooks/sitecustomize.py). A kill
+        from outside would have to be quicker than the gang, which on a busy machine may be done by then.
+        """
         port = port or free_port()
+        environment = dict(os.environ)
+        if dies is not None:
+            rank, step = dies
+            environment |= {
+                "PYTHONPATH": str(HOOKS),
+                "MUSTERTESTS_KILL": f"{rank}:{step}:{random.uniform(0.0, 0.03):.4f}",
+            }
         launchers = []
         for worker in range(workers):
             directory = self.worker_dir(attempt, worker)
@@ -98,7 +116,7 @@ class Job:
                 launchers.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "muster.trainer.launch"],
-                        env={**os.environ, **self.environment(attempt, worker, resume_step), **rendezvous},
+                        env={**environment, **self.environment(attempt, worker, resume_step), **rendezvous},
                         cwd=directory,
                         stdout=log,
                         stderr=log,

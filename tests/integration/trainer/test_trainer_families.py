@@ -4,8 +4,6 @@ that transformers opens. All families train on one set of ranks, one after the o
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,8 +98,7 @@ def test_a_killed_job_goes_on_bit_for_bit(
     jobs = {family: Job(tmp_path / family, t.calm.training, uid=family) for family, t in chosen.items()}
     monkeypatch.setenv(*ONE_THREAD)
     for job in jobs.values():
-        gang = job.start(ranks=2)
-        os.kill(gang.reaches(3, rank=1).pid, signal.SIGKILL)
+        gang = job.start(ranks=2, dies=(1, 5))
         assert gang.ends()[0].exit_code == 137, gang.log()
     parts = [Part(job, 2, job.commits()[-1]) for job in jobs.values()]
     assert train_many(tmp_path / "two", 2, parts) == [ExitCode.DONE] * len(parts)

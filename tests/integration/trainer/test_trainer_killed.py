@@ -1,7 +1,5 @@
 """A gang whose rank was killed ends with the bits of an undisturbed one, for every kind of state that a task keeps."""
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from muster.contract.names import ExitCode
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
-STEPS = 30
+STEPS = 14
 # Dropout, so that a generator that is not where it was would show.
 LORA = {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["q_proj", "v_proj", "down_proj"], "dropout": 0.2}
 GIVEN: dict[str, Any] = {"length": {"steps": STEPS}, "parallel": {"shard": "fsdp"}}
@@ -80,8 +78,7 @@ def test_a_killed_gang_goes_on_bit_for_bit(
     write_base(base)
     calm, killed = (TASKS[task](tmp_path, name, base, changes) for name in ("calm", "killed"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the launcher would give its ranks another number
-    gang = killed.start(ranks=2)
-    os.kill(gang.reaches(6, rank=1).pid, signal.SIGKILL)
+    gang = killed.start(ranks=2, dies=(1, 8))
     assert gang.ends()[0].exit_code == 137, gang.log()
     resumed_from = killed.commits()[-1]
     assert 0 < resumed_from < STEPS

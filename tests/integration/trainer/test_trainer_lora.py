@@ -2,8 +2,6 @@
 and into `peft`."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from muster.trainer.train.optimizer import make_optimizer
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
-STEPS = 30
+STEPS = 14
 LORA = {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["q_proj", "v_proj", "down_proj"]}
 DROPOUT = LORA | {"dropout": 0.2}
 OTHER = {"kind": "lora", "rank": 1, "alpha": 4.0, "targets": ["gate_proj", "o_proj"]}
@@ -72,8 +70,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     calm, killed = (tuned(root, name, chat, base, DROPOUT, **longer) for name in ("calm", "killed"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # the launcher would give its ranks another number
-        gang = killed.start(ranks=2)
-        os.kill(gang.reaches(6, rank=1).pid, signal.SIGKILL)
+        gang = killed.start(ranks=2, dies=(1, 8))
         assert gang.ends()[0].exit_code == 137, gang.log()
         parts = [Part(killed, 2, killed.commits()[-1]), *(Part(job) for job in (calm, ddp, fsdp, second))]
         assert train_many(root, 2, parts) == [ExitCode.DONE] * len(parts)

@@ -1,8 +1,6 @@
 """Objectives of preferences keep the trainer's promises: the same bits after a kill, every pair once on any ranks."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +74,7 @@ def test_preferences_are_learnt_and_go_on_bit_for_bit_after_a_kill(tmp_path: Pat
     whole, stopped = (learning(tmp_path, name, base, "dpo", pairs, adapter=LORA) for name in ("whole", "stopped"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # the launcher would give its ranks another number
-        gang = killed.start(ranks=2)
-        os.kill(gang.reaches(6, rank=1).pid, signal.SIGKILL)
+        gang = killed.start(ranks=2, dies=(1, 8))
         assert gang.ends()[0].exit_code == 137, gang.log()
         resumed_from = killed.commits()[-1]
         parts = [Part(killed, 2, resumed_from), Part(calm), Part(whole), Part(stopped, 1, 0, 5), Part(stopped, 2, 5)]

@@ -1,6 +1,5 @@
 """Resume is exact: the same bits at the same world size, every sample once at any other."""
 
-import os
 import random
 import signal
 from pathlib import Path
@@ -48,15 +47,14 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert [record.step for record in expected] == list(range(1, steps + 1))
 
     job = Job(tmp_path / "killed", document, {"every": 1000})
-    gang = job.start(attempt=1, workers=2)
-    moment = random.randint(8, 17)  # at step 20 the evaluation's best is committed: nothing later need be in memory yet
-    beat = gang.reaches(moment, rank=1)
-    os.kill(beat.pid, signal.SIGKILL)
+    # At step 20 the evaluation's best is committed: nothing later need be in memory yet.
+    moment = random.randint(8, 17)
+    gang = job.start(attempt=1, workers=2, dies=(1, moment))
     bystander, killed = gang.ends()
     assert (killed.exit_code, killed.rank, killed.signal) == (137, 1, signal.SIGKILL)
     assert bystander.exit_code == ExitCode.PEER_LOST, gang.log()
 
-    assert job.commits(), f"killed after step {beat.step}, and nothing was committed:\n{gang.log()}"
+    assert job.commits(), f"killed in step {moment}, and nothing was committed:\n{gang.log()}"
     resumed_from = job.commits()[-1]
     assert 0 < resumed_from < steps
     assert f"step {resumed_from} was committed from what the ranks left in memory" in gang.log()
