@@ -279,9 +279,9 @@ async def test_a_lost_reply_makes_no_second_job_and_equal_requests_make_two(hous
 
 @pytest.mark.long
 @pytest.mark.usefixtures("without_pauses")
-async def test_a_thousand_lost_replies_make_no_second_job(small: House, tmp_path: Path) -> None:
+async def test_a_hundred_and_fifty_lost_replies_make_no_second_job(small: House, tmp_path: Path) -> None:
     here, client = small
-    await never_doubled(here, client, tmp_path, rounds=667)
+    await never_doubled(here, client, tmp_path, rounds=101)
 
 
 async def never_doubled(here: Platform, client: openai.AsyncOpenAI, folder: Path, rounds: int) -> None:
