@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes import environment_of
 
 from muster.contract.names import Env, Label
 from muster.contract.signals import WorkerExit
@@ -62,7 +63,7 @@ class House:
         import psutil
 
         record = next(iter(self.world._workers.living()))
-        return psutil.Process(record.pid).environ()
+        return environment_of(psutil.Process(record.pid))
 
 
 async def test_a_worker_gets_its_secrets_when_it_starts_and_they_are_in_no_file(tmp_path: Path) -> None:

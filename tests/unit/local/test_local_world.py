@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.polling import WAIT_SECONDS_MAX, eventually
+from tests.processes import environment_of
 
 from muster.contract.base import dump_json
 from muster.contract.names import Env
@@ -89,7 +90,7 @@ class House:
         return record.pid
 
     def environment(self, worker: int = 0) -> dict[str, str]:
-        return psutil.Process(self.pid(worker)).environ()
+        return environment_of(psutil.Process(self.pid(worker)))
 
 
 @pytest.fixture
