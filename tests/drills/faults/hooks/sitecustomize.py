@@ -2,7 +2,8 @@
 
 Nothing of Muster knows of it. A rank that finds an order, `<DRILL_ORDERS>/<job>/rank-<rank>.json`, obeys it in its next
 forward pass, where a fault of the user's code, the data or the machine would strike. An order is carried out once (the
-file is renamed first, so a restarted rank is healthy) unless it says how many passes it lasts.
+file is renamed first, so a restarted rank is healthy) unless it says how many `passes` it lasts; `after` is how many
+passes the rank makes first.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ class Orders:
         folder = os.path.join(os.environ["DRILL_ORDERS"], os.environ["MUSTER_JOB"])
         self.order = os.path.join(folder, f"{name}.json")
         self.done = os.path.join(folder, f"{name}.done.json")
+        self.passes = 0
         self.lasting = None  # [order, passes left]
         self.pace = []  # seconds between passes, while healthy
         self.last = None
@@ -51,8 +53,9 @@ class Orders:
         if self.lasting is None:
             if self.last is not None:
                 self.pace = [*self.pace[-PASSES_MEASURED:], now - self.last]
-            if os.path.exists(self.order):
+            if os.path.exists(self.order) and self.is_due():
                 self.lasting = self.take()
+        self.passes += 1
         self.last = now
         if self.lasting is None:
             return None
@@ -60,6 +63,10 @@ class Orders:
         if self.lasting[1] <= 0:
             self.lasting = None
         return order
+
+    def is_due(self):
+        with open(self.order) as file:
+            return self.passes >= json.load(file).get("after", 0)
 
     def take(self):
         with open(self.order) as file:
