@@ -78,11 +78,15 @@ class Replicas:
         self.processes[number].send_signal(signal.SIGTERM)
         assert self.processes[number].wait(30) == 0
         self.processes[number] = self.start(self.ports[number])
-        eventually(lambda: self.answers(number), "the new one", 180.0)
+        eventually(lambda: self.answers(number), "the new one", 300.0)
         with self.lock:
             self.leaving.discard(number)
 
     def answers(self, number: int) -> bool:
+        """Raises RuntimeError with its last words where it has ended, for then it never will."""
+        if (code := self.processes[number].poll()) is not None:
+            log = self.state.parent / f"api-{self.ports[number]}.log"
+            raise RuntimeError(f"replica {number} ended with {code}:\n{log.read_text()[-2_000:]}")
         try:
             return httpx2.get(self.url(number).replace("/api/v1", "/readyz"), timeout=10).status_code == 200
         except httpx2.TransportError:
@@ -222,10 +226,10 @@ def test_three_replicas_of_which_one_after_the_other_is_killed_lose_and_double_n
                 before = len(load.ids)
                 time.sleep(KILL_SECONDS)  # not a wait: how often one is killed
                 # A machine that starts them more slowly gets them killed more slowly, and under load all the same.
-                eventually(lambda kill=kill: there.answers(kill % 3), "its return", 180.0)
-                eventually(lambda before=before: len(load.ids) > before, "one more job", 180.0)
+                eventually(lambda kill=kill: there.answers(kill % 3), "its return", 300.0)
+                eventually(lambda before=before: len(load.ids) > before, "one more job", 300.0)
                 there.kill(kill % 3)
-            eventually(lambda: all(map(there.answers, range(3))), "all three", 180.0)
+            eventually(lambda: all(map(there.answers, range(3))), "all three", 300.0)
             killed = load.dropped
             for number in range(3):
                 there.replace(number)
