@@ -10,6 +10,7 @@ from muster.cli import formatting
 from muster.cli.output import answers
 from muster.cli.plot import Point, curve, smoothed
 from muster.cli.table import Styled, Table
+from muster.contract.program_words import program_facts
 from muster.contract.times import epoch_seconds
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def show_job(
     table.add_row("job", f"{metadata['name']}  ({metadata['namespace']}, {job['id']})")
     table.add_row("phase", phase_cell(status["phase"]))
     table.add_row("because", status["because"])
+    for name, words in program_facts(job["spec"], status):
+        table.add_row(name, words)
     table.add_row("age", format_age(status, metadata["creationTimestamp"]))
     if progress:
         table.add_row("progress", format_progress_line(progress, ended=status["phase"] in ENDED))

@@ -38,6 +38,19 @@ _BY_CAUSE: Mapping[Cause, tuple[str, ...]] = {
     ),
     Cause.UNKNOWN: ("Read the end of the named worker's log: the exit code alone does not tell the cause.",),
 }
+# Of a program, whose settings are its own.
+_BY_PROGRAM: Mapping[Cause, tuple[str, ...]] = {
+    Cause.USER_ERROR: (
+        "Read the message and the end of the log: the program ended by itself, so it is not restarted.",
+        "Put it right and submit it again; the folder is uploaded anew if it has changed.",
+    ),
+    Cause.OUT_OF_MEMORY: ("Let the program take a smaller batch for each rank, or ask for more GPUs.",),
+    Cause.NUMERIC: ("Look at the log before the failure: the program's numbers are its own.",),
+    Cause.INFRASTRUCTURE: (
+        "Nothing to do while it restarts by itself; attempts shows which nodes failed.",
+        "When the budget is spent: look at those nodes, and clone the job.",
+    ),
+}
 
 
 # Fields of a job in the reason of NodeTooSmall.
@@ -130,6 +143,11 @@ def advice(
         return _queued(status, ahead)
     if status.phase == Phase.SUCCEEDED:
         model = folder or name
+        if (spec or {}).get("program"):
+            return [
+                f"The program is done. `muster logs {name}` has its output, and `muster checkpoints ls {model}` lists "
+                "what is kept of its checkpoint folder."
+            ]
         return [
             f"The job is done. Try the model: `muster chat {model}`. Export it: `muster export {model} --to FOLDER`.",
             f"`muster checkpoints ls {model}` lists its checkpoints.",
@@ -156,7 +174,11 @@ def _stopped_programs(progress: Progress | None) -> Iterator[str]:
 
 
 def _by_failure(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
-    return _out_of_memory(failure, spec) if failure.cause == Cause.OUT_OF_MEMORY else list(_BY_CAUSE[failure.cause])
+    if failure.cause == Cause.OUT_OF_MEMORY:
+        return _out_of_memory(failure, spec)
+    if spec.get("program") and failure.cause in _BY_PROGRAM:
+        return list(_BY_PROGRAM[failure.cause])
+    return list(_BY_CAUSE[failure.cause])
 
 
 def _out_of_memory(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
@@ -172,6 +194,8 @@ def _out_of_memory(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
         return [
             "Clone the job with gang.resources.memory set to what a worker needs, so that it goes to a node with it."
         ]
+    if spec.get("program"):
+        return list(_BY_PROGRAM[Cause.OUT_OF_MEMORY])
     found = []
     if (training.get("batch") or {}).get("microBatch", 1) > 1:
         found.append(
@@ -192,9 +216,12 @@ def _failed(status: JobStatus, spec: Mapping[str, Any], name: str) -> list[str]:
         return [f"Fix what the reason names, then run the job again: `muster clone {name} --set PATH=VALUE`."]
     found = _by_failure(status.last_failure, spec)
     if status.checkpoint is not None and status.last_failure.cause != Cause.USER_ERROR:
-        found.append(
-            f"The checkpoint of step {status.checkpoint.step} is kept: training.model.from starts a new job from it."
+        by = (
+            "program.inputs gives it to a new job"
+            if spec.get("program")
+            else "training.model.from starts a new job from it"
         )
+        found.append(f"The checkpoint of step {status.checkpoint.step} is kept: {by}.")
     return found
 
 

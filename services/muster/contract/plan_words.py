@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from muster.contract.memory import USABLE
+from muster.contract.program_words import program_command
 from muster.contract.text import amount, duration, plural, size
 
 
@@ -39,8 +39,7 @@ def _training(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[st
 
 def _program(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     program, checkpoint = spec["program"], spec["checkpoint"]
-    once = "rank" if program["launcher"] == "torchrun" else "worker"
-    facts = [("program", f"{shlex.join(program['command'])}  (once per {once})")]
+    facts = [("program", program_command(spec))]
     if source := program.get("source"):
         facts.append(("source", source))
     inputs = [f"{name}: {_input(each)}" for name, each in program["inputs"].items()]

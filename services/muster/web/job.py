@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from muster.charts import goodput
 from muster.charts.timeline import BEGINS, COMMITTED, timeline
+from muster.contract.program_words import program_facts
 from muster.documents.yaml_text import write_yaml
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Services, ServicesDependency
@@ -89,6 +90,7 @@ async def show_job(request: Request, services: ServicesDependency, visitor: Visi
         parts=goodput.parts((row.status.get("ledger") or {}).get("seconds") or {}),
         spark=sparks[job_id],
         curve_sources=sources([(row, None)]),
+        program=program_facts(row.spec, row.status),
     )
 
 

@@ -1,0 +1,43 @@
+"""Words about programs: what is known of one, and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.contract.advice import advice
+from muster.contract.program_words import program_facts
+from muster.contract.signals import Cause
+from muster.contract.status import CheckpointStatus, Failure, JobStatus, Phase
+
+SPEC: dict[str, Any] = {"program": {"command": ["train.py", "--name", "a b"], "launcher": "torchrun"}}
+
+
+def told(status: JobStatus) -> list[str]:
+    return advice(status, suspend=False, cancel=False, handed_over=True, ahead=0, spec=SPEC, name="mine")
+
+
+def test_a_program_says_that_it_resumes_itself_and_only_if_it_can() -> None:
+    assert program_facts({"training": {}}, {}) == []
+    command = ("program", "train.py --name 'a b'  (once per rank)")
+    begins = ("resumes", "no checkpoint of the program's is kept yet, so that a restart begins anew")
+    assert program_facts(SPEC, {}) == [command, begins]
+    resumes = ("resumes", "by the program; data position not checked")
+    assert program_facts(SPEC, {"checkpoint": {"step": 3}}) == [command, resumes]
+    none = {"program": {"command": ["bash"], "launcher": "none"}}
+    assert program_facts(none, {})[0] == ("program", "bash  (once per worker)")
+
+
+def test_nobody_is_told_to_chat_with_a_program() -> None:
+    words = " ".join(told(JobStatus(phase=Phase.SUCCEEDED)))
+    assert "muster chat" not in words
+    assert "muster logs mine" in words
+
+
+def test_a_programs_failures_name_no_setting_of_a_training() -> None:
+    checkpoint = CheckpointStatus(step=7, uri="file:///ck/1", committed_at=1.0)
+    for cause in (Cause.OUT_OF_MEMORY, Cause.NUMERIC, Cause.INFRASTRUCTURE, Cause.USER_ERROR):
+        failure = Failure(cause=cause, attempt=1, message="no", exit_code=81, at=1.0)
+        words = " ".join(told(JobStatus(phase=Phase.FAILED, last_failure=failure, checkpoint=checkpoint)))
+        assert "training." not in words
+        assert "model.from" not in words
+        assert ("program.inputs" in words) is (cause is not Cause.USER_ERROR)
