@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
 from muster.trainer.data import load_tokenizer, word_cache
+from muster.trainer.data.hugging_face_tokenizer import HuggingFaceTokenizer
 from muster.trainer.data.word_cache import WordCache
 
 ByteLevel, Split = pre_tokenizers.ByteLevel, pre_tokenizers.Split
@@ -98,6 +100,28 @@ def test_ids_are_those_of_the_library(family: tuple[tokenizers.Tokenizer, WordCa
         assert any(ord(c) > 0xFFFF for c in text), "the library is asked for rare characters only"
     else:
         assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@given(st.lists(PIECES).map("".join))
+def test_places_are_those_of_the_library(family: tuple[tokenizers.Tokenizer, WordCache], text: str) -> None:
+    """A prompt's edge is found by them in the text that it makes with its answer."""
+    tokenizer, cache = family
+    encoded = tokenizer.encode(text, add_special_tokens=False)
+    sizes = np.array([len(token) for token in encoded.tokens], np.int64)
+    assert word_cache.places_of(text, sizes) == encoded.offsets
+    if cache.encode(text) is not None and text:
+        assert word_cache.places_of(text + "x", sizes) is None, "these are not the bytes of that text"
+
+
+def test_a_prompt_and_its_answer_are_looked_up(tmp_path: Path) -> None:
+    """They were tokenised by the library, for the sake of its offsets, at a fraction of the speed."""
+    made = trained(FAMILIES["qwen2"], normalizers.NFC())
+    tokenizer = HuggingFaceTokenizer(made.to_str(), "here", "<|endoftext|>")
+    for text in ("It's naïve Ωμέγα 🙂🙂", "", "a<|endoftext|>b", "nai\u0308ve"):
+        encoded = made.encode(text, add_special_tokens=False)
+        assert tokenizer.encode_places(text) == (encoded.ids, encoded.offsets)
+    assert tokenizer._words is not None
+    assert " Ωμέγα" in tokenizer._words.known
 
 
 @pytest.mark.parametrize(

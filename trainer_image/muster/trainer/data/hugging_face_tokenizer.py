@@ -14,7 +14,7 @@ import tokenizers
 
 from muster.trainer.data.chat_template import GUARD, ChatTemplate
 from muster.trainer.data.tokenizer import ChatMarks, Ids, Int64s
-from muster.trainer.data.word_cache import WordCache, word_cache
+from muster.trainer.data.word_cache import WordCache, places_of, word_cache
 from muster.trainer.errors import StorageError, UserError
 
 HUGGING_FACE = "huggingface"  # the kind, in a commit
@@ -88,6 +88,10 @@ class HuggingFaceTokenizer:
         return encoded.ids, encoded.offsets
 
     def encode_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        ids = self._words.encode(text) if self._words else None
+        places = None if ids is None else places_of(text, self._token_bytes[ids])
+        if ids is not None and places is not None:
+            return ids.tolist(), places
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         return encoded.ids, encoded.offsets
 
@@ -106,6 +110,14 @@ class HuggingFaceTokenizer:
     @cached_property
     def _words(self) -> WordCache | None:
         return word_cache(self._tokenizer)
+
+    @cached_property
+    def _token_bytes(self) -> Int64s:
+        """The bytes that each id stands for, int64 [vocab_size], of a tokenizer with `_words`: each letter is one."""
+        found = np.zeros(self.vocab_size, np.int64)
+        for token, id_ in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            found[id_] = len(token)
+        return found
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))

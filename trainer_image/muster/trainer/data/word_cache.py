@@ -19,7 +19,7 @@ import numpy as np
 import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
-from muster.trainer.data.tokenizer import Ids
+from muster.trainer.data.tokenizer import Ids, Int64s
 
 WORDS_MAX: Final = 1 << 17  # some 35 MB; a corpus has more only where it is not of words
 WORD_CHARACTERS_MAX: Final = 64  # a longer one hardly comes twice
@@ -77,6 +77,20 @@ class _Words(dict[str, Sequence[int]]):
                 self.clear()
             self[word] = ids
         return ids
+
+
+def places_of(text: str, sizes: Int64s) -> list[tuple[int, int]] | None:
+    """Return the characters [start, end) of each token of a text, given how many bytes of it each token stands for:
+    int64 [tokens]. A token with a part of a character has the whole. None where these are not the bytes of the text."""
+    encoded = text.encode()
+    ends = np.cumsum(sizes)
+    if (int(ends[-1]) if len(ends) else 0) != len(encoded) or not sizes.all():
+        return None
+    starts = ends - sizes
+    if len(encoded) > len(text):
+        characters = np.cumsum(np.frombuffer(encoded, np.uint8) & 0xC0 != 0x80)  # how many have begun, by byte
+        starts, ends = characters[starts] - 1, characters[ends - 1]
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def word_cache(tokenizer: tokenizers.Tokenizer) -> WordCache | None:
