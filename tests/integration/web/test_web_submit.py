@@ -107,6 +107,22 @@ async def test_each_fault_stands_at_its_line_and_what_was_typed_stays(here: Plat
     assert (await here.get("/jobs"))["items"] == []
 
 
+async def test_a_program_is_submitted_and_its_page_says_what_is_known_of_it(here: Platform, browser: Browser) -> None:
+    text = "metadata: {name: mine}\nspec:\n  program: {command: [train.py, --lr, '1']}\n  gang: {processesPerNode: 2}\n"
+    form = {"form_token": await browser.form_token("/submit"), "key": "k", "document": text}
+    words = plan(await browser.post("/submit", form | {"verb": "check"}))
+    assert "train.py --lr 1 (once per rank)" in words
+    assert "Memory, time and price are not known: a program is not estimated" in words
+    form["document"] = text.replace("command", "source: ., command")
+    folder = plan(await browser.post("/submit", form | {"verb": "check"}))
+    assert "Line 3 : spec.program.source must be an uploaded file's id" in folder
+    assert "`muster submit` uploads a folder by itself" in folder
+    reply = await browser.post("/submit", form | {"verb": "submit", "document": text})
+    page = await browser.get(reply.headers["location"])
+    assert "<code>train.py --lr 1  (once per rank)</code>" in page.text
+    assert "no checkpoint of the program&#39;s is kept yet, so that a restart begins anew" in page.text
+
+
 async def test_every_example_can_be_started_from(here: Platform, browser: Browser) -> None:
     listed = (await browser.get("/submit")).text
     for name in examples():

@@ -21,6 +21,7 @@ from muster.api.core.submission import clone
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.core.submission.storing import Beside
 from muster.contract.base import Problem, dump
+from muster.contract.estimate import NO_ESTIMATE
 from muster.contract.spec import Submission
 from muster.documents.document import Document
 
@@ -51,6 +52,8 @@ async def check(services: Services, caller: Principal, text: str, original: JobR
         return Checked(tuple(refused.errors) or (Problem("", refused.detail),))
     if not plan["accepted"]:
         return Checked(tuple(document.located(Problem(each["path"], each["message"])) for each in plan["refusals"]))
+    if submission.spec.program is not None:
+        return Checked(plan=plan, unknown=NO_ESTIMATE)
     try:
         async with asyncio.timeout(ESTIMATE_SECONDS_MAX):
             return Checked(plan=plan, estimate=dump(await estimate(services, caller, submission)))
