@@ -23,7 +23,7 @@ def archive(text: str) -> bytes:
     """A file as torch.save writes it, in its outer form."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as written:
-        written.writestr("archive/data.pkl", text)
+        written.writestr(zipfile.ZipInfo("archive/data.pkl"), text)  # of a fixed time
     return buffer.getvalue()
 
 
@@ -252,6 +252,35 @@ def test_what_was_resumed_from_is_not_published_again(tmp_path: Path) -> None:
     bench.settle()
     assert bench.steps() == ()
     assert "the program does not resume; have it load $MUSTER_RESUME_DIR" in (bench.keeper.state.fault or "")
+
+
+def test_a_keeper_that_is_started_again_publishes_nothing_twice(tmp_path: Path) -> None:
+    first = Bench(tmp_path)
+    first.write("checkpoint-10/trainer_state.json", b'{"global_step": 10}')
+    first.stepped(11)
+    first.settle()
+    made = first.commit(10)
+    os.close(first.keeper._lock)  # it was killed
+    second = Bench(tmp_path)
+    second.stepped(12)
+    second.settle()
+    assert second.commit(10) == made
+    second.save("checkpoint-20")
+    second.settle()
+    assert second.steps() == (10, 20)
+
+
+def test_one_that_a_store_refuses_gives_way_to_a_newer_one(tmp_path: Path) -> None:
+    def refuse(key: str) -> None:
+        if "step-00000001" in key:
+            raise StoreError("the store is down")
+
+    bench = Bench(tmp_path, store=WatchedStore(tmp_path / "store" / "uid", refuse))
+    bench.save("step-1")
+    bench.look()
+    bench.save("step-2")
+    bench.settle()
+    assert bench.steps() == (2,)
 
 
 def test_the_best_and_the_kept_are_those_of_the_program_s_own_metrics(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 END_SECONDS_MAX: Final = 300.0
 # For the other workers' parts of a checkpoint: a slow disk's upload of 100 GB. A worker that is gone ends the attempt.
 PARTS_SECONDS_MAX: Final = 1800.0
+PARTS_AFTER_END_SECONDS: Final = 60.0  # the same, once this worker's ranks are gone
+LOOKING_SHARE: Final = 0.05  # of a core, at most, for a folder with many files
 COPIES_MAX: Final = 3  # tries to copy a checkpoint that changes meanwhile, before it is said
 
 
@@ -109,6 +111,7 @@ class FolderKeeper:
                 raise UserError(
                     f"{watched}: another job's program writes its checkpoints there; give each job a folder of its own"
                 ) from None
+        self._last_step = max(self._last_step, self._publisher.newest_step())
         try:
             self._watch.follow()
         except OSError as error:
@@ -119,11 +122,12 @@ class FolderKeeper:
 
     def run(self, parent: int | None = None) -> int:
         """Keep checkpoints until the ranks are gone and what is complete is published. Returns an exit code."""
+        seconds = LOOK_SECONDS
         while True:
             if self.ended_at is None and (self._watch.ranks_ended() or (parent is not None and os.getppid() != parent)):
                 self.ended_at = time.monotonic()
             was_ended = self.ended_at
-            self.look(LOOK_SECONDS)
+            seconds = self._look_for_long(seconds)
             if self._state.state == "done":
                 return int(ExitCode.STALE_ATTEMPT)
             if was_ended is None:
@@ -131,6 +135,16 @@ class FolderKeeper:
             late = time.monotonic() - was_ended > END_SECONDS_MAX
             if late or (self._uploads.is_idle and self._has_answered_last_order()):
                 return self.end()
+
+    def _look_for_long(self, seconds: float) -> float:
+        """Look once, whatever the disk says, and return the pause before the next look."""
+        began = time.thread_time()
+        try:
+            self.look(seconds)
+        except OSError as error:
+            self._fault(f"{error.filename or self._around.watched}: {error.strerror or error}")
+            time.sleep(seconds)
+        return max(LOOK_SECONDS, (time.thread_time() - began) / LOOKING_SHARE)
 
     def end(self) -> int:
         """Stop, whatever is under way, and say so."""
@@ -214,6 +228,8 @@ class FolderKeeper:
             except (StorageError, FenceUnreachable, OSError) as error:
                 if isinstance(error, StaleAttempt):
                     raise
+                if (newer := self._uploads.waiting) is not None:
+                    raise PartFailed(f"{error}; step {newer.step} takes its place") from error
                 pause = self._retry_seconds[min(tries, len(self._retry_seconds) - 1)]
                 tries += 1
                 self._fault(f"step {snapshot.step} is not published yet, try {tries} failed: {error}")
@@ -234,7 +250,8 @@ class FolderKeeper:
     def _part_of(self, worker: int, step: int) -> tuple[FileEntry, ...]:
         deadline = time.monotonic() + PARTS_SECONDS_MAX
         while (files := self._parts.of(step, worker)) is None:
-            if time.monotonic() > deadline:
+            is_over = self.ended_at is not None and time.monotonic() - self.ended_at > PARTS_AFTER_END_SECONDS
+            if is_over or time.monotonic() > deadline:
                 raise PartFailed(f"worker {worker} has not uploaded its part of step {step}; is its node gone?")
             time.sleep(LOOK_SECONDS)
         return files

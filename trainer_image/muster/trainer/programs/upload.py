@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from muster.contract.address import parse_address
 from muster.contract.checkpoint import FOLDER_VERSION, Commit, FileEntry, folder_file_key, path_in_folder
 from muster.storage.checksum import PART_BYTES, crc32
+from muster.storage.errors import StorageError
 from muster.storage.listing import steps_in
 from muster.storage.store import Store
 from muster.trainer.checkpoint.collect import Seen, collect
@@ -38,6 +39,19 @@ class Publisher:
         self._around, self._store = around, store
         self._seen = Seen()
         self._published: dict[FileFacts, FileEntry] = {}  # by the newest COMMIT: not written again
+
+    def newest_step(self) -> int:
+        """Return the newest step that this attempt has published, by a keeper that was killed; 0 where none was, or the
+        store does not say."""
+        try:
+            for step in reversed(steps_in(self._store)):
+                if commit_in(self._store, step, own=True).attempt == self._around.attempt:
+                    return step
+                if step <= self._around.resume_step:
+                    break
+        except (StorageError, CheckpointError):
+            pass
+        return 0
 
     def upload(self, snapshot: Snapshot, elsewhere: Iterable[FileFacts] = ()) -> tuple[FileEntry, ...]:
         """Write and verify the files of a snapshot, but for those that another worker has, for they share the folder.
