@@ -55,6 +55,7 @@ def submit(
     from muster.cli.follow import follow as watch
     from muster.cli.holding import hold_gang
     from muster.cli.source import packed_source
+    from muster.client.documents import project_of
 
     with connect(server) as client:
         send = None if dry_run else story.uploader(client, asks=not (yes or json))
@@ -75,7 +76,7 @@ def submit(
                 say("Nothing was submitted.")
                 raise typer.Exit(Exit.FAILED)
             if source is not None:
-                source.upload(client, story.project_of(document))
+                source.upload(client, project_of(document.data))
             job = story.send(client, document)
         if not follow:
             story.announce(job)

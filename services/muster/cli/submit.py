@@ -15,6 +15,7 @@ from muster.cli.options import command_prefix
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.paths import Send, make_absolute
 from muster.cli.table import Table
+from muster.client.documents import project_of
 from muster.client.errors import MusterError
 from muster.contract.names import Label
 from muster.contract.plan_words import plan_facts
@@ -45,7 +46,7 @@ def prepare(
         labels = metadata.setdefault("labels", {}) if isinstance(metadata, dict) else None
         if isinstance(labels, dict):  # else the server says what is wrong with it
             labels[Label.PROJECT] = project
-    make_absolute(file, local, send(project_of(file)) if send is not None else None)
+    make_absolute(file, local, send(project_of(file.data)) if send is not None else None)
     return file
 
 
@@ -79,14 +80,6 @@ def uploader(client: JobsClient, asks: bool) -> Callable[[str | None], Send] | N
         return send
 
     return to_project
-
-
-def project_of(file: JobFile) -> str | None:
-    """The project that the job's label names."""
-    metadata = file.data.get("metadata")
-    labels = metadata.get("labels") if isinstance(metadata, dict) else None
-    named = labels.get(Label.PROJECT) if isinstance(labels, dict) else None
-    return named if isinstance(named, str) else None
 
 
 def request_plan(client: JobsClient, file: JobFile) -> dict[str, Any]:

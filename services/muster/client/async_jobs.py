@@ -11,7 +11,7 @@ from muster.client import operations
 from muster.client.answers import JobView, LogLine, Metrics, Update, Updates, log_line, parsed
 from muster.client.async_connection import AsyncConnection
 from muster.client.async_transfers import transferred
-from muster.client.documents import JobSource, job_document
+from muster.client.documents import JobSource, job_document, source_folder
 from muster.client.errors import MusterError
 from muster.client.following import moments
 from muster.client.outgoing import Progress, nobody
@@ -174,12 +174,17 @@ class AsyncJobs:
     async def submit(
         self, job: JobSource, *, name: str | None = None, project: str | None = None, key: str | None = None
     ) -> AsyncJob:
-        """Submit a job: a mapping, YAML text, the path of a file or a model of the contract.
+        """Submit a job: a mapping, YAML text, the path of a file or a model of the contract. A program's source folder
+        is uploaded, unless the project has the same content.
 
         It is sent again after a lost answer, under one idempotency key, so that one call makes one job. With a `key` of
         your own that holds over calls: the same key and document give the same job, also after a crash in between.
         """
         sent = job_document(job, name, project, self._connection.server.local)
+        if source_folder(sent.data) is not None:
+            await transferred(
+                self._connection, lambda sender, progress: sender.send_source_of(sent.data, progress), nobody
+            )
         try:
             found = await self._connection.run(operations.submit(sent.data, key or str(uuid.uuid4())))
         except MusterError as error:
@@ -187,8 +192,10 @@ class AsyncJobs:
         return AsyncJob(self._connection, found)
 
     async def plan(self, job: JobSource, *, name: str | None = None, project: str | None = None) -> Plan:
-        """Return the plan of a submission, or its refusals. Nothing is stored."""
+        """Return the plan of a submission, or its refusals. Nothing is stored, and a source folder is not uploaded."""
         sent = job_document(job, name, project, self._connection.server.local)
+        if (source := source_folder(sent.data)) is not None:
+            del source.holder[source.key]
         try:
             return parsed(Plan, await self._connection.run(operations.plan(sent.data)))
         except MusterError as error:

@@ -57,7 +57,15 @@ def job_document(
         if not local:
             raise found.located(unreachable_path(place))
         place.make_absolute(folder)
+    if (source := source_folder(found.data)) is not None:
+        source.make_absolute(folder)  # it is uploaded in any case
     return found
+
+
+def project_of(document: dict[str, Any]) -> str | None:
+    """Return the project that the job's label names."""
+    named = _mapping(_mapping(document.get("metadata")).get("labels")).get(Label.PROJECT)
+    return named if isinstance(named, str) else None
 
 
 def _read(job: JobSource) -> tuple[JobDocument, Path]:

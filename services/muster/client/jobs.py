@@ -10,7 +10,7 @@ from typing import Any
 from muster.client import operations
 from muster.client.answers import JobView, LogLine, Metrics, Update, Updates, log_line, parsed
 from muster.client.connection import Connection
-from muster.client.documents import JobSource, job_document
+from muster.client.documents import JobSource, job_document, source_folder
 from muster.client.errors import MusterError
 from muster.client.following import moments
 from muster.client.outgoing import Progress, nobody
@@ -166,12 +166,16 @@ class Jobs:
     def submit(
         self, job: JobSource, *, name: str | None = None, project: str | None = None, key: str | None = None
     ) -> Job:
-        """Submit a job: a mapping, YAML text, the path of a file or a model of the contract.
+        """Submit a job: a mapping, YAML text, the path of a file or a model of the contract. A program's source folder
+        is uploaded, unless the project has the same content.
 
         It is sent again after a lost answer, under one idempotency key, so that one call makes one job. With a `key` of
         your own that holds over calls: the same key and document give the same job, also after a crash in between.
         """
         sent = job_document(job, name, project, self._connection.server.local)
+        if source_folder(sent.data) is not None:
+            with Transfers(self._connection) as transfers:
+                transfers.send_source_of(sent.data)
         try:
             found = self._connection.run(operations.submit(sent.data, key or str(uuid.uuid4())))
         except MusterError as error:
@@ -179,8 +183,10 @@ class Jobs:
         return Job(self._connection, found)
 
     def plan(self, job: JobSource, *, name: str | None = None, project: str | None = None) -> Plan:
-        """Return the plan of a submission, or its refusals. Nothing is stored."""
+        """Return the plan of a submission, or its refusals. Nothing is stored, and a source folder is not uploaded."""
         sent = job_document(job, name, project, self._connection.server.local)
+        if (source := source_folder(sent.data)) is not None:
+            del source.holder[source.key]
         try:
             return parsed(Plan, self._connection.run(operations.plan(sent.data)))
         except MusterError as error:

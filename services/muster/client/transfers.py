@@ -9,15 +9,17 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from muster.client.answers import parsed
+from muster.client.documents import project_of, source_folder
 from muster.client.errors import BUSY, InvalidRequest, MusterError, NotFound, Unreachable, refusal
 from muster.client.outgoing import BLOCK_BYTES, Progress, Source, nobody, opened
-from muster.client.source_folder import PURPOSE, SourceArchive
+from muster.client.source_folder import PURPOSE, SourceArchive, pack
 from muster.contract.file_replies import File, FileStatus
 
 if TYPE_CHECKING:
@@ -82,6 +84,15 @@ class Transfers:
                 what = f"{path} changed while it was sent, so that nobody knows what has arrived"
                 raise InvalidRequest(what, "file-changed", next_step="upload it again when nobody writes to it")
             return found
+
+    def send_source_of(self, document: dict[str, Any], progress: Progress = nobody) -> None:
+        """Upload the folder of this machine that a job's document names as its program's source, and put the file's id
+        in its place."""
+        if (place := source_folder(document)) is None:
+            return
+        with tempfile.TemporaryDirectory(prefix="muster-source-") as into:
+            archive = pack(Path(place.value).expanduser(), Path(into))
+            place.holder[place.key] = self.upload_source(archive, project_of(document), progress)
 
     def upload_source(self, archive: SourceArchive, project: str | None = None, progress: Progress = nobody) -> str:
         """Send a program's folder and return the file's id. The same content is not sent again: the file that the

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.api.platform import Platform, served
 from tests.integration.client.speaking import Speaker
 
-from muster.client import AsyncMuster, NotFound
+from muster.client import AsyncMuster, Muster, NotFound
 from muster.client.address import Server
 from muster.client.connection import Connection
 from muster.client.errors import InvalidRequest, MusterError
@@ -88,6 +88,26 @@ async def test_a_source_folder_is_uploaded_once_by_its_content(here: Platform, t
     assert len(set(ids)) == 3
     assert [file["name"] for file in files if file["id"] == ids[3]] == [files[0]["name"]]
     assert len(files) == 4, "the forged file was not taken for the folder"
+
+
+async def test_both_clients_upload_the_folder_of_a_program(here: Platform, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)")
+    (tmp_path / "job.yaml").write_text("spec: {program: {command: [train.py], source: project}}")
+    url = str(here.client.base_url).rstrip("/")
+
+    def submit() -> str:
+        with Muster(url) as muster:
+            assert muster.jobs.plan(tmp_path / "job.yaml", name="first").accepted
+            assert list(muster.files.list()) == []
+            return str(muster.jobs.submit(tmp_path / "job.yaml", name="first").document["spec"]["program"]["source"])
+
+    first = await asyncio.to_thread(submit)
+    async with AsyncMuster(url) as muster:
+        document = {"spec": {"program": {"command": ["train.py"], "source": str(folder)}}}
+        second = (await muster.jobs.submit(document, name="second")).document["spec"]["program"]["source"]
+        assert [file.id async for file in muster.files.list()] == [first] == [second]
 
 
 async def test_a_file_that_changes_while_it_is_sent_is_refused(here: Platform, tmp_path: Path) -> None:
