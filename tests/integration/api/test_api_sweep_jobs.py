@@ -16,7 +16,8 @@ from tests.integration.api.platform import Platform, platform, until
 from tests.integration.api.test_api_history import record, worker_dir
 
 from muster.api.core.database.tables import JobRow
-from muster.api.sweeps import controller
+from muster.api.core.submission.drafts import draft
+from muster.api.sweeps import controller, service
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 from muster.contract.status import CheckpointStatus, Phase
 from muster.contract.sweep_replies import SweepDetail, SweepList
@@ -248,3 +249,29 @@ spec: {training: {model: {preset: muster-1m}, data: {train: [{source: "builtin:/
         told = {fault["path"]: fault.get("line") for fault in reply.json()["errors"]}
         assert told["sweep.parameters.training.optimizer.lr"] == 5
         assert (await local.get("/sweeps"))["items"] == []
+
+
+async def test_trials_that_differ_by_numbers_alone_are_judged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep of a thousand rates asked the database and the disk a thousand times for the same answer."""
+    calls = 0
+
+    async def counted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return await draft(*given)
+
+    monkeypatch.setattr(service, "draft", counted)
+    async with platform(tmp_path / "state") as here:
+        await create(here)
+        assert calls == 1
+        missing = {"training.data.train[0].source": {"values": ["file-" + 24 * letter for letter in "ab"]}}
+        rates = {LR: {"values": [0.001, 0.002]}}
+        refused = await here.client.post("/api/v1/sweeps", json=sweep_document("data", parameters=missing | rates))
+        assert calls == 3, "each file once"
+        assert refused.status_code == 422
+        for trials, letter in (("trial 1", "a"), ("trial 3", "b")):
+            found = [each["message"] for each in refused.json()["errors"] if each["message"].startswith(trials)]
+            assert len(found) == 1
+            assert f"and 1 more: there is no file file-{letter * 24}" in found[0]

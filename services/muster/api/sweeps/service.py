@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from muster.api.sweeps.trials import Faults, SweepDraft, submissions_of
 from muster.api.tenants.audit.repository import Act, record
 from muster.contract.base import InvalidDocument, Problem, dump
 from muster.contract.job_inputs import input_commits
+from muster.contract.names import Label
 from muster.contract.spec import Submission
 from muster.contract.sweep import SweepMetric, SweepPhase, parse_sweep
 from muster.documents.document import Document
@@ -94,13 +96,32 @@ async def create(services: Services, caller: Principal, body: Document, attempte
 async def _drafted(services: Services, caller: Principal, checked: Checked) -> Draft:
     """The first trial with all its defaults. Raises ApiError for what the platform or the project refuses of any."""
     first: Draft | None = None
-    for number, submission in enumerate(checked.submissions, 1):
-        drafted = await draft(services, caller, submission)
+    judged = dict[str, Draft]()  # trials that differ by numbers alone are judged once: mostly that is all of them
+    shapes = await off_the_loop(lambda: [_shape(submission) for submission in checked.submissions])
+    for number, (shape, submission) in enumerate(zip(shapes, checked.submissions, strict=True), 1):
+        if (drafted := judged.get(shape)) is None:
+            drafted = judged[shape] = await draft(services, caller, submission)
         checked.faults.add(number, drafted.faults)
         first = first or drafted
     if checked.faults.found or first is None:
         raise invalid_sweep(checked.faults.told())
     return first
+
+
+def _shape(submission: Submission) -> str:
+    """All of a trial that the platform or its project may refuse. Of what it trains these are words, as addresses and
+    names; of numbers only the step of a commit that it reads."""
+    spec = dump(submission.spec)
+    spec["training"] = _without_numbers(spec.get("training"))
+    return json.dumps([submission.namespace, submission.labels.get(Label.PROJECT), spec], sort_keys=True)
+
+
+def _without_numbers(value: Any, key: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_numbers(inner, name) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_numbers(inner, key) for inner in value]
+    return 0 if isinstance(value, int | float) and key != "step" else value
 
 
 def _row(caller: Principal, checked: Checked, first: Draft, attempted: Attempted | None) -> SweepRow:
