@@ -16,8 +16,8 @@ from muster.contract.base import dump_json
 from muster.contract.checkpoint import Commit, DataCursor, sealed
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, WorkerExit
-from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.trainer.launch.report import serve_reports, write_termination_message
+from muster.worker.fence import FenceUnreachable, StaleAttempt, confirm
 
 FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])
 ATTEMPT, WORKER = int(os.environ["MUSTER_ATTEMPT"]), int(os.environ["MUSTER_WORKER"])

@@ -130,7 +130,7 @@ class Gangs(Store):
             self._rendezvous(job, process.attempt, process.wanted)
 
     def current(self, job: SimJob, attempt: int) -> bool:
-        """muster.trainer.fence, in this world."""
+        """muster.worker.fence, in this world."""
         status = job.status
         over = (
             bool(status.attempts) and status.attempts[-1].number == attempt and status.attempts[-1].ended_at is not None

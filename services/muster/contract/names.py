@@ -56,7 +56,7 @@ class Env:
     INPUTS_DIR = "MUSTER_INPUTS_DIR"  # the program's inputs, each a folder by its name
     STOP_FILE = "MUSTER_STOP_FILE"  # file that appears when the program is asked to stop
     RESULTS = "MUSTER_RESULTS"  # file of named numbers that an evaluation writes
-    FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see trainer/fence.py)
+    FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see worker/fence.py)
     # Of a pod, by the operator of a cluster.
     FENCE_TOKEN_FILE = "MUSTER_FENCE_TOKEN_FILE"  # noqa: S105 - a file's name: whose token the fence is asked with
     FENCE_CA_FILE = "MUSTER_FENCE_CA_FILE"

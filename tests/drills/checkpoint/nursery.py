@@ -97,7 +97,7 @@ def _train(order: dict[str, Any], note: Any) -> int:
     from muster.contract.spec import Keep
     from muster.trainer.checkpoint import Saver, TrainState, resume
     from muster.trainer.errors import StorageError
-    from muster.trainer.fence import StaleAttempt
+    from muster.worker.fence import StaleAttempt
 
     model, optimizer = gang.build(SHARD if order["world"] > 1 else "none", seed=0)
     start = 0

@@ -21,7 +21,7 @@ from muster.cli.cluster_connection import connect_cluster
 from muster.contract.names import Env
 from muster.kube.connection import connect, from_kubeconfig
 from muster.kube.tls import api_server_context
-from muster.trainer.fence import FenceUnreachable, current_attempt
+from muster.worker.fence import FenceUnreachable, current_attempt
 
 STRICT = ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT
 FORMS = {

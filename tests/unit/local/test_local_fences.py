@@ -12,7 +12,7 @@ from muster.contract.status import Attempt, JobStatus, Phase
 from muster.local.cluster import Conflict
 from muster.operator.core.decision import RemoveJob
 from muster.operator.local.fences import Fences
-from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm, current_attempt
+from muster.worker.fence import FenceUnreachable, StaleAttempt, confirm, current_attempt
 
 
 @pytest.fixture

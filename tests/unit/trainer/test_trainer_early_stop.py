@@ -13,22 +13,6 @@ from muster.contract.signals import WorkerExit
 from muster.trainer.launch import early_stop
 
 WAIT = "print('here', flush=True)\nimport threading\nthreading.Event().wait()\n"
-# Of torch what the launcher takes; its agent waits for the other workers for ever.
-TORCH = {
-    "torch/__init__.py": "",
-    "torch/distributed/__init__.py": "",
-    "torch/distributed/elastic/__init__.py": "",
-    "torch/distributed/elastic/multiprocessing/__init__.py": "",
-    "torch/distributed/elastic/multiprocessing/errors.py": "class ChildFailedError(Exception): pass\n",
-    "torch/distributed/launcher/__init__.py": "",
-    "torch/distributed/launcher/api.py": "def launch_agent(*_):\n"
-    + "".join(f"    {line}\n" for line in WAIT.splitlines()),
-    "torch/distributed/run.py": (
-        "from types import SimpleNamespace as Some\n"
-        "def get_args_parser(): return Some(parse_args=lambda words: Some(nproc_per_node='1'))\n"
-        "def config_from_args(arguments): return Some(), '', []\n"
-    ),
-}
 TRAINING = {
     "model": {"preset": "muster-1m"},
     "data": {"train": [{"source": "/data/*.txt"}], "sequenceLength": 32},
@@ -73,10 +57,8 @@ def stopped(folder: Path, module: str, stubs: dict[str, str]) -> tuple[int, Work
     [
         ("muster.trainer.launch", {"pydantic/__init__.py": WAIT}),
         ("muster.trainer.launch.preflight", {"pydantic/__init__.py": WAIT}),
-        ("muster.trainer.launch", {"torch/__init__.py": WAIT}),
-        ("muster.trainer.launch", TORCH),
     ],
-    ids=["launcher imports", "preflight imports", "launcher imports torch", "agent waits for the others"],
+    ids=["launcher imports", "preflight imports"],
 )
 def test_a_worker_whose_ranks_have_not_begun_ends_when_asked(
     tmp_path: Path, module: str, stubs: dict[str, str]
@@ -85,6 +67,14 @@ def test_a_worker_whose_ranks_have_not_begun_ends_when_asked(
     assert code == ExitCode.PREEMPTED_NO_COMMIT
     assert (record.exit_code, record.message) == (code, "asked to stop before the ranks were started")
     assert message == record
+
+
+def test_a_rank_that_has_not_met_the_others_ends_when_asked(tmp_path: Path) -> None:
+    code, record, message = stopped(tmp_path, "muster.trainer.launch", {"torch/__init__.py": WAIT})
+    assert code == ExitCode.PREEMPTED_NO_COMMIT
+    assert (record.exit_code, record.rank) == (code, 0)
+    assert record.message == "asked to stop in phase init, before any new step"
+    assert message.message == record.message
 
 
 def test_the_names_are_those_of_the_contract() -> None:

@@ -1,4 +1,4 @@
-"""A rank's process: `torchrun … -m muster.trainer`. Ends with an exit code that tells the truth."""
+"""A rank's process: `python -m muster.trainer` with torchrun's variables. Its exit code tells the truth."""
 
 from __future__ import annotations
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from muster.contract.base import UserError
 from muster.contract.names import ExitCode
 from muster.storage.errors import StorageError, final_errors_are_the_users
-from muster.trainer.fence import StaleAttempt
+from muster.worker.fence import StaleAttempt
 
 __all__ = [
     "NodeUnfit",
     "NumericError",
     "OutOfMemory",
     "PeerLost",
+    "RanksApart",
     "StaleAttempt",
     "StorageError",
     "UserError",
@@ -36,6 +37,10 @@ class PeerLost(Exception):
     """A collective failed because another rank is gone: this rank is well, the cause lies with the other."""
 
 
+class RanksApart(Exception):
+    """The ranks could not meet. The message says where; another attempt may have a port that is free."""
+
+
 _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (UserError, ExitCode.USER_ERROR),
     (OutOfMemory, ExitCode.OUT_OF_MEMORY),
@@ -45,6 +50,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (StorageError, ExitCode.STORAGE),
     (StaleAttempt, ExitCode.STALE_ATTEMPT),
     (PeerLost, ExitCode.PEER_LOST),
+    (RanksApart, ExitCode.PREFLIGHT_FAILED),
 )
 
 

@@ -1,6 +1,6 @@
 """The fence of each job on this machine: a file of its own that says which attempt lives, and nothing of other jobs.
 
-It holds what the Kubernetes API would answer, cut down to what the fence asks (trainer/fence.py). It is written before
+It holds what the Kubernetes API would answer, cut down to what the fence asks (worker/fence.py). It is written before
 the status that it reports: whoever commits after an attempt was closed, or after the next one was made, is refused.
 """
 

@@ -23,7 +23,7 @@ from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.frozen import FrozenFiles, FrozenWeightsMissing, frozen_in, see_all
 from muster.trainer.errors import StaleAttempt
-from muster.trainer.fence import FenceUnreachable, confirm
+from muster.worker.fence import FenceUnreachable, confirm
 
 FENCE_RETRIES = 5
 # For the ranks that die after the first: the launcher kills those that don't notice by themselves (launch/worker.py).

@@ -1,1 +1,1 @@
-"""A worker's first process, around torchrun: fence, preflight, exit verdict. No module here loads torch."""
+"""A worker's first process, around its ranks: fence, preflight, exit verdict. No module here loads torch."""

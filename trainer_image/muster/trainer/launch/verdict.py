@@ -71,7 +71,7 @@ def is_unexplained(end: WorkerExit, oom_kills_before: int | None, oom_kills_now:
 
 
 def root(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float) -> RankEnd:
-    """The end that the others followed from: a reason of its own before a lost peer before the agent's cleaning up;
+    """The end that the others followed from: a reason of its own before a lost peer before the launcher's cleaning up;
     among equals the earliest."""
     first = min(end.at for end in ends)
 

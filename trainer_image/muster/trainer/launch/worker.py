@@ -1,32 +1,28 @@
-"""A worker's first process, `python -m muster.trainer.launch`: torchrun with truthful exit codes.
+"""A worker's first process, `python -m muster.trainer.launch`: what torchrun does, with truthful exit codes.
 
-The order is the point: confirm the fence, only then import torch and let ranks meet. When the ranks are gone, and what
-they left in memory is committed, exit.json says how this worker ended, and the process ends with the same code.
+The order is the point: confirm the fence, only then start ranks, which meet by themselves. When the ranks are gone, and
+what they left in memory is committed, exit.json says how this worker ended, and the process ends with the same code.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from muster.contract.base import dump_json
-from muster.contract.names import EXIT_RECORD, Env, ExitCode, Rendezvous
+from muster.contract.names import EXIT_RECORD, Env, ExitCode
 from muster.contract.redaction import redact
 from muster.contract.signals import WorkerExit
 from muster.local.sandbox import ADVICE, Sandbox, enter
 from muster.storage.small_files import write_whole
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
-from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.trainer.launch.cores import share_cores
 from muster.trainer.launch.early_stop import STOP_SIGNALS, end_now
 from muster.trainer.launch.limits import Limits, limit_tasks, processes_max
@@ -36,7 +32,6 @@ from muster.trainer.launch.program import NotPrepared, run_program, runs_program
 from muster.trainer.launch.report import serve_reports, write_termination_message
 from muster.trainer.launch.stack_dumps import dump, record_flights
 from muster.trainer.launch.verdict import (
-    RankEnd,
     any_rank_began,
     hung_ranks,
     is_unexplained,
@@ -46,12 +41,10 @@ from muster.trainer.launch.verdict import (
     worker_exit,
 )
 from muster.trainer.tracking.processes import Trackers, commands
+from muster.worker.fence import SECONDS_MAX as FENCE_SECONDS_MAX
+from muster.worker.fence import FenceUnreachable, StaleAttempt, pass_fence
+from muster.worker.ranks import SHUTDOWN_SECONDS, Ranks, read_layout
 
-FENCE_SECONDS_MAX = 60.0
-# After one rank failed, the others get this long to notice before they are killed.
-SHUTDOWN_SECONDS = 15
-# Beside our own files: torchrun's agent would leave a folder in /tmp for each worker that ever started.
-AGENT_DIR = "torchelastic"
 # What the kernel answers where a worker may not read or write.
 DENIALS = ("permission denied", "read-only file system", "file system is read-only")
 
@@ -77,7 +70,7 @@ def main() -> int:
         serve_reports(directory)
         watch_notices()
         run = read_run()
-        pass_fence(run)
+        pass_fence(run.fence, run.job_uid, run.attempt)
         end = launch(run, stop, started, sandbox)
     except UserError as error:
         end = _before_ranks(ExitCode.USER_ERROR, str(error))
@@ -87,7 +80,7 @@ def main() -> int:
         end = _before_ranks(ExitCode.STALE_ATTEMPT, str(error))
     except FenceUnreachable as error:
         end = _before_ranks(ExitCode.PREFLIGHT_FAILED, f"the fence did not answer for {FENCE_SECONDS_MAX:g} s: {error}")
-    except Exception as error:  # the rendezvous: its port is taken, its host is unknown, a worker never came
+    except Exception as error:  # the rendezvous' port is taken, or no process can be started
         traceback.print_exc()
         message = f"the ranks could not be started or watched: {type(error).__name__}: {error}"
         end = _before_ranks(ExitCode.PREFLIGHT_FAILED, message)
@@ -127,26 +120,11 @@ def check_python_path() -> None:
             continue
 
 
-def pass_fence(run: Run) -> None:
-    """Return once the fence names our attempt. Raises StaleAttempt; FenceUnreachable after a minute of trying."""
-    if run.fence is None:
-        return
-    deadline, wait = time.monotonic() + FENCE_SECONDS_MAX, 0.1
-    while True:
-        try:
-            return confirm(run.fence, run.job_uid, run.attempt)
-        except FenceUnreachable:
-            if time.monotonic() + wait > deadline:
-                raise
-            time.sleep(wait)
-            wait = min(2 * wait, 5.0)
-
-
 class Stop:
     """Passes the wish to stop on to the ranks, each once, also to those that are only just being started. Where no rank
     has begun yet, the worker ends at once.
 
-    The ranks lead sessions of their own (torchrun starts them so): a signal to our group does not reach them. Ranks
+    The ranks lead sessions of their own: a signal to our group does not reach them. Ranks
     that hang can't agree on a step any more, so nothing is gained by waiting for them: they leave their stacks and die.
     """
 
@@ -167,7 +145,7 @@ class Stop:
         threading.Thread(target=self._signal_ranks, daemon=True).start()
 
     def _signal_ranks(self) -> None:
-        # The agent may still wait for the other workers. A rank that it starts at this very moment dies with us.
+        # A rank that is started at this very moment dies with us.
         if not any_rank_began(self._directory, self._started) and not (set(children()) - self.helpers):
             end_now()
         self._give_up_on_the_hung()
@@ -210,26 +188,10 @@ def wait_for_uploads() -> None:
 
 
 def launch(run: Run, stop: Stop, started: float, sandbox: Sandbox | None) -> WorkerExit:
-    """Run torch's elastic agent over `-m muster.trainer` until all ranks are gone, and judge how they ended. With a
-    sandbox, on a machine that others use too, they are held to what they may take of it."""
-    gc.disable()  # torch is a quarter of a million objects that never become garbage; looking for some takes its time
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import launch_agent
-    from torch.distributed.run import config_from_args, get_args_parser
-
-    gc.freeze()
-    gc.enable()
-    arguments = get_args_parser().parse_args(
-        [*_own_arguments(), f"--log-dir={run.worker_dir / AGENT_DIR}", "-m", "muster.trainer"]
-    )
-    if arguments.nproc_per_node.isdecimal():  # torchrun would give every rank one thread, and say so at length
-        share_cores(int(arguments.nproc_per_node))
-    config, command, command_arguments = config_from_args(arguments)
-    config.run_id = f"{run.job_uid}-{run.attempt}"
-    config.max_restarts = 0
-    config.monitor_interval = 0.1
-    config.shutdown_timeout = SHUTDOWN_SECONDS
-    config.signals_to_handle = "SIGUSR2"  # torch's own handler would kill the ranks instead of letting them commit
+    """Run `-m muster.trainer` in every rank until all are gone, and judge how they ended. With a sandbox, on a machine
+    that others use too, they are held to what they may take of it."""
+    layout = read_layout()
+    share_cores(layout.ranks_per_node)
     os.environ[LAUNCHER] = str(os.getpid())
     adopt_orphans()
     record_flights(run.worker_dir)
@@ -240,35 +202,24 @@ def launch(run: Run, stop: Stop, started: float, sandbox: Sandbox | None) -> Wor
     trackers = Trackers(run.worker_dir, commands(run))
     stop.helpers = set(children())
     memory_kills = oom_kills()
+    command = [sys.executable, "-u", "-m", "muster.trainer"]
+    ranks = Ranks(layout, command, os.environ, run_id=f"{run.job_uid}-{run.attempt}")
     stop.ranks_may_exist = True
     try:
-        launch_agent(config, command, command_arguments)
-    except ChildFailedError as error:
-        if limits.exceeded is not None:
-            return limits.exceeded
-        if stop.hung:
-            return WorkerExit(exit_code=ExitCode.HUNG, at=time.time(), message=f"killed while hanging: {stop.hung}")
-        ends = [_end(run, rank, failure, started) for rank, failure in error.failures.items()]
-        end = worker_exit(ends, stop.wanted, SHUTDOWN_SECONDS)
-        return end.model_copy(update={"unexplained": is_unexplained(end, memory_kills, oom_kills())})
+        ranks.start()
+        ends = [end for end in ranks.wait() if end.exit_code]
     finally:
         trackers.finish()
         wait_for_uploads()
-    return WorkerExit(exit_code=ExitCode.DONE, at=time.time())
-
-
-def _own_arguments() -> list[str]:
-    """Return the arguments that torchrun would otherwise guess: a free port for a gang of one worker that was given
-    none."""
-    if os.environ.get(Rendezvous.PORT) or os.environ.get(Rendezvous.NODES, "1") not in ("1", "1:1"):
-        return []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return ["--master-addr", "127.0.0.1", "--master-port", str(probe.getsockname()[1])]
-
-
-def _end(run: Run, rank: int, failure: Any, started: float) -> RankEnd:
-    return read_end(run.worker_dir, rank, int(failure.exitcode), float(failure.timestamp), started)
+    if not ends:
+        return WorkerExit(exit_code=ExitCode.DONE, at=time.time())
+    if limits.exceeded is not None:
+        return limits.exceeded
+    if stop.hung:
+        return WorkerExit(exit_code=ExitCode.HUNG, at=time.time(), message=f"killed while hanging: {stop.hung}")
+    read = [read_end(run.worker_dir, end.rank, end.exit_code, end.at, started) for end in ends]
+    end = worker_exit(read, stop.wanted, SHUTDOWN_SECONDS)
+    return end.model_copy(update={"unexplained": is_unexplained(end, memory_kills, oom_kills())})
 
 
 def _before_ranks(code: int, message: str) -> WorkerExit:

@@ -20,7 +20,7 @@ from muster.contract.model_size import ModelSize
 from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
 from muster.trainer.config import DataParallel, Ranks, data_parallel
-from muster.trainer.errors import OutOfMemory, UserError
+from muster.trainer.errors import OutOfMemory, RanksApart, UserError, is_lost_peer
 from muster.trainer.gpus import must_have_gpus, read_facts
 from muster.trainer.models import load_balancing
 from muster.trainer.models.definition import ModelDefinition
@@ -79,7 +79,9 @@ def _cgroup_limit() -> int | None:
 
 
 def connect(device: torch.device, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Meet the other ranks, if that has not happened. A process without torchrun's variables becomes a gang of one."""
+    """Meet the other ranks, if that has not happened. A process without torchrun's variables becomes a gang of one.
+
+    Raises RanksApart where they can't meet: the port of rank 0's store was taken, its name is unknown, nobody came."""
     if dist.is_initialized():
         return
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
@@ -88,7 +90,15 @@ def connect(device: torch.device, environ: dict[str, str] | os._Environ[str] = o
         # All ranks are on this machine: don't ask a name service which address it has.
         environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, device_id=device if device.type == "cuda" else None)
+    accelerator = device if device.type == "cuda" else None
+    try:
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, device_id=accelerator)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        if is_lost_peer(type(error).__name__, str(error)):
+            raise
+        where = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RanksApart(f"the ranks could not meet at {where}: {first_line}") from error
 
 
 def all_local(environ: Mapping[str, str] = os.environ) -> bool:

@@ -31,13 +31,13 @@ from muster.storage.small_files import write_whole
 from muster.storage.store import Store
 from muster.trainer.arguments import Arguments
 from muster.trainer.errors import StaleAttempt, UserError
-from muster.trainer.fence import FenceUnreachable
 from muster.trainer.programs import KEEPING, Surroundings, read_surroundings
 from muster.trainer.programs.listing import Listing, UnfitFolder, look_at, metrics_of, step_of
 from muster.trainer.programs.parts import Order, PartFailed, Parts
 from muster.trainer.programs.snapshot import ChangedMeanwhile, Snapshot, take
 from muster.trainer.programs.upload import Publisher
 from muster.trainer.programs.watch import FolderWatch, Progress
+from muster.worker.fence import FenceUnreachable
 
 LOOK_SECONDS: Final = 0.5  # between two looks at the folder; a rename is heard of at once
 # Pauses between tries of a store that fails. The last is repeated: a checkpoint waits as long as the program runs.

@@ -23,10 +23,10 @@ from muster.storage.store import Store
 from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
-from muster.trainer.fence import FenceUnreachable, confirm
 from muster.trainer.programs import Surroundings
 from muster.trainer.programs.listing import FileFacts, UnfitFolder
 from muster.trainer.programs.snapshot import Snapshot
+from muster.worker.fence import FenceUnreachable, confirm
 
 FENCE_RETRIES = 5
 JUDGED_BY = "evaluation_loss"

@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import os
 import ssl
+import time
+import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
-from muster.contract.address import parse_address
-from muster.contract.names import Env
-from muster.kube.tls import api_server_context
-from muster.storage.small_files import read_regular
+from muster.worker.files import read_regular
+
+SECONDS_MAX = 60.0  # of trying, before the ranks are started
+FILE = "file://"
+TOKEN_FILE, CA_FILE = "MUSTER_FENCE_TOKEN_FILE", "MUSTER_FENCE_CA_FILE"
 
 
 class StaleAttempt(Exception):
@@ -41,13 +43,28 @@ def confirm(fence: str, uid: str, attempt: int) -> None:
         raise StaleAttempt(f"attempt {attempt} of job {uid} is not current: {which}")
 
 
+def pass_fence(fence: str | None, uid: str, attempt: int) -> None:
+    """Return once the fence names our attempt. Raises StaleAttempt; FenceUnreachable after a minute of trying."""
+    if fence is None:
+        return
+    deadline, wait = time.monotonic() + SECONDS_MAX, 0.1
+    while True:
+        try:
+            return confirm(fence, uid, attempt)
+        except FenceUnreachable:
+            if time.monotonic() + wait > deadline:
+                raise
+            time.sleep(wait)
+            wait = min(2 * wait, 5.0)
+
+
 def current_attempt(fence: str, uid: str) -> int | None:
-    """The attempt that lives by the job's status, 0 if its last one is over; None when the job is gone.
+    """Return the attempt that lives by the job's status, 0 if its last one is over; None when the job is gone.
 
     Raises FenceUnreachable.
     """
     try:
-        document = _from_file(fence) if fence.startswith("file://") else _from_http(fence)
+        document = _from_file(fence) if fence.startswith(FILE) else _from_http(fence)
         if document is None or document.get("metadata", {}).get("uid", uid) != uid:
             return None
         return _living(document.get("status", {}))
@@ -64,13 +81,13 @@ def _living(status: dict[str, Any]) -> int:
 
 
 def _from_file(address: str) -> dict[str, dict[str, Any]] | None:
-    document: dict[str, dict[str, Any]] | None = json.loads(read_regular(parse_address(address).local))
+    document: dict[str, dict[str, Any]] | None = json.loads(read_regular(address[len(FILE) :]))
     return document
 
 
 def _from_http(url: str) -> dict[str, dict[str, Any]] | None:
     request = urllib.request.Request(url)
-    if token_file := os.environ.get(Env.FENCE_TOKEN_FILE):
+    if token_file := os.environ.get(TOKEN_FILE):
         with open(token_file) as file:
             request.add_header("Authorization", f"Bearer {file.read().strip()}")
     try:
@@ -86,5 +103,11 @@ def _from_http(url: str) -> dict[str, dict[str, Any]] | None:
 def _tls(url: str) -> ssl.SSLContext | None:
     if not url.startswith("https"):
         return None
-    ca_file = os.environ.get(Env.FENCE_CA_FILE)
-    return api_server_context(Path(ca_file).read_text() if ca_file else None)
+    authority = None
+    if ca_file := os.environ.get(CA_FILE):
+        with open(ca_file) as file:
+            authority = file.read()
+    context = ssl.create_default_context(cadata=authority)
+    # As muster.kube.tls says: a cluster's own CA is seldom as RFC 5280 wants it, and Python 3.13 would refuse it.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
