@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.cli.output import answers
+from muster.cli.render import checkpoints_table, show_commit
 from muster.contract.base import UserError
 from muster.contract.checkpoint import FOLDER_VERSION, Commit, canonical, commit_key, folder_file_key, seal_of, sealed
 from muster.contract.spec import Keep
@@ -54,6 +56,17 @@ def test_a_folder_is_listed_verified_and_exported_as_it_is(store: FileStore, tmp
     assert report["kind"] == "folder"
     exported = {p.relative_to(tmp_path / "out").as_posix(): p.read_bytes() for p in (tmp_path / "out").rglob("*.*")}
     assert exported == FILES
+
+
+def test_the_command_line_shows_a_folder_as_what_it_is(store: FileStore, capsys: pytest.CaptureFixture[str]) -> None:
+    view = commit_view(commit(store, 3), best=False) | {"pinned": False, "uri": "file:///there"}
+    answers().print(checkpoints_table({"items": [view]}), soft_wrap=True)
+    show_commit(view)
+    said = capsys.readouterr().out
+    assert "folder" in said.splitlines()[1]
+    assert "a folder that the program wrote: resumes by the program; data position not checked" in said
+    assert "state/rank-0.pt" in said
+    assert "weights, " not in said
 
 
 def test_a_damaged_folder_is_set_aside_and_put_back(store: FileStore, tmp_path: Path) -> None:

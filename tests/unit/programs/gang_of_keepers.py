@@ -20,19 +20,24 @@ from muster.trainer.programs.keeper import FolderKeeper
 LOOKS_MAX = 6_000
 
 
-def surroundings(root: Path, worker: int = 0, workers: int = 1, ranks: int = 1, **more: str) -> Surroundings:
-    """Orders of a worker whose store is `root/store/uid`."""
+def environment_of(root: Path, worker: int = 0, workers: int = 1, ranks: int = 1, **more: str) -> dict[str, str]:
+    """Environment of a worker whose store is `root/store/uid`."""
     program = {"program": {"command": ["train.py"]}, "checkpoint": json.loads(more.pop("checkpoint", "{}"))}
     worker_dir = root / f"attempt-{more.get('attempt', '1')}" / f"worker-{worker}"
     worker_dir.mkdir(parents=True, exist_ok=True)
-    return read_surroundings({
+    return {
         Env.CONFIG: WorkerConfig.model_validate(program).model_dump_json(by_alias=True),
         Env.JOB: "j", Env.JOB_UID: "uid", Env.ATTEMPT: more.get("attempt", "1"), Env.WORKER: str(worker),
         Env.RESUME_STEP: more.get("resume_step", "0"), Env.CHECKPOINT_URI: (root / "store" / "uid").as_uri(),
         Env.FENCE: more.get("fence", ""), Env.WORKER_DIR: str(worker_dir),
         Env.CHECKPOINT_DIR: more.get("folder", str(worker_dir / "checkpoints")),
         Rendezvous.NODES: str(workers), Rendezvous.RANKS_PER_NODE: str(ranks),
-    })  # fmt: skip
+    }  # fmt: skip
+
+
+def surroundings(root: Path, worker: int = 0, workers: int = 1, ranks: int = 1, **more: str) -> Surroundings:
+    """Orders of a worker in that environment."""
+    return read_surroundings(environment_of(root, worker, workers, ranks, **more))
 
 
 class Bench:

@@ -52,10 +52,12 @@ def test_what_is_renamed_into_place_is_published(bench: Bench, tmp_path: Path) -
 def test_a_folder_written_in_place_needs_a_mark_and_a_later_step_of_every_rank(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ranks=2)
     bench.write("checkpoint-10/model.bin")
+    bench.write("logs/lines.txt")
     bench.stepped(11, rank=0)
     bench.stepped(11, rank=1)
     bench.settle()
     assert bench.steps() == ()  # no mark
+    assert "checkpoint-10 is not published: it was written in place" in (bench.keeper.state.fault or "")
     bench.write("checkpoint-10/trainer_state.json", json.dumps({"global_step": 10}).encode())
     bench.stepped(11, rank=0)
     bench.stepped(10, rank=1, after=-60)  # still saving

@@ -18,6 +18,7 @@ from typing import Any
 from muster.contract.names import PREPARED, PROGRESS, RANKS_ENDED, SAVE_REQUEST
 from muster.trainer.programs import Surroundings, read_document
 from muster.trainer.programs.listing import (
+    CHECKPOINT_SUFFIXES,
     FileFacts,
     Listing,
     UnfitFolder,
@@ -27,6 +28,13 @@ from muster.trainer.programs.listing import (
     look_at,
 )
 from muster.trainer.programs.renames import Renames
+
+# Of files that a checkpoint has: other folders (logs, a cache) are nobody's loss.
+WEIGHTS_SUFFIXES = (*CHECKPOINT_SUFFIXES, ".bin", ".distcp", ".npz", ".msgpack", ".pkl")
+IN_PLACE = (
+    "it was written in place, and nothing in it says that it is whole; write it under another name and rename it, or "
+    "use `with run.checkpoint(step) as folder` of muster.run"
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class FolderWatch:
         self._renamed: set[str] = set()  # names that came by a rename, and are not handled yet
         self._sound: set[FileFacts] = set()  # files in the watched folder itself that are complete
         self._handled: dict[str | None, Listing] = {}  # as it was when it was copied, refused or passed over
+        self._in_place: set[str] = set()  # folders that nothing says to be complete, and that was said
         self._has_folders = False
         self._renames: Renames | None = None
         prepared = read_document(around.worker_dir / PREPARED) or {}
@@ -96,6 +105,10 @@ class FolderWatch:
             if self.is_complete(listing, progress):
                 self._has_folders |= name is not None
                 listings.append(listing)
+            elif name is not None and name not in self._in_place and progress.is_later(listing.changed_at):
+                self._in_place.add(name)
+                if any(file.path.endswith(WEIGHTS_SUFFIXES) for file in listing.files):
+                    self._refuse(name, IN_PLACE)
         if self._has_folders:  # beside folders, files are a model's, or a log's
             listings = [listing for listing in listings if listing.entry is not None]
         return sorted(listings, key=lambda listing: listing.changed_at)
