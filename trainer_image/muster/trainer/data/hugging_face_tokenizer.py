@@ -114,10 +114,10 @@ class HuggingFaceTokenizer:
     @cached_property
     def _token_bytes(self) -> Int64s:
         """The bytes that each id stands for, int64 [vocab_size], of a tokenizer with `_words`: each letter is one."""
-        found = np.zeros(self.vocab_size, np.int64)
+        sizes = np.zeros(self.vocab_size, np.int64)
         for token, id_ in self._tokenizer.get_vocab(with_added_tokens=False).items():
-            found[id_] = len(token)
-        return found
+            sizes[id_] = len(token)
+        return sizes
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
