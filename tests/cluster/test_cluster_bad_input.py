@@ -60,6 +60,8 @@ def cancel(house: House, name: str) -> None:
         ({"training": {"length": {"steps": 3, "epochs": 1}}}, "give exactly one of steps, tokens, epochs"),
         ({"gang": {"scheduler": {"kind": "slurm"}}}, 'spec.gang.scheduler.kind: Unsupported value: "slurm"'),
         ({"runtime": {"env": [{"name": "MUSTER_JOB", "value": "x"}]}}, "are set by Muster itself"),
+        ({"program": {"command": ["train.py"]}}, "give exactly one of training (Muster's own trainer) and program"),
+        ({"checkpoint": {"folder": "out"}}, "leave it out with training"),
     ],
 )
 def test_the_schema_refuses_with_the_path(cluster: House, change: dict[str, object], words: str) -> None:
@@ -67,6 +69,26 @@ def test_the_schema_refuses_with_the_path(cluster: House, change: dict[str, obje
         cluster.submit(quick_job("refused", **change))
     assert refused.value.status == 422
     assert words in refused.value.message
+
+
+def test_a_job_is_a_training_or_a_program_for_good(cluster: House) -> None:
+    document = quick_job("program")
+    document["spec"].pop("training")
+    with pytest.raises(Refused, match="give exactly one of training"):
+        cluster.submit(document)
+    document["spec"] |= {"program": {"command": []}, "gang": {"nodes": 1, "instanceTypes": ["none"]}}
+    with pytest.raises(Refused, match=r"spec\.program\.command"):
+        cluster.submit(document)
+    document["spec"]["program"] = {"command": ["train.py"], "inputs": {"base": {"job": "a", "source": "s3://bucket/model"}}}
+    with pytest.raises(Refused, match="name what it is by exactly one of job"):
+        cluster.submit(document)
+    document["spec"]["program"] = {"command": ["train.py"], "inputs": {"base": {"uri": "s3://bucket/uid", "step": "last"}}}
+    cluster.submit(document)
+    with pytest.raises(Refused, match="program is fixed at submission"):
+        cluster.change("program", {"program": {"command": ["other.py"]}})
+    with pytest.raises(Refused, match="fixed at submission"):
+        cluster.change("program", {"program": None, "training": quick_job("other")["spec"]["training"]})
+    cancel(cluster, "program")
 
 
 def test_what_the_schema_can_not_weigh_up_the_operator_does(cluster: House) -> None:
