@@ -79,10 +79,16 @@ def test_a_job_is_a_training_or_a_program_for_good(cluster: House) -> None:
     document["spec"] |= {"program": {"command": []}, "gang": {"nodes": 1, "instanceTypes": ["none"]}}
     with pytest.raises(Refused, match=r"spec\.program\.command"):
         cluster.submit(document)
-    document["spec"]["program"] = {"command": ["train.py"], "inputs": {"base": {"job": "a", "source": "s3://bucket/model"}}}
+    document["spec"]["program"] = {
+        "command": ["train.py"],
+        "inputs": {"base": {"job": "a", "source": "s3://bucket/model"}},
+    }
     with pytest.raises(Refused, match="name what it is by exactly one of job"):
         cluster.submit(document)
-    document["spec"]["program"] = {"command": ["train.py"], "inputs": {"base": {"uri": "s3://bucket/uid", "step": "last"}}}
+    document["spec"]["program"] = {
+        "command": ["train.py"],
+        "inputs": {"base": {"uri": "s3://bucket/uid", "step": "last"}},
+    }
     cluster.submit(document)
     with pytest.raises(Refused, match="program is fixed at submission"):
         cluster.change("program", {"program": {"command": ["other.py"]}})

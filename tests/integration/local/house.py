@@ -82,6 +82,7 @@ class House:
             "recovery": {"backoffSeconds": 0.1, "excludeNodeAfter": 1000, "stopAfterNoProgress": 20},
             "runtime": {"env": [{"name": name, "value": value} for name, value in (env or {}).items()]},
         } | spec  # fmt: skip
+        document = {key: value for key, value in document.items() if value is not None}
         submission = parse_job({"metadata": {"name": name}, "spec": document})
         return self.cluster.create(name, "default", submission.spec, {}).metadata.uid
 

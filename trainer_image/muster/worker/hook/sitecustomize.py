@@ -16,6 +16,7 @@ first reports. `muster.run` reports more than this can; it silences it by `sys.m
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import importlib.machinery
 import importlib.util
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 OPTIMIZERS = "torch.optim.optimizer"
-# A report costs some 0.1 ms, most of it the file system's. Ten a second would tell nobody more, for the launcher reads
-# once a second; one in ten seconds would show a short program's progress when it is over.
+# Ten reports a second would tell nobody more, for the launcher reads once a second; one in ten seconds would show a
+# short program's progress when it is over. A thread writes them, not the step itself: so a step waits for no disk, and
+# the last of many quick steps is reported, too, though the next one may take an hour to come.
 REPORT_SECONDS = 1.0
 
 
@@ -41,13 +43,14 @@ class StepCounter:
 
     def __init__(self, path: str, resume_step: int) -> None:
         self._path, self._resume_step, self._silent = path, resume_step, False
+        self._writing = _thread.allocate_lock()
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._steps = self._reported = 0
         self._stepped_at = 0.0
-        self._report_after = 0.0  # of the monotonic clock
+        self._is_reporting = False
         self._optimizer: Callable[[], object] | None = None
 
     def stepped(self, optimizer: object, args: object, kwargs: object) -> None:
@@ -62,9 +65,9 @@ class StepCounter:
                 return
             self._steps += 1
             self._stepped_at = time.time()
-            if time.monotonic() >= self._report_after:
-                self._report_after = time.monotonic() + REPORT_SECONDS
-                self._report()
+            if not self._is_reporting:
+                self._is_reporting = True
+                _thread.start_new_thread(self._report_again_and_again, (self._pid,))
         except Exception:
             self._silent = True
 
@@ -72,12 +75,26 @@ class StepCounter:
     stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def finish(self) -> None:
-        """Report the steps since the last report, as the process ends."""
-        if not self._silent and self._steps > self._reported and self._pid == os.getpid():
-            try:
-                self._report()
-            except Exception:
-                self._silent = True
+        """Report the steps since the last report, if there are any."""
+        try:
+            with self._writing:
+                if not self._silent and self._steps > self._reported and self._pid == os.getpid():
+                    self._report()
+        except Exception:
+            self._silent = True
+
+    def _report_again_and_again(self, pid: int) -> None:
+        while not self._silent and self._pid == pid:
+            self.finish()
+            time.sleep(REPORT_SECONDS)
+
+    def before_fork(self) -> None:
+        """Wait for a report that is being written: its child would find the file half open."""
+        self._writing.acquire()
+
+    def after_fork(self) -> None:
+        """Go on in the parent."""
+        self._writing.release()
 
     def silence(self) -> None:
         """Report no more: somebody who knows more of this program reports now."""
@@ -85,6 +102,7 @@ class StepCounter:
 
     def forked(self) -> None:
         """Begin anew in a child process, which may or may not take steps of its own."""
+        self._writing.release()
         self._begin()
 
     def _report(self) -> None:
@@ -168,7 +186,7 @@ def install(environ: Mapping[str, str]) -> None:
     sys.modules["_muster_hook"] = counter  # type: ignore[assignment]
     sys.meta_path.insert(0, OptimizerFinder(counter))
     atexit.register(counter.finish)
-    os.register_at_fork(after_in_child=counter.forked)
+    os.register_at_fork(before=counter.before_fork, after_in_parent=counter.after_fork, after_in_child=counter.forked)
 
 
 def run_hidden() -> None:
