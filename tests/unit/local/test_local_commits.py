@@ -10,7 +10,7 @@ import pytest
 from tests.s3_servers import moto_server
 
 from muster.contract.address import AddressError, parse_address
-from muster.contract.checkpoint import Commit, DataCursor, sealed
+from muster.contract.checkpoint import FORMAT_VERSION, Commit, DataCursor, sealed
 from muster.operator.commit_lookup import newest
 from muster.operator.core.observed import Committed
 from muster.storage.errors import StoreError
@@ -93,7 +93,8 @@ def test_what_is_no_commit_does_not_count(tmp_path: Path, content: bytes) -> Non
 def test_a_newer_musters_commit_counts(tmp_path: Path) -> None:
     """Its trainer will judge it; not to believe it would mean to begin again at step 0."""
     put(tmp_path, 5, sealed(commit(5)))
-    put(tmp_path, 6, b'{"version": 2, "attempt": 3, "committedAt": 7.5, "tensors": "of another kind"}')
+    newer = {"version": FORMAT_VERSION + 1, "attempt": 3, "committedAt": 7.5, "tensors": "of another kind"}
+    put(tmp_path, 6, json.dumps(newer).encode())
     assert CommitListing().read(parse_address(f"file://{tmp_path}"))[1] == CommitSummary(6, 3, 7.5)
 
 
