@@ -188,6 +188,23 @@ def test_a_dry_run_says_what_the_operator_would_do(world: World) -> None:
     assert "cpu" in other["because"].lower(), other
 
 
+def test_a_secret_that_is_missing_as_a_volume_is_the_users_error(world: World) -> None:
+    """The pod's status says ContainerCreating for ever, the kubelet's event what is missing."""
+    hopeless = job("hopeless", 10)
+    hopeless["spec"]["runtime"] = {"volumes": [{"name": "keys", "secret": {"secretName": "absent"}}]}
+    world.house.kubectl("apply", "-f", "-", given=hopeless)
+    status: dict[str, Any] = {}
+
+    def failed() -> bool:
+        status.update(world.house.get("tj", "hopeless", "-n", TEAM).get("status") or {})
+        return bool(status.get("phase") == "Failed")
+
+    eventually(failed, "the job to fail", 180)
+    assert status["lastFailure"]["cause"] == "user_error"
+    assert 'secret "absent" not found' in status["because"], status["because"]
+    world.house.kubectl("delete", "tj", "hopeless", "-n", TEAM)
+
+
 def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall(world: World) -> None:
     house = world.house
     with house.rest(SYSTEM, TOKEN) as rest:

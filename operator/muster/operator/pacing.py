@@ -57,6 +57,7 @@ EVENT_SECONDS, EVENT_SECONDS_MAX = 0.15, 2.0  # how long an event waits for more
 EVENTS_PER_SECOND = 50.0  # … and longer where there is much: so many jobs and no more are looked at
 LATER_SECONDS = 5.0  # how long a change of words and counts waits for an event
 LATE_SECONDS, LATE_LOOKS = 0.1, 10  # how long a list that is newer than the watch waits for it
+WARNINGS_SECONDS = 15.0  # a pod without an address so long after its placing: its events are read, and so often anew
 GROUP_WAITING_SECONDS, GROUP_RUNNING_SECONDS = 3.0, 15.0  # between two looks at another scheduler's group
 APIS_SECONDS = 60.0  # how often it is asked which schedulers' APIs are served: they may be installed after us
 

@@ -1,4 +1,4 @@
-"""Fresh reads from the API server itself: one job, its pods, and the list of all jobs."""
+"""Fresh reads from the API server itself: one job, its pods, the list of all jobs, warnings about pods that hang."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from muster.kube import paths
 from muster.kube.client import METADATA_LIST, Client
 from muster.kube.errors import ApiError
 from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.kubernetes.pod_warnings import PodWarnings
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
 from muster.operator.pacing import LATE_LOOKS, LATE_SECONDS
 
@@ -20,7 +21,8 @@ class FreshReads:
     `jobs_path` is the path of the collection of jobs that is served: of one namespace, or of all.
     """
 
-    def __init__(self, client: Client, jobs: Jobs, pods: Pods, jobs_path: str) -> None:
+    def __init__(self, client: Client, jobs: Jobs, pods: Pods, jobs_path: str, warnings: PodWarnings) -> None:
+        self.warnings = warnings
         self._client, self._jobs, self._pods, self._jobs_path = client, jobs, pods, jobs_path
 
     async def job(self, namespace: str, name: str, uid: str) -> Job | None:

@@ -24,6 +24,8 @@ _OF_THE_NODE = re.compile(r"executable file not found|host not found|too ?many ?
 _NO_SUCH_CONFIG = re.compile(
     r"not found|couldn't find key|non-existent|runAsNonRoot|non-numeric user|runAsUser", re.IGNORECASE
 )
+# The same of a volume. "not found" alone is not enough: a kubelet says it of a driver that still starts.
+_NO_SUCH_SOURCE = re.compile(r'(secret|configmap) "[^"]*" not found|non-existent (secret|config) key', re.IGNORECASE)
 _SAYS_NO_CAUSE = re.compile(r'Back-off pulling image "[^"]*"')  # kubelets before 1.31
 
 
@@ -33,6 +35,8 @@ def is_refusal(reason: str, message: str) -> bool:
         return True
     if reason in ("ErrImagePull", BACK_OFF):
         return bool(_NO_SUCH_IMAGE.search(message)) and not _OF_THE_NODE.search(message)
+    if reason == "FailedMount":
+        return bool(_NO_SUCH_SOURCE.search(message))
     return reason == "CreateContainerConfigError" and bool(_NO_SUCH_CONFIG.search(message))
 
 
@@ -44,7 +48,7 @@ def says_no_cause(trouble: str) -> bool:
 
 def remedy(trouble: str, image: str | None) -> str:
     """The next step of the job's user. `image` is the one that the job names, if any."""
-    if trouble.startswith("CreateContainerConfigError"):
+    if trouble.startswith(("CreateContainerConfigError", "FailedMount")):
         return "create what is missing in the job's namespace, or correct spec.runtime, and submit the job again"
     if image:
         return "correct runtime.image (or the pull secret of its service account), and submit the job again"

@@ -26,6 +26,7 @@ from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.network import plan
 from muster.operator.kubernetes.nodes import Nodes
+from muster.operator.kubernetes.pod_warnings import PodWarnings
 from muster.operator.kubernetes.pods import Pod, Pods
 from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reads import FreshReads
@@ -65,7 +66,8 @@ class KubernetesWorld:
         self.gangs = Gangs(client, self.enqueue, on_error)
         self.heartbeats = Heartbeats(self.job_cache, self.pods, self.enqueue, report_port)
         only = site.watch_namespace
-        self._reads = FreshReads(client, self.job_cache, self.pods, paths.jobs(only) if only else paths.JOBS)
+        warnings = PodWarnings(client, self.enqueue, on_error)
+        self._reads = FreshReads(client, self.job_cache, self.pods, paths.jobs(only) if only else paths.JOBS, warnings)
         quotas = QuotaReader(client, namespace, on_error)
         self._fleet = FleetView(self.job_cache, self.nodes, self._reads, self._changes, limits or {}, quotas, prices)
         self._watches = Watches(
@@ -114,7 +116,9 @@ class KubernetesWorld:
             return None
         # Before the first attempt nobody has made a worker, which the object itself says: no need to ask for them.
         pods = await self._reads.pods(job) if fresh and job.status.attempt else self.pods.of(uid)
-        pods = self._creator.gates.as_made(job, pods)
+        if not fresh:
+            self._reads.warnings.follow(job, pods, self.now())
+        pods = self._reads.warnings.added_to(job, self._creator.gates.as_made(job, pods))
         # After the object and its workers: who is seen gone can commit nothing more.
         known = await self._commits.of(job, folder, pods, fresh)
         gang = self.gangs.of(job)
@@ -215,6 +219,7 @@ class KubernetesWorld:
         self.pods.forget_leaving(uid)
         self._writer.overtaken.discard(uid)
         self._commits.forget(uid)
+        self._reads.warnings.forget(uid)
 
     def _notes(self, job: Job) -> tuple[str, ...]:
         """Return a remark for the next attempt's message: which of our settings the user replaced."""
