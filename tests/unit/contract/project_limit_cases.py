@@ -64,7 +64,7 @@ class Case:
             return None
         if place in SECRET_PLACES:
             return "spec.runtime"
-        coarser = ("spec.training", "spec.runtime.env", "spec.runtime.volumes")
+        coarser = ("spec.training", "spec.program", "spec.runtime.env", "spec.runtime.volumes")
         return next((coarse for coarse in coarser if place.startswith(coarse)), place)
 
     @property
@@ -120,6 +120,14 @@ def _named(place: str, name: str) -> dict[str, Any]:
     for entry in runtime.get("env", ()):
         entry["valueFrom"]["secretKeyRef"]["key"] = "key"
     return {"runtime": runtime}
+
+
+def _program(**parts: Any) -> dict[str, Any]:
+    return {"training": None, "program": {"command": ["train.py"], **parts}}
+
+
+def _input(**parts: Any) -> dict[str, Any]:
+    return _program(inputs={"base": parts})
 
 
 OWN_SECRET = "own"
@@ -216,6 +224,17 @@ CASES = (
     Case({"training": {"data": {"tokenizer": "s3://data/cv/tokenizer.json"}}}, "spec.training.data.tokenizer"),
     Case({"training": {"data": {"chatTemplate": "s3://data/nlp/chat.jinja"}}}),
     Case({"training": {"data": {"chatTemplate": "s3://data/cv/chat.jinja"}}}, "spec.training.data.chatTemplate"),
+    # What a program reads, and what it is run in: as of a training.
+    Case(_program()),
+    Case(_program(source="s3://data/nlp/source.tar.gz")),
+    Case(_program(source="s3://data/cv/source.tar.gz"), "spec.program.source"),
+    Case(_program(source="s3://data/nlp/../cv/source.tar.gz"), "spec.program.source"),
+    Case(_input(source="hf://nlp/model")),
+    Case(_input(source="hf://other/model"), "spec.program.inputs.base.source"),
+    Case(_input(uri="s3://checkpoints/nlp/job")),
+    Case(_input(uri="s3://checkpoints/cv/job"), "spec.program.inputs.base.uri"),
+    Case(_program() | {"runtime": {"image": "registry.example.com/team/mine:7"}}),
+    Case(_program() | {"runtime": {"image": "docker.io/anybody/mine:7"}}, "spec.runtime.image"),
     # Whom it may call.
     *(Case(_endpoint(value)) for value in ("https://wandb.example.com", "https://wandb.example.com/api", "no address")),
     *(Case(_endpoint(value), _ENDPOINT) for value in (
