@@ -12,7 +12,7 @@ from functools import lru_cache
 from muster.contract.address import AddressError, job_folder
 from muster.contract.base import Spec, dump, dump_json
 from muster.contract.gang import Quantity, Resources
-from muster.contract.names import GROUP, KIND, VERSION, Env, Label, Rendezvous, worker_name
+from muster.contract.names import GROUP, KEEPER_STATE, KIND, VERSION, Env, Label, Rendezvous, worker_name
 from muster.contract.notices import NOTICES_ENV, NOTICES_PATH
 from muster.contract.pods import Toleration
 from muster.contract.quantities import quantity
@@ -486,7 +486,17 @@ def _program_helpers(own: Object, site: Site) -> list[Object]:
     own = own | {"securityContext": _container_security(network.NetworkPlan({}, {}), site.read_only_root)}
     prepare = {"name": PREPARE, "command": ["python", "-m", "muster.trainer.launch.program"]}
     asked = {kind: _without_devices(own["resources"].get(kind) or {}) for kind in ("requests", "limits")}
-    keeper = {"name": KEEPER, "command": ["python", "-m", "muster.trainer.programs.keeper"], "restartPolicy": "Always"}
+    keeper = {
+        "name": KEEPER,
+        "command": ["python", "-m", "muster.trainer.programs.keeper"],
+        "restartPolicy": "Always",
+        # The program starts once the keeper watches: what it saves before that would not be kept.
+        "startupProbe": {
+            "exec": {"command": ["test", "-f", f"{ROOT}/worker/{KEEPER_STATE}"]},
+            "periodSeconds": 1,
+            "failureThreshold": 120,
+        },
+    }
     return [
         copy.deepcopy(own | prepare | {"resources": asked}),
         copy.deepcopy(own | keeper | {"resources": KEEPER_RESOURCES}),

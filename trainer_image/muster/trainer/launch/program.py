@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from muster.contract.names import Env, ExitCode
+from muster.contract.names import KEEPER_STATE, Env, ExitCode
 from muster.contract.signals import WorkerExit
 from muster.trainer.launch.early_stop import STOP_SIGNALS, end_now, end_on_signals
 from muster.trainer.launch.launcher_files import write_launcher_files
@@ -31,6 +31,7 @@ from muster.trainer.launch.report import write_termination_message
 PREPARE = "muster.trainer.programs.prepare"
 KEEPER = "muster.trainer.programs.keeper"
 LAUNCHER = "muster.worker"
+KEEPER_SECONDS = 120.0  # in which the keeper has begun to watch: it imports, and opens the store
 _STATED = frozenset(int(code) for code in ExitCode)
 
 
@@ -57,11 +58,23 @@ def run_program() -> NoReturn:
     limit_tasks()
     prepare([sys.executable, "-m", PREPARE])
     # Closed at its end like any other; the launcher knows nothing of it but its file.
-    subprocess.Popen([sys.executable, "-m", KEEPER, "--parent", str(os.getpid())], stdin=subprocess.DEVNULL)
+    keeper = subprocess.Popen([sys.executable, "-m", KEEPER, "--parent", str(os.getpid())], stdin=subprocess.DEVNULL)
+    await_keeper(keeper, Path(os.environ.get(Env.WORKER_DIR) or ".") / KEEPER_STATE)
     sys.stdout.flush()
     sys.stderr.flush()
     # Handlers end here; the launcher sets its own. A signal between the two ends this process as it ends any other.
     os.execv(sys.executable, [sys.executable, "-m", LAUNCHER])  # noqa: S606
+
+
+def await_keeper(keeper: subprocess.Popen[bytes], state: Path) -> None:
+    """Return once the keeper watches: what a program saves before that would not be kept. Raises NotPrepared."""
+    deadline = time.monotonic() + KEEPER_SECONDS
+    while not state.exists():
+        if keeper.poll() is not None or time.monotonic() > deadline:
+            keeper.kill()
+            how = f"ended with exit code {keeper.returncode}" if keeper.returncode is not None else "did not start"
+            raise NotPrepared(int(ExitCode.STORAGE), f"the process that keeps the program's checkpoints {how}")
+        time.sleep(0.02)
 
 
 def prepare(command: Sequence[str]) -> None:
