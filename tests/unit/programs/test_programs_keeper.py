@@ -351,3 +351,15 @@ def test_a_node_whose_part_is_unfit_fails_the_checkpoint_by_its_name(tmp_path: P
     assert first.steps() == ()
     assert "worker 1: " in (first.keeper.state.fault or "")
     assert "odd is a link" in (first.keeper.state.fault or "")
+
+
+def test_a_worker_whose_rank_failed_does_not_wait_for_what_worker_0_may_order_one_day(tmp_path: Path) -> None:
+    """Its end is what ends worker 0's ranks; where it waited for them, a killed rank cost five minutes."""
+    first, second = Bench(tmp_path, worker=0, workers=2), Bench(tmp_path, worker=1, workers=2)
+    first.save("step-00000005")
+    second.stepped(7)
+    settle(first, second)
+    assert first.steps() == (5,)
+    second.ended(-9)
+    assert second.keeper.run() == 0
+    assert second.keeper.ended_at is not None

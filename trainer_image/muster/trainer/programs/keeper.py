@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from muster.contract.checkpoint import FileEntry
-from muster.contract.names import KEEPER_STATE, ExitCode
+from muster.contract.names import KEEPER_STATE, STOP, ExitCode
 from muster.storage.errors import StorageError, StoreError
 from muster.storage.opening import open_store
 from muster.storage.small_files import write_whole
@@ -323,14 +323,18 @@ class FolderKeeper:
             snapshot.drop()
 
     def _has_answered_last_order(self) -> bool:
-        """Worker 0 may still publish what is complete on all workers."""
+        """Worker 0 may still publish what is complete on all workers, as long as they end as they should: it orders
+        its last checkpoint when its own ranks are gone. Where the ranks of this worker failed, those of worker 0 may
+        run on, and end only once the operator hears of this failure; nothing more is waited for than what is ordered.
+        """
         if self._around.worker == 0:
             return True
         try:
             order = self._parts.newest_order()
         except StoreError:
             return False
-        return order is None or (order.is_last and order.step <= self._ordered)
+        more = self._watch.has_ended_well() or (self._around.worker_dir / STOP).exists()
+        return order is None or ((order.is_last or not more) and order.step <= self._ordered)
 
     # --- what is said ---
 

@@ -146,7 +146,7 @@ class FolderWatch:
         documents = [read_document(path) for path in sorted(self._around.worker_dir.glob(PROGRESS.format(rank="*")))]
         reports = [report for report in documents if report is not None and isinstance(report.get("step"), int)]
         if not reports:
-            return Progress(has_ended_well=self._has_ended_well())
+            return Progress(has_ended_well=self.has_ended_well())
         numbers = {**(reports[0].get("values") or {}), "loss": reports[0].get("loss")}
         tokens = reports[0].get("tokens")
         times = [at for report in reports if isinstance(at := report.get("progressedAt"), int | float)]
@@ -156,13 +156,14 @@ class FolderWatch:
             everyone_since=min(times) if everyone else None,
             values={str(name): float(value) for name, value in numbers.items() if isinstance(value, int | float)},
             tokens=tokens if isinstance(tokens, int) and tokens >= 0 else 0,
-            has_ended_well=self._has_ended_well(),
+            has_ended_well=self.has_ended_well(),
         )
 
     def ranks_ended(self) -> bool:
         return (self._around.worker_dir / RANKS_ENDED).exists()
 
-    def _has_ended_well(self) -> bool:
+    def has_ended_well(self) -> bool:
+        """Return whether all ranks are known to have ended with exit code 0."""
         ranks = (read_document(self._around.worker_dir / RANKS_ENDED) or {}).get("ranks")
         if not isinstance(ranks, list) or not ranks:
             return False
