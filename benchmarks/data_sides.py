@@ -34,7 +34,7 @@ def datasets_map(corpus: str, tokenizer: str, work: Path) -> dict[str, Any]:
     from datasets import disable_progress_bars, load_dataset
     from transformers import AutoTokenizer
 
-    from muster.trainer.launch.cores import usable_cores
+    from muster.worker.cores import usable_cores
 
     disable_progress_bars()
     began = time.perf_counter()

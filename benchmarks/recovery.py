@@ -47,7 +47,7 @@ PHASES = {
     "stop": "the gang is seen gone, the attempt is closed",
     "pause": "the back-off is over, the next attempt exists",
     "spawn": "all launchers run",
-    "launch": "all launchers have imported torch's agent, met, and started their ranks",
+    "launch": "all launchers have passed the fence and started their ranks",
     "import": "all ranks have imported torch and met",
     "build": "the token store is open, the model is built and sharded",
     "load": "the commit is read",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.trainer.launch import cores
+from muster.worker import cores
 
 # Does what torch does between two parallel regions: one thread has work, the other waits for it.
 WAITING = """

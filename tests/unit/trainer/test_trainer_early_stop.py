@@ -10,7 +10,7 @@ import pytest
 
 from muster.contract.names import EXIT_RECORD, Env, ExitCode
 from muster.contract.signals import WorkerExit
-from muster.trainer.launch import early_stop
+from muster.worker import early_stop
 
 WAIT = "print('here', flush=True)\nimport threading\nthreading.Event().wait()\n"
 TRAINING = {

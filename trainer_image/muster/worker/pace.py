@@ -1,4 +1,4 @@
-"""How long a program may go without a step, learnt from its own pace, or without output where its user says so.
+"""Time that a program may go without a step, learnt from its own pace, or without output where its user says so.
 
 The argument for the numbers. Of a program only its optimizer's steps are seen. Between two of them it may evaluate,
 save, compile or shuffle, and nothing tells these from a hang but how long they last. A false alarm restarts a healthy

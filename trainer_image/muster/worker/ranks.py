@@ -138,9 +138,6 @@ class ProcessEnd:
     """Seconds since the epoch."""
 
 
-Prepare = Callable[[], None]
-
-
 class Ranks:
     """Processes of this worker's ranks. Each leads a session of its own, so that a signal to the launcher's group does
     not reach it."""
@@ -154,7 +151,7 @@ class Ranks:
         once: bool = False,
         directory: str | None = None,
         output: Mapping[int, int] | None = None,
-        prepare: Prepare | None = None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         """With `once` the command is started once instead of once for each rank. `output` maps a rank to the descriptor
         that is its standard output and error; `prepare` runs in each new process before the command."""
@@ -205,11 +202,14 @@ class Ranks:
         self._gone.add(rank)
         self._ended.put(ProcessEnd(rank, code, at))
 
-    def wait(self, on_end: Callable[[ProcessEnd], None] | None = None) -> tuple[ProcessEnd, ...]:
+    def wait(
+        self, on_end: Callable[[ProcessEnd], None] | None = None, stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[ProcessEnd, ...]:
         """Return the ends of all ranks, in their order, once all of them are gone.
 
         When one has failed, the others are asked to stop, and killed after SHUTDOWN_SECONDS. A process that even
-        SIGKILL does not end within that time again (it sits in the kernel, on a broken GPU or disk) is given up.
+        SIGKILL does not end within that time again (it sits in the kernel, on a broken GPU or disk) is given up. Where
+        `stopping` says that all were asked already, they have as long as whoever asked gives them.
         """
         ends: list[ProcessEnd] = []
         deadline, killed = None, False
@@ -227,7 +227,7 @@ class Ranks:
             ends.append(end)
             if on_end is not None:
                 on_end(end)
-            if end.exit_code and deadline is None:
+            if end.exit_code and deadline is None and not stopping():
                 self.signal(signal.SIGTERM)
                 deadline = time.monotonic() + SHUTDOWN_SECONDS
         self.close()

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from muster.trainer.data.encode import Encoded, Encoder, Work
 from muster.trainer.errors import StorageError, UserError
-from muster.trainer.launch.cores import usable_cores
+from muster.worker.cores import usable_cores
 
 # A process takes about half a second to start; this much text takes one core several seconds.
 ALONE_BYTES_MAX = 16 << 20

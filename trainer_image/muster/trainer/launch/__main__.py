@@ -3,7 +3,7 @@
 import os
 import sys
 
-from muster.trainer.launch.early_stop import end_on_signals
+from muster.worker.early_stop import end_on_signals
 
 if __name__ == "__main__":
     end_on_signals()

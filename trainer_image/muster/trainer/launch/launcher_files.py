@@ -1,4 +1,4 @@
-"""What a foreign image is given: the launcher of programs, the hook that counts steps, and `muster.run`, as a folder.
+"""Files that a foreign image is given: the launcher of programs, the hook that counts steps, and `muster.run`.
 
 All of it is of the standard library and written for old Pythons, so that copying it is enough. `python3 FOLDER` starts
 the launcher. There `muster` is a package with an `__init__.py`, which comes before any other `muster` that the image

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from muster.contract.names import ExitCode, Rendezvous
 from muster.contract.signals import WorkerExit
-from muster.trainer.launch.cores import usable_cores
+from muster.worker.cores import usable_cores
 
 if TYPE_CHECKING:
     import psutil

@@ -10,7 +10,7 @@ Each check has an answer to failure, by MUSTER_PREFLIGHT (`gpus=exclude,disk=ret
 
 from __future__ import annotations
 
-from muster.trainer.launch.early_stop import end_on_signals
+from muster.worker.early_stop import end_on_signals
 
 if __name__ == "__main__":
     end_on_signals()  # before the imports that take their time

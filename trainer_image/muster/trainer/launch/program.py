@@ -23,10 +23,10 @@ from typing import NoReturn
 
 from muster.contract.names import KEEPER_STATE, Env, ExitCode
 from muster.contract.signals import WorkerExit
-from muster.trainer.launch.early_stop import STOP_SIGNALS, end_now, end_on_signals
 from muster.trainer.launch.launcher_files import write_launcher_files
 from muster.trainer.launch.limits import limit_tasks
 from muster.trainer.launch.report import write_termination_message
+from muster.worker.early_stop import STOP_SIGNALS, end_now, end_on_signals
 
 PREPARE = "muster.trainer.programs.prepare"
 KEEPER = "muster.trainer.programs.keeper"
@@ -36,7 +36,7 @@ _STATED = frozenset(int(code) for code in ExitCode)
 
 
 class NotPrepared(Exception):
-    """What the program needs could not be fetched. The message says what; `exit_code` is the worker's."""
+    """Failure to fetch what the program needs. The message says what; `exit_code` is the worker's."""
 
     def __init__(self, exit_code: int, message: str) -> None:
         self.exit_code = exit_code

@@ -23,8 +23,6 @@ from muster.local.sandbox import ADVICE, Sandbox, enter
 from muster.storage.small_files import write_whole
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
-from muster.trainer.launch.cores import share_cores
-from muster.trainer.launch.early_stop import STOP_SIGNALS, end_now
 from muster.trainer.launch.limits import Limits, limit_tasks, processes_max
 from muster.trainer.launch.notices import watch_notices
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNCHER, adopt_orphans
@@ -41,6 +39,8 @@ from muster.trainer.launch.verdict import (
     worker_exit,
 )
 from muster.trainer.tracking.processes import Trackers, commands
+from muster.worker.cores import share_cores
+from muster.worker.early_stop import STOP_SIGNALS, end_now
 from muster.worker.fence import SECONDS_MAX as FENCE_SECONDS_MAX
 from muster.worker.fence import FenceUnreachable, StaleAttempt, pass_fence
 from muster.worker.ranks import SHUTDOWN_SECONDS, Ranks, read_layout

@@ -1,0 +1,163 @@
+"""Output of a worker's ranks: one log for all of them, the end of each rank's in memory, and when each last wrote.
+
+The lines of all ranks but the worker's first begin with `[rank N] `. On one machine the log is a file that nobody
+rotates, so only the beginning of a flood is written to it, and its end when it is over: a program that writes 10 GB
+fills no disk.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from muster.worker.names import rank_mark
+
+# Ten times what a long training with a progress bar writes. Half of it would still hold any error's beginning; a
+# machine with a hundred old jobs can hold a hundred times this.
+FILE_BYTES_MAX = 256 * 2**20
+TAIL_BYTES = 128 * 1024  # of each rank in memory: a traceback of compiled code has some 20 KB
+TAIL_OF_FLOOD_BYTES = 32 * 1024
+BLOCK_BYTES = 64 * 1024
+LINE_BYTES_MAX = 64 * 1024  # a longer line (a progress bar, binary data) is passed on in pieces
+DRAIN_SECONDS_MAX = 2.0  # for what is in the pipes when all ranks are gone
+
+
+@dataclass
+class _Stream:
+    rank: int
+    mark: bytes
+    wrote_at: float
+    tail: bytearray = field(default_factory=bytearray)
+    piece: bytes = b""  # of a line that is not over
+    in_line: bool = False  # its beginning was passed on
+
+
+class Output:
+    """Reader of the ranks' pipes, in a thread of its own."""
+
+    def __init__(self, ranks: Sequence[int], sink: int = 1, file_bytes_max: int = FILE_BYTES_MAX) -> None:
+        self._sink, self._room = sink, file_bytes_max if _is_file(sink) else None
+        self._dropped = 0
+        self._flood_tail = bytearray()
+        self._streams: dict[int, _Stream] = {}
+        self._selector = selectors.DefaultSelector()
+        self.writers: dict[int, int] = {}
+        """Descriptors for the ranks to write to."""
+        now = time.time()
+        for rank in ranks:
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            self._streams[rank] = _Stream(rank, rank_mark(rank).encode() if rank != ranks[0] else b"", now)
+            self._selector.register(reader, selectors.EVENT_READ, self._streams[rank])
+            self.writers[rank] = writer
+        self._wake, self._woken = os.pipe()
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read, once the ranks have their ends of the pipes."""
+        for writer in self.writers.values():
+            os.close(writer)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Pass on what is left. A daemon that still holds a pipe is not waited for."""
+        os.write(self._woken, b"\0")
+        self._thread.join(DRAIN_SECONDS_MAX)
+
+    def wrote_at(self, rank: int) -> float:
+        """Return when the rank last wrote, in seconds since the epoch; its start before that."""
+        return self._streams[rank].wrote_at
+
+    def tail(self, rank: int) -> str:
+        """Return the end of what the rank wrote."""
+        return bytes(self._streams[rank].tail).decode(errors="replace")
+
+    def _run(self) -> None:
+        ending = False
+        while True:
+            ready = self._selector.select(0.0 if ending else None)
+            for key, _ in ready:
+                if key.data is None:
+                    self._selector.unregister(self._wake)
+                    ending = True
+                else:
+                    self._read(key.fd, key.data)
+            if ending and not ready:
+                break
+        for stream in self._streams.values():
+            self._flush(stream)
+        if self._dropped:
+            words = f"\nmuster: {self._dropped:,} bytes of output were left out here; these are the last:\n"
+            self._write(words.encode() + bytes(self._flood_tail))
+
+    def _read(self, descriptor: int, stream: _Stream) -> None:
+        try:
+            data = os.read(descriptor, BLOCK_BYTES)
+        except BlockingIOError:
+            return
+        if not data:  # the program closed its outputs, and may run on
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+            return
+        stream.wrote_at = time.time()
+        stream.tail += data
+        if len(stream.tail) > 2 * TAIL_BYTES:
+            del stream.tail[:-TAIL_BYTES]
+        if not stream.mark:
+            self._pass_on(data)
+            return
+        whole, end, stream.piece = (stream.piece + data).rpartition(b"\n")
+        if end:
+            self._put(stream, whole + end)
+        if len(stream.piece) > LINE_BYTES_MAX:
+            self._flush(stream)
+
+    def _flush(self, stream: _Stream) -> None:
+        piece, stream.piece = stream.piece, b""
+        if piece:
+            self._put(stream, piece)
+
+    def _put(self, stream: _Stream, text: bytes) -> None:
+        ended = text.endswith(b"\n")
+        body = text[:-1] if ended else text
+        marked = (b"" if stream.in_line else stream.mark) + body.replace(b"\n", b"\n" + stream.mark)
+        stream.in_line = not ended
+        self._pass_on(marked + b"\n" if ended else marked)
+
+    def _pass_on(self, data: bytes) -> None:
+        if self._room is None:
+            self._write(data)
+            return
+        head, data = data[: self._room], data[self._room :]
+        self._room -= len(head)
+        self._write(head)
+        if not data:
+            return
+        if not self._dropped:
+            self._write(
+                b"\nmuster: the program writes more than is kept of its log; the rest is left out until its end\n"
+            )
+        self._dropped += len(data)
+        self._flood_tail += data
+        if len(self._flood_tail) > 2 * TAIL_OF_FLOOD_BYTES:
+            del self._flood_tail[:-TAIL_OF_FLOOD_BYTES]
+
+    def _write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self._sink, data) :]
+        except OSError:  # a full disk: the program must not end for its log
+            return
+
+
+def _is_file(descriptor: int) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
