@@ -12,12 +12,12 @@ SHARED = {
     "charts": ("api", "cli"),
     "documents": ("api", "agent", "cli", "operator"),
     "kube": ("api", "agent", "operator"),
-    "storage": ("api", "operator", "trainer"),
-    "local": ("api", "cli", "operator", "trainer"),
+    "storage": ("api", "operator", "trainer", "worker"),
+    "local": ("api", "cli", "operator", "trainer", "worker"),
     "secrets": ("api", "operator"),
     "web": ("api",),  # served by the same process
 }
-ROOMS = ("contract", *SHARED, "api", "client", "cli", "agent", "operator", "trainer")
+ROOMS = ("contract", *SHARED, "api", "client", "cli", "agent", "operator", "trainer", "worker")
 CODE_FOLDERS = (*SOURCE_ROOTS, "tests", "tools", "benchmarks", "migrations", "examples")
 
 

@@ -69,6 +69,8 @@ def entry_points(root: Path) -> Iterator[str]:
     for name, path in module_files(root).items():
         if path.name == "__init__.py" and name.count(".") == 1:
             yield name
+        if path.name == "sitecustomize.py":  # Python imports it by itself
+            yield name
     for path in python_files(root, *(folder for folder in CODE_FOLDERS if folder not in SOURCE_ROOTS)):
         yield from mentioned(parse(path))
     # Dockerfiles and Helm templates start modules too.

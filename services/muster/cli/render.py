@@ -10,7 +10,7 @@ from muster.cli import formatting
 from muster.cli.output import answers
 from muster.cli.plot import Point, curve, smoothed
 from muster.cli.table import Styled, Table
-from muster.contract.program_words import program_facts
+from muster.contract.plan_words import program_facts
 from muster.contract.times import epoch_seconds
 
 if TYPE_CHECKING:

@@ -1,9 +1,17 @@
-"""The commits that a job reads, whatever kind of work it does, by the paths of the fields that name them."""
+"""Inputs that a job names in its document, whatever kind of work it does: commits, and uploaded files. Pure.
+
+Commits are named by the paths below `spec` of the fields that hold them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from muster.contract.base import dump, parse
 from muster.contract.commits_read import commits_read, with_folder
 from muster.contract.model_config import FromCommit
+from muster.contract.names import FILE_ID
 from muster.contract.spec import JobSpec
 
 _TRAINING, _INPUTS = "training.", "program.inputs."
@@ -14,8 +22,8 @@ def input_commits(spec: JobSpec) -> dict[str, FromCommit]:
     if spec.training is not None:
         return {f"{_TRAINING}{path}": origin for path, origin in commits_read(spec.training).items()}
     inputs = spec.program.inputs if spec.program is not None else {}
-    named = {f"{_INPUTS}{name}": each.commit for name, each in inputs.items()}
-    return {path: origin for path, origin in named.items() if origin is not None}
+    commits = {f"{_INPUTS}{name}": each.commit for name, each in inputs.items()}
+    return {path: origin for path, origin in commits.items() if origin is not None}
 
 
 def with_input_folder(spec: JobSpec, path: str, uri: str) -> JobSpec:
@@ -26,3 +34,40 @@ def with_input_folder(spec: JobSpec, path: str, uri: str) -> JobSpec:
     name = path.removeprefix(_INPUTS)
     inputs = {**spec.program.inputs, name: spec.program.inputs[name].model_copy(update={"uri": uri})}
     return spec.model_copy(update={"program": spec.program.model_copy(update={"inputs": inputs})})
+
+
+def files_named(spec: JobSpec) -> tuple[tuple[str, str], ...]:
+    """Return (path, id) of each place of the job's work that holds a file's id: sources, tokenizer, chat template … A
+    program's command is its own: a word in it that looks like an id is none."""
+    program = None if spec.program is None else {**dump(spec.program), "command": []}
+    work = {"training": dump(spec.training)} if spec.training is not None else {"program": program}
+    return tuple(_files("spec", work))
+
+
+def with_addresses(spec: JobSpec, addresses: Mapping[str, str]) -> JobSpec:
+    """The job as its workers read it: with the address of each file in the place of its id."""
+    return parse(JobSpec, _with_addresses(dump(spec), addresses)) if addresses else spec
+
+
+def _files(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str) and FILE_ID.fullmatch(value):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _files(f"{path}.{key}", inner)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _files(f"{path}[{number}]", inner)
+
+
+def _with_addresses(document: dict[str, Any], addresses: Mapping[str, str]) -> dict[str, Any]:
+    def replaced(value: Any) -> Any:
+        if isinstance(value, str):
+            return addresses.get(value, value)
+        if isinstance(value, dict):
+            return {key: replaced(inner) for key, inner in value.items()}
+        return [replaced(inner) for inner in value] if isinstance(value, list) else value
+
+    if (program := document.get("program")) is not None:
+        return {**document, "program": {**replaced(program), "command": program["command"]}}
+    return {**document, "training": replaced(document["training"])}

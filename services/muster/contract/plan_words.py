@@ -1,13 +1,18 @@
-"""Texts of plans and estimates, the same on the command line and on pages. Pure."""
+"""Texts of plans, estimates and programs, the same on the command line and on pages. Pure."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from muster.contract.memory import USABLE
-from muster.contract.program_words import program_command
 from muster.contract.text import amount, duration, plural, size
+
+# Muster puts the newest checkpoint that verifies into place. Whether the program reads it, and goes on with the next
+# of its data, only the program knows.
+RESUMES = "by the program; data position not checked"
+BEGINS_ANEW = "no checkpoint of the program's is kept yet, so that a restart begins anew"
 
 
 def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -182,3 +187,23 @@ def _commits(commits: Mapping[str, Any]) -> str:
     if commits["firstBytes"] > commits["bytes"]:
         each += f"; with what is frozen {size(commits['firstBytes'])}"
     return each
+
+
+# --- programs ---
+
+
+def program_command(spec: Mapping[str, Any]) -> str:
+    """Return the program's command line, with how often it is started; `spec` is the job's, as a document."""
+    program = spec["program"]
+    once = "worker" if program.get("launcher") == "none" else "rank"
+    return f"{shlex.join(program['command'])}  (once per {once})"
+
+
+def program_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts of a program that a job's page and `muster get` show; none for a training."""
+    if not spec.get("program"):
+        return []
+    return [
+        ("program", program_command(spec)),
+        ("resumes", RESUMES if status.get("checkpoint") else BEGINS_ANEW),
+    ]

@@ -159,9 +159,9 @@ def _endpoint_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> It
 
 def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield every address that the job reads, with its path; addresses that need no permission are left out."""
-    named = [*_read_by_training(spec.training)] if spec.training is not None else [*_read_by_program(spec)]
-    named += [(f"{path}.uri", origin.uri) for path, origin in input_commits(spec).items()]
-    return ((path, text) for path, text in named if text is not None and not _is_ours(text))
+    addresses = [*_read_by_training(spec.training)] if spec.training is not None else [*_read_by_program(spec)]
+    addresses += [(f"{path}.uri", origin.uri) for path, origin in input_commits(spec).items()]
+    return ((path, text) for path, text in addresses if text is not None and not _is_ours(text))
 
 
 def _read_by_program(spec: JobSpec) -> Iterator[tuple[str, str | None]]:

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from muster.charts import goodput
 from muster.charts.timeline import BEGINS, COMMITTED, timeline
-from muster.contract.program_words import program_facts
+from muster.contract.plan_words import program_facts
 from muster.documents.yaml_text import write_yaml
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Services, ServicesDependency

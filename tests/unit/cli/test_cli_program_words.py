@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from muster.contract.advice import advice
-from muster.contract.program_words import program_facts
+from muster.contract.plan_words import program_facts
 from muster.contract.signals import Cause
 from muster.contract.status import CheckpointStatus, Failure, JobStatus, Phase
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from muster.contract.base import InvalidDocument, UserError, dump, dump_json
-from muster.contract.files_named import files_named, with_addresses
-from muster.contract.job_inputs import input_commits, with_input_folder
+from muster.contract.job_inputs import files_named, input_commits, with_addresses, with_input_folder
 from muster.contract.layout import State
 from muster.contract.plan_words import plan_facts
 from muster.contract.projects import read_addresses

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import muster.worker
-from muster.trainer.launch.launcher_files import INIT, MAIN
+from muster.trainer.launch.program import INIT, MAIN
 
 
 def write_launcher(folder: Path) -> None:

@@ -158,7 +158,7 @@ def test_the_last_of_quick_steps_is_reported_while_the_next_is_awaited(image: Pa
 
 
 def test_real_optimizers_are_counted(hook: Any, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     path = tmp_path / "rank-0.progress.json"

@@ -61,16 +61,16 @@ class StepPace:
 
     def watch(self, now: float) -> Watch:
         """Return what is known now. Where steps and output are both bounded, the one that is nearer to its bound."""
-        found = []
+        bounds = []
         if self._silent_seconds is not None:
-            found.append((self._wrote_at, float(self._silent_seconds)))
+            bounds.append((self._wrote_at, float(self._silent_seconds)))
         if self._step is not None and not (self._steps is not None and self._step >= self._steps):
             learnt = max(FLOOR_SECONDS, FACTOR * self._longest)
             if self._step_seconds is not None:
-                found.append((self._stepped_at, float(self._step_seconds)))
+                bounds.append((self._stepped_at, float(self._step_seconds)))
             elif self._silent_seconds is None:
-                found.append((self._stepped_at, learnt))
-        if self._off or not found:
+                bounds.append((self._stepped_at, learnt))
+        if self._off or not bounds:
             return Watch(False, max(self._stepped_at, self._wrote_at), None)
-        since, limit = max(found, key=lambda each: (now - each[0]) / each[1])
+        since, limit = max(bounds, key=lambda each: (now - each[0]) / each[1])
         return Watch(True, since, limit)

@@ -465,11 +465,11 @@ def _preflight(trainer: Object, answers: str) -> Object:
 def _in_own_image(job: Job, site: Site, main: Object) -> Object:
     """Return what changes where Muster's own image runs beside a program: it has what the program has not, the store's
     credentials and leave to write, and nothing of the program's that would steer it."""
-    named = {variable.name for variable in job.spec.runtime.env if not variable.name.startswith(_STORE_VARIABLES)}
+    steering = {variable.name for variable in job.spec.runtime.env if not variable.name.startswith(_STORE_VARIABLES)}
     settings = {**_store_settings(job, site), Env.LAUNCHER_DIR: LAUNCHER}
     return {
         "image": _own_image(site),
-        "env": [each for each in main["env"] if each["name"] not in {*named, *settings}] + _variables(settings),
+        "env": [each for each in main["env"] if each["name"] not in {*steering, *settings}] + _variables(settings),
         "envFrom": [*site.env_from, *job.spec.runtime.env_from],
         "volumeMounts": [
             mount | {"readOnly": False} if mount["name"] == LAUNCHER_VOLUME else mount

@@ -23,7 +23,7 @@ from muster.api.core.hub import Hub
 from muster.api.core.observability import Metrics
 from muster.api.data.files.repository import addresses
 from muster.contract.base import InvalidDocument, parse
-from muster.contract.files_named import with_addresses
+from muster.contract.job_inputs import with_addresses
 from muster.contract.names import Label
 from muster.contract.redaction import redact_values, secrets_in
 from muster.contract.spec import JobSpec

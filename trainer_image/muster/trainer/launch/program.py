@@ -10,8 +10,10 @@ Muster's own image, fetches the same, and puts the launcher where the program's 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +25,6 @@ from typing import NoReturn
 
 from muster.contract.names import KEEPER_STATE, Env, ExitCode
 from muster.contract.signals import WorkerExit
-from muster.trainer.launch.launcher_files import write_launcher_files
 from muster.trainer.launch.limits import limit_tasks
 from muster.trainer.launch.report import write_termination_message
 from muster.worker.early_stop import STOP_SIGNALS, end_now, end_on_signals
@@ -32,6 +33,9 @@ PREPARE = "muster.trainer.programs.prepare"
 KEEPER = "muster.trainer.programs.keeper"
 LAUNCHER = "muster.worker"
 KEEPER_SECONDS = 120.0  # in which the keeper has begun to watch: it imports, and opens the store
+MAIN = 'import runpy\n\nrunpy.run_module("muster.worker", run_name="__main__", alter_sys=True)\n'
+INIT = '"""The launcher of programs, without the rest of Muster."""\n'
+HOOK = Path("muster", "worker", "hook")
 _STATED = frozenset(int(code) for code in ExitCode)
 
 
@@ -101,6 +105,30 @@ def prepare(command: Sequence[str]) -> None:
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     stated = code if code in _STATED else int(ExitCode.PREFLIGHT_FAILED)
     raise NotPrepared(stated, last or f"the process that fetches what the program needs {how}")
+
+
+def write_launcher_files(folder: Path) -> None:
+    """Give a foreign image the launcher of programs, the hook that counts steps, and `muster.run`, as a folder. Raises
+    OSError where it can't be written.
+
+    All of it is of the standard library and written for old Pythons, so that copying it is enough. `python3 FOLDER`
+    starts the launcher. There `muster` is a package with an `__init__.py`, which comes before any other `muster` that
+    the image may hold; in the hook's folder, which is on the program's own path, it has none, and hides nothing.
+    """
+    worker = _origin("muster.worker").parent
+    hidden = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(worker, folder / "muster" / "worker", ignore=hidden, dirs_exist_ok=True)
+    (folder / "muster" / "__init__.py").write_text(INIT)
+    (folder / "__main__.py").write_text(MAIN)
+    (folder / HOOK / "muster").mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(_origin("muster.run"), folder / HOOK / "muster" / "run.py")
+
+
+def _origin(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, f"{module} is part of this installation"
+    assert spec.origin is not None, f"{module} is a file"
+    return Path(spec.origin)
 
 
 def main() -> int:

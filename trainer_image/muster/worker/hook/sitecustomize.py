@@ -131,10 +131,10 @@ class StepCounter:
 
         try:
             with open(self._path) as file:
-                found = json.load(file)
-            if int(found["pid"]) == self._pid:
-                return bool(found.get("source") != "optimizer")
-            os.kill(int(found["pid"]), 0)
+                report = json.load(file)
+            if int(report["pid"]) == self._pid:
+                return bool(report.get("source") != "optimizer")
+            os.kill(int(report["pid"]), 0)
         except PermissionError:  # it lives, as another user
             return True
         except Exception:  # there is none, or it is gone

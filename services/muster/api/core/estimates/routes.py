@@ -18,7 +18,7 @@ from muster.api.core.submission.drafts import draft, invalid_job, parse_submissi
 from muster.contract.address import parse_address
 from muster.contract.base import Problem, UserError, dump
 from muster.contract.estimate import NO_ESTIMATE, Estimate
-from muster.contract.files_named import with_addresses
+from muster.contract.job_inputs import with_addresses
 from muster.contract.spec import Submission, parse_job
 from muster.contract.training import TrainingConfig
 from muster.documents.prices import load_prices

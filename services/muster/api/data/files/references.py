@@ -12,7 +12,7 @@ from muster.api.core.errors import ApiError
 from muster.api.core.services import Services
 from muster.contract.base import Problem
 from muster.contract.file_replies import FileStatus, Purpose
-from muster.contract.files_named import files_named
+from muster.contract.job_inputs import files_named
 from muster.contract.spec import JobSpec
 
 _SOURCE = "spec.program.source"

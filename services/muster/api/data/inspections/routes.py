@@ -21,7 +21,7 @@ from muster.api.data.inspections.service import Inspection, refuse_what_the_api_
 from muster.contract.address import Address
 from muster.contract.base import Problem, UserError, dump
 from muster.contract.data_report import DATA_REPORT_KEY, DataReport
-from muster.contract.files_named import with_addresses
+from muster.contract.job_inputs import with_addresses
 from muster.contract.program import NO_DATA_TO_INSPECT
 from muster.storage.errors import NotFound, StorageError
 from muster.storage.listing import CommitListing
