@@ -119,15 +119,15 @@ def _dump(words: Sequence[str]) -> int:
     operator = read_claim(folder)
     nodes = VirtualNodes(operator.get("nodes") or DEFAULT_NODES, operator.get("gpusPerNode") or 0)
     world = LocalWorld(folder, nodes, (), reads_only=True)
-    found = [job.uid for job in world.summaries() if given.job in (job.uid, job.name, f"{job.namespace}/{job.name}")]
-    seen = asyncio.run(world.observe(found[0], fresh=True)) if len(found) == 1 else None
+    uids = [job.uid for job in world.summaries() if given.job in (job.uid, job.name, f"{job.namespace}/{job.name}")]
+    seen = asyncio.run(world.observe(uids[0], fresh=True)) if len(uids) == 1 else None
     if seen is None:
-        told = (
+        message = (
             f"several jobs are named {given.job}; give its namespace/name"
-            if found
+            if uids
             else f"no job {given.job} in {folder}"
         )
-        print(f"muster-operator: {told}", file=sys.stderr)
+        print(f"muster-operator: {message}", file=sys.stderr)
         return 1
     sys.stdout.buffer.write(to_json(seen) + b"\n")
     return 0

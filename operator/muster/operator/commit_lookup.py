@@ -57,14 +57,14 @@ class CommitLookup:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[KnownCommits] = loop.create_future()
 
-        def tell(known: KnownCommits) -> None:
+        def tell(commits: KnownCommits) -> None:
             if not answer.done():
-                answer.set_result(known)
+                answer.set_result(commits)
 
         def work() -> None:
-            known = self._known(folder)
+            commits = self._known(folder)
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(tell, known)
+                loop.call_soon_threadsafe(tell, commits)
 
         thread, began = threading.Thread(target=work, name=f"commits of {uid}", daemon=True), time.monotonic()
         thread.start()
@@ -82,8 +82,8 @@ class CommitLookup:
         try:
             return KnownCommits(newest(self._read(folder)))
         except Exception as error:  # whatever lies in a job's folder must not keep its user from cancelling
-            named = isinstance(error, StorageError | UserError)
-            words = str(error) if named else f"{folder}: {type(error).__name__}: {error}"
+            says_where = isinstance(error, StorageError | UserError)
+            words = str(error) if says_where else f"{folder}: {type(error).__name__}: {error}"
             return KnownCommits(unreadable=words[:WHY_LENGTH_MAX] or repr(error))
 
 

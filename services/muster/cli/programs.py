@@ -17,6 +17,7 @@ from muster.cli.output import print_json, say
 if TYPE_CHECKING:
     from muster.cli.foreign.torchrun import Command
     from muster.cli.job_file import JobFile
+    from muster.cli.options import JobsClient
 
 _SUFFIX_BYTES = 2
 _NAME_LENGTH = 40
@@ -57,7 +58,6 @@ def run(
     has a rank with torchrun's variables. Ctrl-C leaves the job alone. The job's result is the exit code.
     """
     from muster.cli import submit as story
-    from muster.cli.follow import follow_log
     from muster.cli.holding import hold_gang
     from muster.cli.job_file import set_value
     from muster.cli.source import packed_source
@@ -93,21 +93,29 @@ def run(
         if detach or json or hold is not None:
             story.announce(job)
             return
-        job_name, job_id = job["metadata"]["name"], job["id"]
-        say(f"Submitted {job_name} ({job_id}); Ctrl-C leaves it running", "bold green")
-        try:
-            follow_log(client, job_id, {"worker": "0" if nodes in (None, 1) else "all"}, nodes not in (None, 1))
-        except KeyboardInterrupt:
-            say(f"\nDetached; {job_name} goes on. `muster logs {job_name} -f` follows it again.")
-            raise typer.Exit(Exit.INTERRUPTED) from None
-        ended = client.get(f"jobs/{job_id}")
+        ended = _follow(client, job, several=nodes not in (None, 1))
     if ended["status"]["phase"] != "Succeeded":
         from muster.cli.render import show_failure
 
-        say(f"{job_name}: {ended['status']['phase']}: {ended['status']['because']}", "red")
+        say(f"{ended['metadata']['name']}: {ended['status']['phase']}: {ended['status']['because']}", "red")
         if failure := ended["status"].get("lastFailure"):
             show_failure(failure)
         raise typer.Exit(Exit.FAILED)
+
+
+def _follow(client: JobsClient, job: dict[str, Any], several: bool) -> dict[str, Any]:
+    """Follow the log of a job until it has ended, and return the job then. Ctrl-C leaves the job alone."""
+    from muster.cli.follow import follow_log
+
+    name, job_id = job["metadata"]["name"], job["id"]
+    say(f"Submitted {name} ({job_id}); Ctrl-C leaves it running", "bold green")
+    try:
+        follow_log(client, job_id, {"worker": "all" if several else "0"}, several)
+    except KeyboardInterrupt:
+        say(f"\nDetached; {name} continues. `muster logs {name} -f` follows it again.")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    ended: dict[str, Any] = client.get(f"jobs/{job_id}")
+    return ended
 
 
 def _command(words: list[str]) -> Command:

@@ -32,6 +32,14 @@ class HangPolicy:
     off: bool = False
 
 
+@dataclass(frozen=True)
+class LastStep:
+    """The last step that a rank reported, as a StepRecord, and the tokens until then."""
+
+    record: dict[str, Any]
+    tokens: float
+
+
 class Heartbeats:
     """Writer of the heartbeats of all ranks of this worker."""
 
@@ -54,8 +62,7 @@ class Heartbeats:
         self._paces = {
             rank: StepPace(self.started_at, hang.step_seconds, hang.silent_seconds, hang.off, steps) for rank in pids
         }
-        self._last_steps: dict[int, dict[str, Any]] = {}
-        self._tokens: dict[int, float] = {}  # so far, at the last report of each rank
+        self._last_steps: dict[int, LastStep] = {}
         self._status: dict[str, Any] = {}
         self._done: set[int] = set()
         self._lock = threading.Lock()
@@ -129,7 +136,7 @@ class Heartbeats:
             "firstStepAt": pace.first_step_at,
             "lastCommitStep": keeper.get("committedStep"),
             "lastCommitAt": keeper.get("committedAt"),
-            "lastStep": self._last_steps.get(rank),
+            "lastStep": self._last_steps[rank].record if rank in self._last_steps else None,
             "metricsPort": self._metrics_port if first else None,
         }
 
@@ -156,17 +163,17 @@ class Heartbeats:
         """Take over a step, and what is reported of it; its duration is the mean since the report before."""
         at = _number(progress.get("progressedAt")) or time.time()
         self._paces[rank].stepped(step, at)
-        last = self._last_steps.get(rank)
+        reported = self._last_steps.get(rank)
+        last = reported.record if reported is not None else None
         loss, values = _number(progress.get("loss")), _values(progress.get("values"))
         if loss is None or (last is not None and last["step"] == step and last["loss"] == loss):
             return
         steps = self._steps or progress.get("steps")
         seconds = (at - last["at"]) / (step - last["step"]) if last is not None and step > last["step"] else 0.0
         tokens = _number(progress.get("tokens")) or 0.0
-        before = self._tokens.get(rank, tokens)
-        self._tokens[rank] = tokens
+        before = reported.tokens if reported is not None else tokens
         per_second = (tokens - before) / (at - last["at"]) if last is not None and at > last["at"] else 0.0
-        self._last_steps[rank] = {
+        record = {
             "type": "step",
             "attempt": self._attempt,
             "step": step,
@@ -183,6 +190,7 @@ class Heartbeats:
             "evaluationLoss": values.pop("evaluation_loss", None),
             "values": values,
         }
+        self._last_steps[rank] = LastStep(record, tokens)
 
 
 def heartbeats_in(directory: str) -> list[dict[str, Any]]:

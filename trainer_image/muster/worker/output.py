@@ -37,13 +37,52 @@ class _Stream:
     in_line: bool = False  # its beginning was passed on
 
 
+class BoundedLog:
+    """The worker's log. Of a flood into a file it keeps the beginning, and the end when it is over."""
+
+    def __init__(self, sink: int, file_bytes_max: int) -> None:
+        self._sink, self._room = sink, file_bytes_max if _is_file(sink) else None
+        self._dropped = 0
+        self._flood_tail = bytearray()
+
+    def finish(self) -> None:
+        """Write the end of a flood."""
+        if self._dropped:
+            words = f"\nmuster: {self._dropped:,} bytes of output were left out here; these are the last:\n"
+            self._write(words.encode() + bytes(self._flood_tail))
+
+    def append(self, data: bytes) -> None:
+        """Write what a rank wrote, as far as there is room for it."""
+        if self._room is None:
+            self._write(data)
+            return
+        head, data = data[: self._room], data[self._room :]
+        self._room -= len(head)
+        self._write(head)
+        if not data:
+            return
+        if not self._dropped:
+            self._write(
+                b"\nmuster: the program writes more than is kept of its log; the rest is left out until its end\n"
+            )
+        self._dropped += len(data)
+        self._flood_tail += data
+        if len(self._flood_tail) > 2 * TAIL_OF_FLOOD_BYTES:
+            del self._flood_tail[:-TAIL_OF_FLOOD_BYTES]
+
+    def _write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self._sink, data) :]
+        except OSError:  # a full disk: the program must not end for its log
+            return
+
+
 class Output:
     """Reader of the ranks' pipes, in a thread of its own."""
 
     def __init__(self, ranks: Sequence[int], sink: int = 1, file_bytes_max: int = FILE_BYTES_MAX) -> None:
-        self._sink, self._room = sink, file_bytes_max if _is_file(sink) else None
-        self._dropped = 0
-        self._flood_tail = bytearray()
+        self._log = BoundedLog(sink, file_bytes_max)
         self._streams: dict[int, _Stream] = {}
         self._selector = selectors.DefaultSelector()
         self.writers: dict[int, int] = {}
@@ -92,9 +131,7 @@ class Output:
                 break
         for stream in self._streams.values():
             self._flush(stream)
-        if self._dropped:
-            words = f"\nmuster: {self._dropped:,} bytes of output were left out here; these are the last:\n"
-            self._write(words.encode() + bytes(self._flood_tail))
+        self._log.finish()
 
     def _read(self, descriptor: int, stream: _Stream) -> None:
         try:
@@ -110,7 +147,7 @@ class Output:
         if len(stream.tail) > 2 * TAIL_BYTES:
             del stream.tail[:-TAIL_BYTES]
         if not stream.mark:
-            self._pass_on(data)
+            self._log.append(data)
             return
         whole, end, stream.piece = (stream.piece + data).rpartition(b"\n")
         if end:
@@ -128,32 +165,7 @@ class Output:
         body = text[:-1] if ended else text
         marked = (b"" if stream.in_line else stream.mark) + body.replace(b"\n", b"\n" + stream.mark)
         stream.in_line = not ended
-        self._pass_on(marked + b"\n" if ended else marked)
-
-    def _pass_on(self, data: bytes) -> None:
-        if self._room is None:
-            self._write(data)
-            return
-        head, data = data[: self._room], data[self._room :]
-        self._room -= len(head)
-        self._write(head)
-        if not data:
-            return
-        if not self._dropped:
-            self._write(
-                b"\nmuster: the program writes more than is kept of its log; the rest is left out until its end\n"
-            )
-        self._dropped += len(data)
-        self._flood_tail += data
-        if len(self._flood_tail) > 2 * TAIL_OF_FLOOD_BYTES:
-            del self._flood_tail[:-TAIL_OF_FLOOD_BYTES]
-
-    def _write(self, data: bytes) -> None:
-        try:
-            while data:
-                data = data[os.write(self._sink, data) :]
-        except OSError:  # a full disk: the program must not end for its log
-            return
+        self._log.append(marked + b"\n" if ended else marked)
 
 
 def _is_file(descriptor: int) -> bool:
