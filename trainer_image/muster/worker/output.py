@@ -96,12 +96,12 @@ class Output:
             self.writers[rank] = writer
         self._wake, self._woken = os.pipe()
         self._selector.register(self._wake, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def start(self) -> None:
         """Begin to read, once the ranks have their ends of the pipes."""
         for writer in self.writers.values():
             os.close(writer)
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
