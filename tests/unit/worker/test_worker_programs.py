@@ -18,7 +18,7 @@ import pytest
 from tests.polling import eventually
 from tests.unit.worker.foreign_image import write_launcher
 
-from muster.contract.names import EXIT_RECORD, Env, ExitCode
+from muster.contract.names import EXIT_RECORD, RANKS_ENDED, Env, ExitCode
 from muster.contract.signals import Heartbeat, WorkerExit
 
 PATIENCE_SECONDS = 60.0  # for broken code only
@@ -313,6 +313,19 @@ def test_ranks_that_run_on_long_after_another_ended_well(tmp_path: Path) -> None
         "done when all its ranks have ended"
     )
     assert found["rank"] == 1
+
+
+def test_a_keeper_that_dies_over_the_last_checkpoint_is_no_success(program: Program) -> None:
+    """Whoever starts the launcher leaves it a keeper; this one dies as soon as it hears that the ranks are gone."""
+    program.write("train.py", "")
+    keeper = f"while [ ! -e {program.folder}/{RANKS_ENDED} ]; do sleep 0.02; done"
+    code = f"import os, subprocess, sys; subprocess.Popen(['sh', '-c', {keeper!r}]); "
+    code += f"os.execv(sys.executable, [sys.executable, '-I', {str(program.launcher)!r}])"
+    program.launcher = program.folder / "start.py"
+    program.launcher.write_text(code)
+    end = program.run()
+    assert end.exit_code == ExitCode.STORAGE
+    assert end.message.startswith("the process that keeps the program's checkpoints ended before it had published them")
 
 
 def test_a_keeper_that_ends_before_the_program_ends_the_worker() -> None:

@@ -210,7 +210,7 @@ class Worker:
             raise
         output.start()
         heartbeats = Heartbeats(
-            orders.directory, orders.attempt, ranks.pids(), output, orders.hang, orders.steps, orders.resume_step,
+            orders.directory, orders.attempt, ranks.started(), output, orders.hang, orders.steps, orders.resume_step,
             status.port,
         )  # fmt: skip
         heartbeats.start()
@@ -225,7 +225,10 @@ class Worker:
         if left:
             say(f"{left} processes that the program left running were ended with it")
         end = self._judge(ends, output, heartbeats, kills)
-        self._let_keeper_finish(ends)
+        kept = self._let_keeper_finish(ends)
+        if not kept and not end["exitCode"] and self._stop.asked_at is None:
+            words = "the process that keeps the program's checkpoints ended before it had published them; see the log"
+            end = exit_record.record(ExitCode.STORAGE, words, step=end["step"])
         return self._as_stopped(end, ends, heartbeats)
 
     def _end_by(self, record: dict[str, Any]) -> None:
@@ -245,30 +248,33 @@ class Worker:
         self.tail = exit_record.log_tail(output.tail(rank))
         return end
 
-    def _let_keeper_finish(self, ends: tuple[ProcessEnd, ...]) -> None:
-        """Tell the keeper of checkpoints that the ranks are gone, and wait until it has published what is complete."""
+    def _let_keeper_finish(self, ends: tuple[ProcessEnd, ...]) -> bool:
+        """Tell the keeper of checkpoints that the ranks are gone, and wait until it has published what is complete.
+        Return whether it did not die over that."""
         ranks = [{"rank": end.rank, "exitCode": end.exit_code} for end in ends]
         try:
             write_document(os.path.join(self._orders.directory, RANKS_ENDED), {"ranks": ranks})
         except OSError as error:
             say(f"can't write {RANKS_ENDED}: {error}; the keeper of checkpoints ends with this worker")
-            return
+            return True
         if not self._orders.prepared and not self._helpers:
-            return  # a run by hand: nobody keeps checkpoints
+            return True  # a run by hand: nobody keeps checkpoints
         began = time.monotonic()
         patience = KEEPER_STOP_SECONDS if self._stop.asked_at is not None else KEEPER_SECONDS
         while time.monotonic() - began < patience:
-            state = self._keeper()
-            if state.get("state") == "done":
-                return
             reap_orphans(())
-            if self._helpers and not any(map(is_alive, self._helpers)):
-                return
+            gone = bool(self._helpers) and not any(map(is_alive, self._helpers))
+            state = self._keeper()  # its last word, if it is gone
+            if state.get("state") == "done":
+                return True
+            if gone:
+                return False
             if not state and time.monotonic() - began > KEEPER_START_SECONDS:
                 say(f"the keeper of checkpoints was not there for {KEEPER_START_SECONDS:.0f} s; it is not waited for")
-                return
+                return True
             time.sleep(0.1)
         say(f"the keeper of checkpoints did not end within {patience:.0f} s; what it had not published is lost")
+        return True
 
     def _keeper(self) -> dict[str, Any]:
         return read_document(os.path.join(self._orders.directory, KEEPER_STATE)) or {}

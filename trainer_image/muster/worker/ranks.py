@@ -243,6 +243,11 @@ class Ranks:
         """Return the process ids of the ranks that still run, by rank."""
         return {rank: process.pid for rank, process in self._processes.items() if rank not in self._gone}
 
+    def started(self) -> dict[int, int]:
+        """Return the process ids of all ranks by rank, also of those that have ended: a short program may be over
+        before anybody looks at it."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
     def close(self) -> None:
         """Let others have the rendezvous' port."""
         if self._reserved is not None:
