@@ -12,8 +12,8 @@ SHARED = {
     "charts": ("api", "cli"),
     "documents": ("api", "agent", "cli", "operator"),
     "kube": ("api", "agent", "operator"),
-    "storage": ("api", "operator", "trainer", "worker"),
-    "local": ("api", "cli", "operator", "trainer", "worker"),
+    "storage": ("api", "operator", "trainer"),
+    "local": ("api", "cli", "operator", "trainer"),
     "secrets": ("api", "operator"),
     "web": ("api",),  # served by the same process
 }

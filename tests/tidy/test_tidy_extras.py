@@ -49,6 +49,8 @@ FOREIGN = {
     "operator": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "typer"),
     "web": ("torch", "numpy", "kubernetes", "typer", "transformers"),
     "trainer": ("fastapi", "uvicorn", "sqlalchemy", "kubernetes", "typer", "transformers"),
+    # It runs in images that hold nothing of Muster and perhaps nothing but Python.
+    "worker": ("torch", "numpy", "pydantic", "boto3", "psutil", "yaml", "aiohttp", "fastapi", "kubernetes"),
 }
 
 # Extras whose libraries a room imports only where somebody asks for them.

@@ -95,11 +95,7 @@ def run(
             return
         ended = _follow(client, job, several=nodes not in (None, 1))
     if ended["status"]["phase"] != "Succeeded":
-        from muster.cli.render import show_failure
-
-        say(f"{ended['metadata']['name']}: {ended['status']['phase']}: {ended['status']['because']}", "red")
-        if failure := ended["status"].get("lastFailure"):
-            show_failure(failure)
+        _show_end(ended)
         raise typer.Exit(Exit.FAILED)
 
 
@@ -116,6 +112,15 @@ def _follow(client: JobsClient, job: dict[str, Any], several: bool) -> dict[str,
         raise typer.Exit(Exit.INTERRUPTED) from None
     ended: dict[str, Any] = client.get(f"jobs/{job_id}")
     return ended
+
+
+def _show_end(job: dict[str, Any]) -> None:
+    from muster.cli.render import show_failure
+
+    status = job["status"]
+    say(f"{job['metadata']['name']}: {status['phase']}: {status['because']}", "red")
+    if failure := status.get("lastFailure"):
+        show_failure(failure)
 
 
 def _command(words: list[str]) -> Command:

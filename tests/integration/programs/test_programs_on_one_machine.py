@@ -10,6 +10,7 @@ import psutil
 import pytest
 from tests.integration.local.house import House
 from tests.polling import eventually
+from tests.processes import command_of
 
 from muster.contract.names import EXIT_RECORD, LOG
 from muster.contract.signals import Cause
@@ -76,7 +77,7 @@ def rank_of(house: House, uid: str, worker: int) -> psutil.Process:
 
     def there() -> psutil.Process | None:
         for process in house.trees(uid).get((1, worker), []):
-            if "--lr" in process.cmdline():
+            if "--lr" in command_of(process):
                 return process
         return None
 
