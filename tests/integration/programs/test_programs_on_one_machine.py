@@ -14,7 +14,7 @@ from tests.processes import command_of
 
 from muster.contract.names import EXIT_RECORD, LOG
 from muster.contract.signals import Cause
-from muster.contract.status import JobStatus, Phase
+from muster.contract.status import GoodputState, JobStatus, Phase
 
 STEPS, SAVED = 12, 8
 # As much of torch as the hook of optimizer steps meets; importing the real one takes longer than all the rest.
@@ -112,6 +112,7 @@ def test_a_killed_rank_costs_what_was_done_since_the_last_checkpoint(house: Hous
         assert f"rank {worker} of attempt 1 begins after step 0" in log_of(house, uid, 1, worker)
         assert f"rank {worker} of attempt 2 begins after step {SAVED}" in log_of(house, uid, 2, worker)
         assert f"rank {worker} is done at step {STEPS}" in log_of(house, uid, 2, worker)
+    assert status.ledger.seconds[GoodputState.PRODUCTIVE] > 0.0
     assert status.progress is not None
     assert status.progress.step == STEPS
     ended = json.loads((house.state.worker(uid, 2, 0) / EXIT_RECORD).read_text())

@@ -134,6 +134,9 @@ class Heartbeats:
             "watched": watch.watched and rank not in self._done,
             "doing": str(progress.get("doing") or "")[:200],
             "firstStepAt": pace.first_step_at,
+            # Of a program only the clock is known: whether its time went into steps or into loading, it alone knows.
+            # What has passed since its last step counts once the next one shows that it was no hang.
+            "seconds": {"productive": (watch.progressed_at if watch.watched else now) - self.started_at},
             "lastCommitStep": keeper.get("committedStep"),
             "lastCommitAt": keeper.get("committedAt"),
             "lastStep": self._last_steps[rank].record if rank in self._last_steps else None,
