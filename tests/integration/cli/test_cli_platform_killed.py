@@ -81,7 +81,7 @@ def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: Hou
     uid = submit(house)
     code, errors = house.stop()
     assert code == 0
-    assert "Stopping, and with it after a checkpoint: survivor" in errors
+    assert "these jobs save a checkpoint and stop too: survivor" in errors
     eventually(lambda: not house.processes(), "the last process to be gone")
 
     house.up()
