@@ -81,6 +81,12 @@ def test_every_operation_is_described_and_has_an_example(server: Server) -> None
     assert missing == []
 
 
+def test_two_models_that_share_a_word_are_described_apart(server: Server) -> None:
+    schemas = server.description["components"]["schemas"]
+    assert {"beta", "loss"} <= schemas["Dpo"]["properties"].keys()  # of a job; and of OpenAI's API:
+    assert schemas["DpoMethod"]["properties"].keys() == {"hyperparameters"}
+
+
 def test_the_example_job_is_accepted(server: Server) -> None:
     body = server.description["paths"]["/api/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
     reply = httpx2.post(f"{server.url}/api/v1/jobs?dryRun=true", json=body["example"], headers=HEADERS)

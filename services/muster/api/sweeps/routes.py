@@ -16,7 +16,7 @@ from muster.api.core.idempotency import IdempotencyKey, attempted
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.sweeps import examples, repository, service
 from muster.api.sweeps.repository import Filter
-from muster.api.sweeps.schemas import sweep_document, sweep_summary
+from muster.api.sweeps.schemas import SweepDocument, sweep_document, sweep_summary
 from muster.contract.sweep_replies import SweepDetail, SweepList
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
@@ -43,7 +43,7 @@ _NOTE = "A TrainingJob's document, and above its spec what to try. Every trial i
     dependencies=[writes],
     summary="Create a sweep",
     responses={201: shown(examples.DETAIL, "Stored"), **problems(*_REFUSED)},
-    openapi_extra=body("SweepDocument", examples.EXAMPLE_SWEEP, note=_NOTE),
+    openapi_extra=body(SweepDocument, examples.EXAMPLE_SWEEP, note=_NOTE),
 )
 async def create_sweep(
     request: Request, services: ServicesDependency, caller: Caller, key: IdempotencyKey

@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import may_act
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import SweepRow
 from muster.api.core.errors import ApiError, database_unavailable
@@ -23,7 +24,6 @@ from muster.api.core.submission.drafts import Draft, draft
 from muster.api.sweeps import repository
 from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.trials import Faults, SweepDraft, submissions_of
-from muster.api.tenants.audit.repository import Act, record
 from muster.contract.base import InvalidDocument, Problem, dump
 from muster.contract.job_inputs import input_commits
 from muster.contract.names import Label

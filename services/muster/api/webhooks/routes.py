@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from muster.api.core.access import project_role
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, problems, shown
@@ -15,7 +16,6 @@ from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL, ProjectName, without_action
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.tenants.audit.repository import Act, record
 from muster.api.webhooks import delivering, outbox, service
 from muster.api.webhooks.schemas import (
     Delivery,
@@ -92,7 +92,7 @@ def _shown_once(webhook: Webhook, secret: str, status: int) -> JSONResponse:
     responses={
         201: _SHOWN_ONCE, **problems("project_not_found", "webhook_exists", "secrets_unavailable", *_BODY)
     },
-    openapi_extra=body("WebhookRequest", _REQUEST),
+    openapi_extra=body(WebhookRequest, _REQUEST),
 )  # fmt: skip
 async def make_webhook(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName
@@ -152,7 +152,7 @@ async def get_webhook(
     dependencies=[manages],
     summary="Change a webhook",
     responses={200: shown(_EXAMPLE, "Changed"), **problems("project_not_found", "webhook_not_found", *_BODY)},
-    openapi_extra=body("WebhookChange", {"enabled": False}),
+    openapi_extra=body(WebhookChange, {"enabled": False}),
 )
 async def change_webhook(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
@@ -201,7 +201,7 @@ async def delete_webhook(
     responses={
         200: _SHOWN_ONCE, **problems("project_not_found", "webhook_not_found", "secrets_unavailable", *_BODY)
     },
-    openapi_extra=body("RotateWebhookRequest", {"overlapHours": 24}, required=False),
+    openapi_extra=body(RotateWebhookRequest, {"overlapHours": 24}, required=False),
 )  # fmt: skip
 async def rotate_webhook(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
 
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, Principal, reads, writes
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
@@ -18,7 +19,6 @@ from muster.api.core.jobs import service
 from muster.api.core.jobs.examples import AT, UID
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.core.submission.drafts import folder_of
-from muster.api.tenants.audit.repository import Act, record
 from muster.contract.address import Address
 from muster.contract.base import UserError
 from muster.contract.checkpoint import commit_key

@@ -13,6 +13,7 @@ from muster.api.core.errors import ApiError
 from muster.api.core.estimates.records import measured
 from muster.api.core.http.body import read_body
 from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
+from muster.api.core.jobs.schemas import JobDocument
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.core.submission.drafts import draft, invalid_job, parse_submission
 from muster.contract.address import parse_address
@@ -49,7 +50,7 @@ _EXAMPLE = dump(estimate_with_storage(parse_job(EXAMPLE_JOB).spec, load_prices()
             "model_unreadable",
         ),
     },
-    openapi_extra=body("JobDocument", EXAMPLE_JOB, note="The TrainingJob as it would be submitted."),
+    openapi_extra=body(JobDocument, EXAMPLE_JOB, note="The TrainingJob as it would be submitted."),
 )
 async def estimate_job(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Estimates a job: the memory of a rank by part, whether it fits and, if not, the smallest change that would make

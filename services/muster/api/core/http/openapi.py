@@ -8,45 +8,12 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from muster.api.core.errors import KINDS, MEDIA_TYPE, ApiError, problem_body
-from muster.api.core.jobs.schemas import CloneRequest, JobDocument
-from muster.api.data.exports.schemas import ExportRequest
-from muster.api.openai.chat.requests import ChatRequest, CompletionRequest
-from muster.api.openai.files.requests import CompleteUpload, CreateUpload
-from muster.api.openai.fine_tuning.requests import CreateFineTuningJob
-from muster.api.sweeps.schemas import SweepDocument
-from muster.api.tenants.people.schemas import PersonRequest
-from muster.api.tenants.projects.schemas import MemberRequest, ProjectRequest
-from muster.api.tenants.secrets.schemas import SecretRequest
-from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
 from muster.contract.base import Problem
-from muster.contract.profiles import ProfileOrder
-from muster.contract.webhooks import RotateWebhookRequest, WebhookChange, WebhookRequest
 
 _REF = "#/components/schemas/{model}"
-_REQUESTS = (
-    JobDocument,
-    CloneRequest,
-    SweepDocument,
-    CreateFineTuningJob,
-    CreateUpload,
-    CompleteUpload,
-    ChatRequest,
-    CompletionRequest,
-    ExportRequest,
-    ProfileOrder,
-    ProjectRequest,
-    MemberRequest,
-    SecretRequest,
-    PersonRequest,
-    TokenRequest,
-    RotateRequest,
-    WebhookRequest,
-    WebhookChange,
-    RotateWebhookRequest,
-)
-
 EXAMPLE_JOB: dict[str, Any] = {
     "apiVersion": "muster.dev/v1alpha1",
     "kind": "TrainingJob",
@@ -95,9 +62,13 @@ def _example(code: str) -> dict[str, Any]:
     return problem_body(ApiError(code, KINDS[code].advice, errors=faults), "/api/v1/jobs", "8c0a4c3c9f3b4d0f")
 
 
-def body(model: str, example: Any, required: bool = True, note: str = "") -> dict[str, Any]:
+_BODIES: dict[str, type[BaseModel]] = {}  # models of the bodies that routes read by themselves, as they are declared
+
+
+def body(model: type[BaseModel], example: Any, required: bool = True, note: str = "") -> dict[str, Any]:
     """A request body that the route reads by itself, as JSON or YAML."""
-    content = {"schema": {"$ref": _REF.format(model=model)}, "example": example}
+    _BODIES[model.__name__] = model
+    content = {"schema": {"$ref": _REF.format(model=model.__name__)}, "example": example}
     content_types = {"application/json": content, "application/yaml": content}
     return {"requestBody": {"required": required, "description": note, "content": content_types}}
 
@@ -129,10 +100,14 @@ def _complete(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=False,
     )
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-    for model in _REQUESTS:
+    for model in _BODIES.values():
         body_schema = model.model_json_schema(ref_template=_REF)
-        schemas |= body_schema.pop("$defs", {})
-        schemas[model.__name__] = body_schema
+        for name, made in (*body_schema.pop("$defs", {}).items(), (model.__name__, body_schema)):
+            same = (
+                name not in schemas or schemas[name].get("properties", {}).keys() == made.get("properties", {}).keys()
+            )
+            assert same, f"two models are called {name}, and a description has one of each name"
+            schemas[name] = made
     schemas["Problem"] = _PROBLEM
     _describe_other_inputs(schemas)
     for made in schemas.values():

@@ -10,13 +10,13 @@ from typing import Any
 from sqlalchemy import Text, delete, select, type_coerce
 
 from muster.api.core.access import checked
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
 from muster.api.core.jobs import repository, service
 from muster.api.core.services import Services
 from muster.api.core.submission.drafts import folder_of
-from muster.api.tenants.audit.repository import Act, record
 from muster.contract.address import Address
 from muster.contract.base import UserError
 from muster.contract.checkpoint import COMMITS

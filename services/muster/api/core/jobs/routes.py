@@ -19,7 +19,7 @@ from muster.api.core.http.path_parts import NO_NUL, JobId
 from muster.api.core.idempotency import IdempotencyKey, attempted
 from muster.api.core.jobs import examples, removal, repository, service
 from muster.api.core.jobs.repository import Filter
-from muster.api.core.jobs.schemas import job_document, job_summary
+from muster.api.core.jobs.schemas import CloneRequest, JobDocument, job_document, job_summary
 from muster.api.core.services import ServicesDependency
 from muster.api.core.submission import clone as cloning
 from muster.api.core.submission.drafts import parse_submission
@@ -55,7 +55,7 @@ _NOTE = "The whole TrainingJob. Unknown keys are refused with their path."
         201: shown(examples.JOB, "Stored"),
         **problems(*_REFUSED),
     },
-    openapi_extra=body("JobDocument", EXAMPLE_JOB, note=_NOTE),
+    openapi_extra=body(JobDocument, EXAMPLE_JOB, note=_NOTE),
 )
 async def submit_job(
     request: Request,
@@ -228,7 +228,7 @@ _add_verb("resume", "Resume a job", "Let a suspended job go on from its last che
     operation_id="clone_job",
     responses={201: shown(examples.JOB, "The new job"), **problems("job_not_found", *_REFUSED)},
     openapi_extra=body(
-        "CloneRequest", {"name": "stdlib-60m-hot", "spec": {"training": {"optimizer": {"lr": 0.001}}}}, required=False
+        CloneRequest, {"name": "stdlib-60m-hot", "spec": {"training": {"optimizer": {"lr": 0.001}}}}, required=False
     ),
 )
 async def clone_job(

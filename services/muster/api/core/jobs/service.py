@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core import idempotency
 from muster.api.core.access import checked
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, database_unavailable
@@ -25,7 +26,6 @@ from muster.api.core.services import Services
 from muster.api.core.submission.admission import admission
 from muster.api.core.submission.drafts import Draft, draft, invalid_job
 from muster.api.core.submission.storing import ALONE, Beside, accepted
-from muster.api.tenants.audit.repository import Act, record
 from muster.api.tenants.projects.quotas import refuse_full_queue
 from muster.contract.names import JOB_NAME
 from muster.contract.spec import Submission

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, invalid_parameter
@@ -23,7 +24,6 @@ from muster.api.core.jobs.examples import AT, UID
 from muster.api.core.profiles.folder import find_artefact, read_profiles, read_request, still_asked
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.core.submission.drafts import folder_of
-from muster.api.tenants.audit.repository import Act, record
 from muster.contract.address import Address
 from muster.contract.base import UserError, dump_json
 from muster.contract.gang import ranks_per_node
@@ -103,7 +103,7 @@ async def list_profiles(services: ServicesDependency, caller: Caller, job_id: Jo
             "invalid_parameter", "invalid_document", "body_too_large", "unsupported_media_type",
         ),
     },
-    openapi_extra=body("ProfileOrder", {"steps": 5, "ranks": [0]}, required=False),
+    openapi_extra=body(ProfileOrder, {"steps": 5, "ranks": [0]}, required=False),
 )  # fmt: skip
 async def request_profile(
     request: Request, services: ServicesDependency, caller: Caller, job_id: JobId

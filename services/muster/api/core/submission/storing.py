@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core import idempotency
+from muster.api.core.audit import Act, act_values
 from muster.api.core.callers import Principal
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import AuditRow, Table
@@ -26,7 +27,6 @@ from muster.api.core.jobs.repository import NewJob
 from muster.api.core.jobs.schemas import job_document
 from muster.api.core.submission.drafts import Draft
 from muster.api.data.files import references
-from muster.api.tenants.audit.repository import Act, act_values
 from muster.api.tenants.projects.quotas import refuse_full_queue
 from muster.contract.base import dump
 from muster.contract.prices import Prices

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.checkpoints.routes import Step
 from muster.api.core.database.tables import JobRow, ProjectRow
@@ -26,7 +27,6 @@ from muster.api.core.submission.drafts import folder_of
 from muster.api.data.exports.making import Exports, Progress, Wanted, available
 from muster.api.data.exports.schemas import Dtype, Export, ExportRequest, Format
 from muster.api.data.exports.tar import Archive
-from muster.api.tenants.audit.repository import Act, record
 from muster.contract.address import AddressError, parse_address
 from muster.contract.projects import ProjectLimits, is_under
 
@@ -124,7 +124,7 @@ async def fetch_export(
         202: {**shown(_MAKING, "It is being made: ask again"), "model": Export},
         **problems(*_REFUSED, "invalid_document", "body_too_large", "unsupported_media_type"),
     },
-    openapi_extra=body("ExportRequest", {"format": "transformers", "to": "s3://models/stdlib-60m"}, required=False),
+    openapi_extra=body(ExportRequest, {"format": "transformers", "to": "s3://models/stdlib-60m"}, required=False),
 )
 async def make_export(
     request: Request, services: ServicesDependency, caller: Caller, job_id: JobId, step: Step

@@ -23,6 +23,7 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import project_not_found, project_role
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Principal
 from muster.api.core.clock import clock
 from muster.api.core.database.tables import FileRow, ProjectRow
@@ -31,7 +32,6 @@ from muster.api.core.services import Services
 from muster.api.data.files import repository
 from muster.api.data.files.repository import Filter, Like
 from muster.api.data.files.staging import Checksum
-from muster.api.tenants.audit.repository import Act, record
 from muster.contract.file_replies import FileStatus, Purpose
 from muster.contract.projects import ProjectLimits, Role
 from muster.contract.text import nearest

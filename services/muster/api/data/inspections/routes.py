@@ -15,6 +15,7 @@ from muster.api.core.http.body import read_body
 from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs import service
+from muster.api.core.jobs.schemas import JobDocument
 from muster.api.core.services import ServicesDependency
 from muster.api.core.submission.drafts import draft, folder_of, invalid_job, parse_submission
 from muster.api.data.inspections.service import Inspection, refuse_what_the_api_may_not_read, with_ids
@@ -96,7 +97,7 @@ async def get_data_report(services: ServicesDependency, caller: Caller, job_id: 
             "storage_unavailable",
         ),
     },
-    openapi_extra=body("JobDocument", EXAMPLE_JOB, note="The TrainingJob as it would be submitted."),
+    openapi_extra=body(JobDocument, EXAMPLE_JOB, note="The TrainingJob as it would be submitted."),
 )
 async def inspect_job_data(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Prepares the data as the job would, and returns its report: counts, lengths, what is left out and why, and the

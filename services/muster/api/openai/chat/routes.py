@@ -131,7 +131,7 @@ def _streamed(reply: dict[str, Any]) -> dict[str, Any]:
     operation_id="make_chat_completion",
     responses={200: _streamed(shown(_CHAT, "The answer")), **problems(*_REFUSED)},
     openapi_extra=body(
-        "ChatRequest", {"model": _TUNED, "messages": [{"role": "user", "content": "What is a gang?"}], "seed": 1}
+        ChatRequest, {"model": _TUNED, "messages": [{"role": "user", "content": "What is a gang?"}], "seed": 1}
     ),
 )
 async def make_chat_completion(request: Request, services: ServicesDependency, caller: Caller) -> Response:
@@ -159,7 +159,7 @@ async def make_chat_completion(request: Request, services: ServicesDependency, c
     summary="Let a fine-tuned model continue texts",
     operation_id="make_completion",
     responses={200: _streamed(shown(_COMPLETION, "The texts")), **problems(*_REFUSED)},
-    openapi_extra=body("CompletionRequest", {"model": _TUNED, "prompt": "Workers that", "max_tokens": 16}),
+    openapi_extra=body(CompletionRequest, {"model": _TUNED, "prompt": "Workers that", "max_tokens": 16}),
 )
 async def make_completion(request: Request, services: ServicesDependency, caller: Caller) -> Response:
     """Generates a continuation of a prompt, in the same way as chat completions do for a conversation. `echo` with

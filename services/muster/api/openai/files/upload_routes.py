@@ -62,7 +62,7 @@ def _reply(row: FileRow, cancelled: bool = False) -> JSONResponse:
         200: shown(_EXAMPLE, "Parts can be sent"),
         **problems(*_WRONG, "project_not_found", "file_too_large", "files_unavailable"),
     },
-    openapi_extra=body("CreateUpload", _BEGIN),
+    openapi_extra=body(CreateUpload, _BEGIN),
 )
 async def create_upload(
     request: Request,
@@ -102,7 +102,7 @@ async def create_upload_part(
         200: shown({**_EXAMPLE, "status": "completed", "file": FILE_EXAMPLE}, "It is a file"),
         **problems(*_WRONG, "file_not_found", "file_too_large", "upload_conflict", "files_unavailable"),
     },
-    openapi_extra=body("CompleteUpload", {"part_ids": [_PART["id"]]}),
+    openapi_extra=body(CompleteUpload, {"part_ids": [_PART["id"]]}),
 )
 async def complete_upload(
     request: Request, services: ServicesDependency, caller: Caller, upload_id: UploadId

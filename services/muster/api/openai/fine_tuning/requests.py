@@ -108,7 +108,7 @@ class Supervised(OpenAIRequest):
     hyperparameters: Hyperparameters = Hyperparameters()
 
 
-class Dpo(OpenAIRequest):
+class DpoMethod(OpenAIRequest):
     """Learn which of two answers is preferred."""
 
     hyperparameters: DpoHyperparameters = DpoHyperparameters()
@@ -119,7 +119,7 @@ class Method(OpenAIRequest):
 
     type: Literal["supervised", "dpo", "reinforcement"]
     supervised: Supervised | None = None
-    dpo: Dpo | None = None
+    dpo: DpoMethod | None = None
     reinforcement: Reinforcement | None = None
 
 
@@ -173,7 +173,7 @@ def rewards_of(wanted: CreateFineTuningJob) -> list[dict[str, Any]]:
 def given_hyperparameters(wanted: CreateFineTuningJob) -> GivenHyperparameters:
     """The hyperparameters, wherever the request has them."""
     if wanted.method is not None and wanted.method.type == "dpo":
-        given = (wanted.method.dpo or Dpo()).hyperparameters
+        given = (wanted.method.dpo or DpoMethod()).hyperparameters
         return GivenHyperparameters(given.n_epochs, given.batch_size, given.learning_rate_multiplier, given.beta)
     if wanted.method is not None and wanted.method.reinforcement is not None:
         asked = wanted.method.reinforcement.hyperparameters

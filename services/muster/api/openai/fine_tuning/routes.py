@@ -81,7 +81,7 @@ def _check(document: Document) -> tuple[Any, CreateFineTuningJob]:
             "idempotency_key_reused",
         ),
     },
-    openapi_extra=body("CreateFineTuningJob", EXAMPLE),
+    openapi_extra=body(CreateFineTuningJob, EXAMPLE),
 )
 async def create_fine_tuning_job(
     request: Request,

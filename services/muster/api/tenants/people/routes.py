@@ -9,13 +9,13 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import admins_only
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.database.tables import PersonRow
 from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, problems, shown
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import ServicesDependency
-from muster.api.tenants.audit.repository import Act, record
 from muster.api.tenants.people import service
 from muster.api.tenants.people.schemas import PersonRequest
 from muster.contract.base import Time, dump
@@ -126,7 +126,7 @@ async def list_people(services: ServicesDependency, caller: Caller) -> JSONRespo
         200: shown(_EXAMPLE, "The person"),
         **problems("invalid_person", "invalid_document", "unsupported_media_type", "body_too_large"),
     },
-    openapi_extra=body("PersonRequest", {"kind": "service"}),
+    openapi_extra=body(PersonRequest, {"kind": "service"}),
 )
 async def put_person(
     request: Request, services: ServicesDependency, caller: Caller, person: PersonName

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import admins_only, project_not_found, project_role
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.database.tables import ProjectRow
 from muster.api.core.errors import ApiError
@@ -17,7 +18,6 @@ from muster.api.core.http.openapi import body, problems, shown
 from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.tenants.audit.repository import Act, record
 from muster.api.tenants.people.routes import PersonName
 from muster.api.tenants.projects import service
 from muster.api.tenants.projects.schemas import MemberRequest, ProjectRequest
@@ -115,7 +115,7 @@ async def get_project(services: ServicesDependency, caller: Caller, project: Pro
         201: {**shown(_EXAMPLE, "Made"), "model": Project},
         **problems("namespace_taken", "invalid_project", *_BODY),
     },
-    openapi_extra=body("ProjectRequest", {"limits": dump(_LIMITS)}),
+    openapi_extra=body(ProjectRequest, {"limits": dump(_LIMITS)}),
 )
 async def put_project(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName
@@ -192,7 +192,7 @@ async def list_members(services: ServicesDependency, caller: Caller, project: Pr
         200: shown(_MEMBER, "The role"),
         **problems("project_not_found", "person_not_found", "invalid_project", *_BODY),
     },
-    openapi_extra=body("MemberRequest", {"role": "member"}),
+    openapi_extra=body(MemberRequest, {"role": "member"}),
 )
 async def put_member(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, person: PersonName

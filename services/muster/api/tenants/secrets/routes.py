@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
 
 from muster.api.core.access import project_not_found, project_role
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.database.tables import ProjectRow, SecretRow
 from muster.api.core.errors import ApiError
@@ -16,7 +17,6 @@ from muster.api.core.http.openapi import body, problems, shown
 from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import ServicesDependency
-from muster.api.tenants.audit.repository import Act, record
 from muster.api.tenants.secrets import service
 from muster.api.tenants.secrets.schemas import VALUE_LENGTH_MAX, SecretRequest
 from muster.contract.base import InvalidDocument, Problem, Time, parse
@@ -98,7 +98,7 @@ async def list_secrets(services: ServicesDependency, caller: Caller, project: Pr
             "secrets_unavailable",
         ),
     },
-    openapi_extra=body("SecretRequest", {"data": {"value": "hf_…"}}),
+    openapi_extra=body(SecretRequest, {"data": {"value": "hf_…"}}),
 )  # fmt: skip
 async def put_secret(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: SecretName

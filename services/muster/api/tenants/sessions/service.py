@@ -9,10 +9,10 @@ from dataclasses import asdict
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Principal, hash_of
 from muster.api.core.database.tables import SessionRow
 from muster.api.core.services import Services
-from muster.api.tenants.audit.repository import Act, record
 
 # Long enough to leave a page open over a weekend. Whatever takes the token or the person away ends the session at once.
 SESSION_SECONDS = 7 * 86_400.0

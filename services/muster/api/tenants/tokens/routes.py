@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
 
+from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, Principal, Scope, needs, new_token
 from muster.api.core.database.tables import TokenRow
 from muster.api.core.errors import ApiError
@@ -16,7 +17,6 @@ from muster.api.core.http.openapi import body, problems, shown
 from muster.api.core.http.path_parts import NO_NUL
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.tenants.audit.repository import Act, record
 from muster.api.tenants.tokens import service
 from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
 from muster.contract.base import Time
@@ -74,7 +74,7 @@ _BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invali
     dependencies=[manages],
     summary="Make a token",
     responses={201: _SHOWN_ONCE, **problems("project_not_found", "person_not_found", *_BODY)},
-    openapi_extra=body("TokenRequest", {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
+    openapi_extra=body(TokenRequest, {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
 )
 async def make_token(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Creates a token: for the caller, for a service account of a project that the caller maintains or, as an admin,
@@ -115,7 +115,7 @@ async def list_tokens(services: ServicesDependency, caller: Caller) -> JSONRespo
     summary="Rotate a token",
     operation_id="rotate_token",
     responses={201: _SHOWN_ONCE, **problems("token_not_found", "person_not_found", *_BODY)},
-    openapi_extra=body("RotateRequest", {"overlapHours": 24}, required=False),
+    openapi_extra=body(RotateRequest, {"overlapHours": 24}, required=False),
 )
 async def rotate_token(
     request: Request, services: ServicesDependency, caller: Caller, token_id: TokenId
