@@ -9,7 +9,7 @@ from tests.cluster.house import SYSTEM, House, quick_job
 from tests.cluster.official import Object
 from tests.polling import eventually
 
-from muster.api.core.cluster.kubernetes_quotas import write_quotas
+from muster.api.core.cluster.kubernetes_config_maps import write_quotas
 from muster.contract.names import Label
 from muster.contract.quotas import ProjectQuota
 from muster.kube import paths

@@ -14,7 +14,7 @@ from tests.unit.contract.project_limit_cases import CASES, LIMITS, OWN_SECRET, W
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import tool
 
-from muster.api.core.cluster.kubernetes_limits import write_limits
+from muster.api.core.cluster.kubernetes_config_maps import write_limits
 from muster.contract.admission import LimitedProject, limit_entries
 from muster.contract.projects import ProjectLimits
 from muster.kube import paths

@@ -19,26 +19,16 @@ from sqlalchemy import func, or_, select
 
 from muster.api.app import create_app as create_api
 from muster.api.core import drafting
-from muster.api.core.access import checked
+from muster.api.core.access import checked, find_job
 from muster.api.core.attempts.routes import list_attempts
-from muster.api.core.callers import (
-    COOKIE,
-    Principal,
-    Scope,
-    bearer,
-    counted,
-    form_token,
-    of_session,
-    principal,
-    renewed,
-)
+from muster.api.core.callers import Principal, Scope, bearer
 from muster.api.core.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
 from muster.api.core.checkpoints.verifying import verify_commit
 from muster.api.core.cluster.cluster import Cluster
 from muster.api.core.database.tables import JobRow, MirrorRow
 from muster.api.core.errors import ApiError
 from muster.api.core.events import repository as event_rows
-from muster.api.core.events.schemas import event_of
+from muster.api.core.events.routes import event_of
 from muster.api.core.fleet.routes import overview
 from muster.api.core.http import sse
 from muster.api.core.http.body import parsed
@@ -51,16 +41,18 @@ from muster.api.core.logs.routes import read_logs
 from muster.api.core.metrics.curves import CurveQuery
 from muster.api.core.metrics.service import curves
 from muster.api.core.metrics.steps import Axis
+from muster.api.core.projects import visible as visible_projects
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.core.settings import Settings
 from muster.api.core.submission.clone import editable
+from muster.api.core.submission.clone import free_name as free_name_like
 from muster.api.core.why.routes import explain_job
 from muster.api.data.exports.routes import fetch_export
 from muster.api.data.inspections.routes import get_data_report
 from muster.api.data.samples.routes import list_samples
+from muster.api.tenants.authentication import COOKIE, Authentication, form_token
 from muster.api.tenants.projects import routes as project_routes
-from muster.api.tenants.projects import service as projects
-from muster.api.tenants.projects.schemas import ProjectRequest
+from muster.api.tenants.projects.service import ProjectRequest
 from muster.api.tenants.sessions import service as sessions
 from muster.api.tenants.signin.code_flow import FLOW_SECONDS, Flow
 from muster.api.tenants.signin.code_flow import begin as begin_flow
@@ -80,6 +72,7 @@ __all__ = [
     "ORDERS",
     "PAGE_BYTES_MAX",
     "ApiError",
+    "Authentication",
     "Axis",
     "Cluster",
     "CurveQuery",
@@ -95,17 +88,14 @@ __all__ = [
     "Settings",
     "bearer",
     "begin_flow",
-    "counted",
     "create_api",
     "curves",
     "drafting",
     "editable",
     "fetch_export",
     "form_token",
-    "of_session",
     "overview",
     "page",
-    "principal",
     "project_routes",
     "read_logs",
     "reading",
@@ -176,7 +166,7 @@ def _line(services: Services, row: JobRow) -> dict[str, Any]:
 
 async def find(services: Services, caller: Principal, job_id: str) -> JobRow:
     """Raises ApiError job_not_found, also for one that the caller may not see."""
-    return await service.find(services, caller, job_id)
+    return await find_job(services, caller, job_id)
 
 
 async def find_named(services: Services, caller: Principal, near: JobRow, name: str) -> JobRow:
@@ -191,7 +181,7 @@ async def find_visible(services: Services, caller: Principal, name: str) -> JobR
     some = Filter(visible=caller.visible_projects, name=name)
     async with services.database.read() as session:
         rows = await repository.ordered(session, some, "newest", 0, 1)
-    return rows[0] if rows else await service.find(services, caller, name)
+    return rows[0] if rows else await find_job(services, caller, name)
 
 
 async def recent_jobs(
@@ -267,13 +257,13 @@ async def act(services: Services, caller: Principal, job_id: str, verb: str) -> 
 
 async def free_name(services: Services, row: JobRow) -> str:
     async with services.database.read() as session:
-        return await service.free_name(session, row)
+        return await free_name_like(session, row)
 
 
 async def project_names(services: Services, caller: Principal) -> list[str]:
     """Return the names of the projects that the caller may submit to."""
     async with services.database.read() as session:
-        rows = await projects.visible(session, caller)
+        rows = await visible_projects(session, caller)
     return [row.name for row in rows if (role := caller.role_in(row.name)) is not None and role.covers(Role.MEMBER)]
 
 
@@ -339,7 +329,12 @@ async def as_now(services: Services, request: Request, caller: Principal) -> Pri
     """A stream's reader as they are by now; None once they are signed out."""
     if services.settings.auth and COOKIE in request.cookies:
         return await of_session(services, request)
-    return await renewed(services, caller)
+    return await services.authenticator.renewed(caller)
+
+
+async def of_session(services: Services, request: Request) -> Principal | None:
+    """The principal of the session that the request's cookie names; None where none is open."""
+    return await services[Authentication].of_session(request)
 
 
 async def versions_of(services: Services, job_ids: Collection[str]) -> dict[str, tuple[int, ...]]:

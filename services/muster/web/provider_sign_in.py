@@ -35,11 +35,12 @@ _Text = Annotated[str, Query(max_length=4_096)]
 async def go_to_provider(request: Request, services: ServicesDependency, next: str = "/jobs") -> Response:
     """Start a sign-in. Whoever was sent here by another site signs in as themselves, and loses nothing by it."""
     onward = local_path(next)
-    if services.sign_in is None:
+    sign_in = services[api.Authentication].sign_in
+    if sign_in is None:
         return sign_in_page(request, onward, 404, "Here one signs in by tokens alone.")
     flow = api.begin_flow(onward)
     try:
-        address = await services.sign_in.provider_address(flow, origin(request, services) + _LANDING)
+        address = await sign_in.provider_address(flow, origin(request, services) + _LANDING)
     except ApiError as refused:
         return sign_in_page(request, onward, refused.status, refused.detail)
     response = RedirectResponse(address, status_code=303, headers={"Cache-Control": "no-store"})
@@ -69,7 +70,8 @@ async def come_back(
 ) -> Response:
     """The browser comes back from the provider. A refusal is the page for signing in, with cause and next step."""
     flow = _flow(request, state)
-    if services.sign_in is None or flow is None or flow.expired:
+    sign_in = services[api.Authentication].sign_in
+    if sign_in is None or flow is None or flow.expired:
         words = (
             f"This sign-in was not begun in this browser, or more than {api.FLOW_SECONDS / 60:.0f} minutes ago, "
             "so nobody was signed in. Sign in again."
@@ -78,7 +80,7 @@ async def come_back(
     if error or iss not in ("", services.settings.oidc_issuer):  # RFC 9207: an answer of another provider
         return _ended(sign_in_page(request, flow.onward, 401, _refusal(services, error, error_description, iss)), state)
     try:
-        caller = await services.sign_in.caller_by_code(flow, code, origin(request, services) + _LANDING)
+        caller = await sign_in.caller_by_code(flow, code, origin(request, services) + _LANDING)
     except ApiError as refused:
         return _ended(sign_in_page(request, flow.onward, refused.status, refused.detail), state)
     if not caller.admin and not caller.roles:

@@ -22,12 +22,12 @@ async def visitor(request: Request, services: ServicesDependency) -> Principal:
     address = request.client.host[:64] if request.client else ""
     given = await api.bearer(request)
     if given is not None or not services.settings.auth:
-        caller = await api.principal(request, services, given)
+        caller = await services.authenticator.authenticate(request, given)
     else:
         known = await api.of_session(services, request)
         if known is None:
             raise ApiError("unauthorized", "You are not signed in, or your session has ended.")
-        caller = api.counted(services, known, address)
+        caller = services[api.Authentication].counted(known, address)
     if not caller.may(Scope.READ):
         raise ApiError("forbidden", "Pages are read with a token of the scope read; this one has none.")
     return caller

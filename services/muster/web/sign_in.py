@@ -38,8 +38,8 @@ async def sign_in(request: Request, services: ServicesDependency) -> Response:
     fields = await read_form(request)
     token, onward = fields.get("token", [""])[0].strip(), local_path(fields.get("next", [HOME])[0])
     try:
-        caller = await api.principal(
-            request, services, HTTPAuthorizationCredentials(scheme="Bearer", credentials=token)
+        caller = await services.authenticator.authenticate(
+            request, HTTPAuthorizationCredentials(scheme="Bearer", credentials=token)
         )
     except ApiError as refused:
         if refused.code != "unauthorized":

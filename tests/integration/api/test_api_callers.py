@@ -13,6 +13,7 @@ from tests.integration.api.platform import Platform, platform
 from muster.api.core.callers import ANONYMOUS, Principal
 from muster.api.core.database.recent import KEPT_SECONDS, Recent
 from muster.api.core.database.tables import TokenRow
+from muster.api.tenants.authentication import Authentication
 
 
 def test_an_answer_is_used_for_a_second_and_not_past_a_change() -> None:
@@ -37,10 +38,10 @@ async def test_a_burst_of_requests_asks_the_database_once_who_it_is(tmp_path: Pa
                 asked.append(statement)
 
         event.listen(engine, "before_cursor_execute", note)
-        here.services.callers.forget()
+        here.services[Authentication].callers.forget()
         for _ in range(20):
-            here.services.callers._known = type(here.services.callers._known)(
-                (key, (found[0] + 60, found[1])) for key, found in here.services.callers._known.items()
+            here.services[Authentication].callers._known = type(here.services[Authentication].callers._known)(
+                (key, (found[0] + 60, found[1])) for key, found in here.services[Authentication].callers._known.items()
             )  # however slow this machine is
             assert (await here.client.get("/api/v1/me", headers=headers)).status_code == 200
         assert len(asked) == 1
@@ -76,6 +77,6 @@ async def test_what_is_taken_away_counts_with_the_next_request(tmp_path: Path, c
 
 def for_ever(here: Platform) -> None:
     """What is kept is kept until something changes: a second that has passed must not be what passes the test."""
-    callers = here.services.callers
+    callers = here.services[Authentication].callers
     keep = callers.keep
     callers.keep = lambda hash_, caller, changes, now=None: keep(hash_, caller, changes, 1e12)  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ from tests.integration.api.platform import Platform, document, platform, until
 from tests.integration.api.test_api_files import taken_in, upload
 
 from muster.api.data.inspections import service as inspections
+from muster.api.data.inspections.service import Inspections
 from muster.api.data.tool import Ended
 
 PATH = "/api/v1/jobs:inspect"
@@ -105,7 +106,7 @@ async def test_who_can_not_look_says_why(here: Platform, monkeypatch: pytest.Mon
 
     async def code() -> tuple[int, str, str]:
         reply = await here.client.post(PATH, json=body)
-        here.services.inspections._looks.clear()
+        here.services[Inspections]._looks.clear()
         return reply.status_code, reply.json()["code"], reply.json()["detail"]
 
     monkeypatch.setattr(inspections, "available", lambda: False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, document, platform
 
-from muster.api.core.submission import drafts as submission
+from muster.api.core.submission import steps
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 
 JSON, YAML = {"content-type": "application/json"}, {"content-type": "application/yaml"}
@@ -134,7 +134,7 @@ async def test_a_job_is_judged_off_the_event_loop(local: Platform, monkeypatch: 
         return judged
 
     for name in ("state_problems", "limit_problems", "_source_warning"):
-        monkeypatch.setattr(submission, name, noted(getattr(submission, name)))
+        monkeypatch.setattr(steps, name, noted(getattr(steps, name)))
     job = document()
     rates = {"training.optimizer.lr": {"values": [0.001, 0.002, 0.003]}}
     sweep = {**copy.deepcopy(EXAMPLE_SWEEP), "sweep": {"parameters": rates, "search": "grid", "concurrency": 2}}
@@ -178,12 +178,12 @@ async def test_a_web_page_does_not_reach_an_open_api(local: Platform, headers: d
 
 
 async def test_a_mistake_of_ours_tells_nothing(local: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    from muster.api.core.jobs import service
+    from muster.api.core.jobs import routes
 
     async def broken(*_: Any) -> None:
         raise RuntimeError("postgresql://user:hunter2@db/secret table")
 
-    monkeypatch.setattr(service, "find", broken)
+    monkeypatch.setattr(routes, "find_job", broken)
     reply = await local.client.get("/api/v1/jobs/x")
     assert (reply.status_code, reply.json()["code"]) == (500, "internal")
     assert reply.headers["content-type"] == "application/problem+json"

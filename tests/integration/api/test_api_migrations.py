@@ -12,11 +12,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 from tests.integration.api.platform import platform
 
-from muster.api.core.callers import hash_of
 from muster.api.core.database.db import Database
 from muster.api.core.database.migrate import alembic_config, migrate
 from muster.api.core.database.tables import Table
 from muster.api.core.settings import Settings
+from muster.api.tenants.authentication import hash_of
 from muster.api.tenants.usage import repository as usage
 from muster.contract.usage import Held
 

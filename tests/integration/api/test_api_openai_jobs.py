@@ -25,8 +25,8 @@ from tests.integration.api.platform import Platform, platform
 from tests.integration.api.postgres import PostgresServer
 from tests.integration.api.test_api_openai_wrong_fields import ANSWER, EQ
 
-from muster.api.core.settings import Settings
 from muster.api.openai.fine_tuning import retries
+from muster.api.openai.models.base_models import BaseModels, load_models
 from muster.contract.status import Phase, Progress
 
 __all__ = ["without_pauses"]
@@ -364,7 +364,7 @@ async def test_an_idempotency_key_is_honoured_also_when_the_file_has_gone(small:
     training = chat_file(tmp_path)
     asked: Any = {"model": "tiny", "training_file": training, "extra_headers": {"Idempotency-Key": "k"}}
     first = await client.fine_tuning.jobs.create(**asked)
-    here.services.base_models.models.clear()  # type: ignore[attr-defined]
+    here.services[BaseModels].models.clear()  # type: ignore[attr-defined]
     assert (await client.fine_tuning.jobs.create(**asked)).id == first.id
     with pytest.raises(openai.UnprocessableEntityError) as reused:
         await client.fine_tuning.jobs.create(**{**asked, "seed": 3})
@@ -413,5 +413,5 @@ async def test_what_one_may_not_see_is_not_there_in_openais_words_too(tmp_path: 
 )
 def test_a_map_of_models_with_a_fault_is_refused_at_the_start(tmp_path: Path, models: Any, told: str) -> None:
     with pytest.raises(ValueError, match="can't be used") as refused:
-        Settings(state=tmp_path, base_models_file=models_file(tmp_path, models))
+        load_models(models_file(tmp_path, models))
     assert told in str(refused.value)

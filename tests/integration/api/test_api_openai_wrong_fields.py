@@ -10,6 +10,8 @@ import pytest
 from tests.integration.api.openai_house import chat_file, openai_platform
 from tests.integration.api.platform import Platform
 
+from muster.api.openai.chat.pool import WorkerPool
+
 
 def hyper(**numbers: Any) -> dict[str, Any]:
     return {"method": {"type": "supervised", "supervised": {"hyperparameters": numbers}}}
@@ -223,5 +225,5 @@ async def test_a_server_that_answers_no_prompts_says_why_and_what_does(
             "importlib.util.find_spec", lambda name, *more: None if name == "torch" else find(name, *more)
         )
         assert "it has no trainer beside it (docs/install.md" in await told()
-        here.services.chat.workers_max = 0
+        here.services[WorkerPool].workers_max = 0
         assert "MUSTER_API_CHAT_WORKERS is 0. `muster serve JOB`" in await told()

@@ -14,11 +14,12 @@ from tests.integration.api.platform import Frame, Platform, document, frames, pl
 from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.__main__ import Server
-from muster.api.core import callers as auth
 from muster.api.core.access import Reader
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import TokenRow
 from muster.api.core.errors import ApiError
+from muster.api.tenants import authentication
+from muster.api.tenants.authentication import Authentication
 from muster.contract.status import Phase
 
 STREAM = {"accept": "text/event-stream"}
@@ -193,18 +194,18 @@ async def test_the_streams_of_a_reader_ask_together_who_it_is(tmp_path: Path, mo
         looks.append(arguments)
         return await look_up(*arguments)
 
-    look_up = auth._look_up
+    look_up = authentication._look_up
     async with platform(tmp_path / "state", auth=True) as here:
         token = here.state.admin_token.read_text().strip()
         services = here.services
         async with services.database.read() as session:
-            caller = await look_up(session, TokenRow.hash == auth.hash_of(token))
+            caller = await look_up(session, TokenRow.hash == authentication.hash_of(token))
         assert caller is not None
-        monkeypatch.setattr(auth, "_look_up", counted)
+        monkeypatch.setattr(authentication, "_look_up", counted)
         readers = [Reader(services, caller, "default") for _ in range(300)]
         assert all(await asyncio.gather(*(reader.may_read() for reader in readers)))
         assert len(looks) == 1
-        services.callers.forget()
+        services[Authentication].callers.forget()
         assert all(await asyncio.gather(*(reader.may_read() for reader in readers)))
         assert len(looks) == 2, "what has changed is looked at anew"
 

@@ -16,8 +16,9 @@ from tests.integration.api.platform import Platform, platform, until
 from tests.integration.api.test_api_history import record, worker_dir
 
 from muster.api.core.database.tables import JobRow
-from muster.api.core.submission.drafts import draft
-from muster.api.sweeps import controller, service
+from muster.api.core.submission.service import Submissions
+from muster.api.sweeps import controller
+from muster.api.sweeps.controller import SweepWork
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 from muster.contract.status import CheckpointStatus, Phase
 from muster.contract.sweep_replies import SweepDetail, SweepList
@@ -42,7 +43,7 @@ async def create(here: Platform, **words: Any) -> dict[str, Any]:
 
 async def started(here: Platform, sweep_id: str, count: int) -> list[dict[str, Any]]:
     async def ask() -> Any:
-        here.services.sweeps.wake.set()
+        here.services[SweepWork].wake.set()
         table = (await here.get(f"/sweeps/{sweep_id}"))["table"]
         return table if len(table) >= count else None
 
@@ -52,7 +53,7 @@ async def started(here: Platform, sweep_id: str, count: int) -> list[dict[str, A
 
 async def ended(here: Platform, sweep_id: str) -> dict[str, Any]:
     async def ask() -> Any:
-        here.services.sweeps.wake.set()
+        here.services[SweepWork].wake.set()
         sweep = await here.get(f"/sweeps/{sweep_id}")
         return sweep if sweep["finishedAt"] else None
 
@@ -110,14 +111,14 @@ async def test_a_loser_is_cancelled_and_told_why_and_frees_its_place(here: Platf
     await train(here, first["jobId"], {50: 2.0}, None)
 
     async def judged() -> Any:
-        here.services.sweeps.wake.set()
+        here.services[SweepWork].wake.set()
         return (await here.get(f"/sweeps/{sweep['id']}"))["table"][0]["rungs"]
 
     assert await until(judged, "the first verdict") == [{"step": 50, "value": 2.0, "place": 1, "of": 1, "goesOn": True}]
     await train(here, second["jobId"], {50: 3.0}, None)
 
     async def asked() -> Any:
-        here.services.sweeps.wake.set()
+        here.services[SweepWork].wake.set()
         return (await here.get(f"/jobs/{second['jobId']}"))["spec"]["cancel"]
 
     await until(asked, "the cancellation")
@@ -189,7 +190,7 @@ async def test_a_trial_waits_for_its_name_and_says_so(here: Platform) -> None:
     sweep = await create(here, concurrency=1)
 
     async def waits() -> Any:
-        here.services.sweeps.wake.set()
+        here.services[SweepWork].wake.set()
         found = await here.get(f"/sweeps/{sweep['id']}")
         return found["because"] if "can't start" in found["because"] else None
 
@@ -262,8 +263,10 @@ async def test_trials_that_differ_by_numbers_alone_are_judged_once(
         calls += 1
         return await draft(*given)
 
-    monkeypatch.setattr(service, "draft", counted)
+    draft = Submissions.draft
+    monkeypatch.setattr(Submissions, "draft", counted)
     async with platform(tmp_path / "state") as here:
+        await here.services.background.stop()  # which would start the trials, and judge each again
         await create(here)
         assert calls == 1
         missing = {"training.data.train[0].source": {"values": ["file-" + 24 * letter for letter in "ab"]}}

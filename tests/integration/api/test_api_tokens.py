@@ -213,7 +213,7 @@ async def test_a_given_first_token_opens_too(tmp_path: Path, database_url: str) 
 async def test_the_use_of_a_token_is_noted_later(guarded: tuple[Platform, dict[str, str]]) -> None:
     here, admin = guarded
     await here.client.get("/api/v1/jobs", headers=admin)
-    housekeeping = here.services.background.works[2]
+    housekeeping = next(work for work in here.services.background.works if work.name == "housekeeping")
     await housekeeping.step()
     (token,) = (await here.client.get("/api/v1/tokens", headers=admin)).json()["items"]
     assert abs(epoch_seconds(token["lastUsedAt"]) - time.time()) < 60

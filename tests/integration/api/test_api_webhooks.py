@@ -19,10 +19,12 @@ from tests.integration.api.webhook_receiver import Receiver, receiver
 
 from muster.api.core.events import repository as events
 from muster.api.core.events.types import EventType, NewEvent
-from muster.api.tenants.projects.accounting import Counted, notify_of_budgets
+from muster.api.tenants.projects.accounting import Counted
 from muster.api.webhooks import delivering, sending
+from muster.api.webhooks.budgets import notify_of_budgets
 from muster.api.webhooks.delivering import Deliveries
 from muster.api.webhooks.reach import Reach
+from muster.api.webhooks.service import Webhooks
 from muster.api.webhooks.waits import notify_of_waits
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
 from muster.contract.status import Phase
@@ -64,7 +66,7 @@ async def told(here: Platform, hears: Receiver, path: str, count: int = 1) -> li
 
 async def send_due(here: Platform) -> None:
     """Do a round of the deliveries now, and see its messages off, instead of waiting for the next round."""
-    deliveries = here.services.webhooks.deliveries
+    deliveries = here.services[Webhooks].deliveries
     await deliveries.step()
     await asyncio.gather(*deliveries._sending, return_exceptions=True)
 
@@ -164,7 +166,7 @@ async def test_what_is_refused_is_sent_again_under_its_id_until_it_is_taken(hous
 @pytest.mark.both_databases
 async def test_what_waits_is_measured_but_not_of_a_webhook_that_is_off(house: Platform, hears: Receiver) -> None:
     await make(house, f"{hears.url}/500/1", kinds=["job.cancelled"])
-    deliveries, count = house.services.webhooks.deliveries, house.services.metrics.registry.get_sample_value
+    deliveries, count = house.services[Webhooks].deliveries, house.services.metrics.registry.get_sample_value
     await _cancelled(house)
     await send_due(house)  # it is given up now, not while we measure
     async with house.services.database.write() as session:
@@ -188,7 +190,7 @@ async def test_a_message_is_given_up_after_its_time_and_may_be_replayed(house: P
         await session.execute(text("UPDATE webhook_deliveries SET give_up_at = 0"))
     (given_up,) = await _until_failed(house)
     count = house.services.metrics.registry.get_sample_value
-    await house.services.webhooks.deliveries.measure()
+    await house.services[Webhooks].deliveries.measure()
     assert count("muster_api_webhook_attempts_total", {"outcome": "given_up"}) == 1.0
     assert (count("muster_api_webhook_waiting"), count("muster_api_webhook_oldest_seconds")) == (0.0, 0.0)
     replay = f"{HOOKS}/hook/deliveries/{given_up['id']}:replay"
@@ -447,7 +449,7 @@ async def test_two_processes_send_each_message_once(house: Platform, hears: Rece
     services = house.services
     other = Deliveries(
         services.database,
-        services.webhooks.sealing,
+        services[Webhooks].sealing,
         Reach(services.settings.webhook_networks),
         services.metrics.webhooks,
     )
@@ -456,7 +458,7 @@ async def test_two_processes_send_each_message_once(house: Platform, hears: Rece
         await events.append(session, job["id"], failed)
 
     async def ask() -> bool:
-        services.webhooks.deliveries.freed.set()
+        services[Webhooks].deliveries.freed.set()
         await other.step()
         return len(hears.heard("/ok/two")) >= 30
 

@@ -14,12 +14,13 @@ from pydantic import SecretStr, ValidationError
 from sqlalchemy import make_url
 
 from muster.api.core import settings as api_settings
-from muster.api.core.callers import ANONYMOUS, Principal, Scope, hash_of, is_acceptable, new_token
+from muster.api.core.callers import ANONYMOUS, Principal, Scope
 from muster.api.core.errors import KINDS, ApiError, problem_body
 from muster.api.core.events.types import EventType, events_between
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.settings import Settings, is_loopback
 from muster.api.core.submission.clone import merge_patch
+from muster.api.tenants.authentication import hash_of, is_acceptable, new_token
 from muster.contract.advice import advice
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause

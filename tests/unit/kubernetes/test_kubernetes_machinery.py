@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import job_item, pod_item
 
-from muster.api.core.cluster.kubernetes_quotas import write_quotas
+from muster.api.core.cluster.kubernetes_config_maps import write_quotas
 from muster.contract.base import dump_json
 from muster.contract.quotas import QUOTAS, ProjectQuota, Quota
 from muster.contract.status import Phase

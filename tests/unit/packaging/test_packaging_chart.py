@@ -30,6 +30,7 @@ from tests.unit.packaging.chart import (
 from tests.unit.packaging.value_sets import CHANGES, EVERYTHING, MONITORED, SETS
 
 from muster.api.core.settings import Settings as ApiSettings
+from muster.api.openai.models.base_models import load_models
 from muster.contract.pods import Toleration
 from muster.contract.spec import TrainingJob
 from muster.documents.prices import load_prices
@@ -280,6 +281,8 @@ def test_the_api_reads_its_settings_as_meant(
     monkeypatch.setenv("MUSTER_API_BASE_MODELS_FILE", str(models))
     monkeypatch.setenv("MUSTER_API_BOOTSTRAP_TOKEN", f"muster_{'a' * 32}")
     settings = ApiSettings()
+    assert settings.base_models_file == models
+    assert load_models(models).models, "they can be used"
     assert (settings.cluster, settings.auth, settings.port) == ("kubernetes", True, 8642)
     assert settings.default_checkpoint_uri == "s3://ckpt/muster"
     assert settings.operator_url == "http://muster-operator.muster-system", "the Service's name"

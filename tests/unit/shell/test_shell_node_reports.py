@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.kubernetes.test_kubernetes_machinery import Store
 
-from muster.api.core.cluster.kubernetes_nodes import read_nodes
+from muster.api.core.cluster.kubernetes_config_maps import read_nodes
 from muster.contract.fleet import FleetReport, NodeReport
 from muster.contract.notices import NodeNotices, Notice, Remedy
 from muster.contract.signals import SignalKind

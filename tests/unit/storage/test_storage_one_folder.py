@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.kubernetes.making import JOB_UID, make_job
 
 from muster.api.core.database.tables import JobRow
-from muster.api.core.submission.drafts import folder_of
+from muster.api.core.jobs.repository import folder_of
 from muster.cli.checkpoints import is_folder
 from muster.contract.address import parse_address
 from muster.contract.checkpoint import commit_key

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import contextlib
 
-from muster.api.core.callers import Principal, renewed
+from sqlalchemy import select
+
+from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, job_not_found
 from muster.api.core.services import Services
 from muster.contract.projects import Role
 
 HIDDEN = "another project"
+
+
+async def find_job(services: Services, caller: Principal, job_id: str, act: bool = False) -> JobRow:
+    """The job, if the caller may see it and, where that is asked for, act on it. Raises ApiError as `checked`."""
+    async with services.database.read() as session:
+        row = (await session.scalars(select(JobRow).where(JobRow.id == job_id))).one_or_none()
+    return checked(caller, row, job_id, act)
 
 
 def checked(caller: Principal, row: JobRow | None, job_id: str, act: bool = False) -> JobRow:
@@ -86,13 +95,11 @@ class Reader:
 
     async def may_read(self) -> bool:
         """Return False once the token is revoked or expired, or its person's role is gone. All streams of a token share
-        one check a second (`auth.renewed`).
+        one check a second (`Authenticator.renewed`).
 
         While the database is unreachable, the last answer holds.
-
-        While the database is away the last answer holds.
         """
         with contextlib.suppress(ApiError):
-            caller = await renewed(self._services, self._caller)
+            caller = await self._services.authenticator.renewed(self._caller)
             return caller is not None and caller.role_in(self._project) is not None
         return True

@@ -14,12 +14,11 @@ from muster.api.core.errors import ApiError
 from muster.api.core.estimates.routes import estimate
 from muster.api.core.http.body import document_of, off_the_loop
 from muster.api.core.idempotency import Attempted
-from muster.api.core.jobs import service
-from muster.api.core.jobs.service import Submitted
 from muster.api.core.services import Services
 from muster.api.core.submission import clone
 from muster.api.core.submission.drafts import parse_submission
-from muster.api.core.submission.storing import Beside
+from muster.api.core.submission.service import Submissions, Submitted
+from muster.api.core.submission.storing import ExtraRows
 from muster.contract.base import Problem, dump
 from muster.contract.estimate import NO_ESTIMATE
 from muster.contract.spec import Submission
@@ -45,7 +44,7 @@ async def check(services: Services, caller: Principal, text: str, original: JobR
     it was cloned."""
     try:
         document, submission = await _read(caller, text, original)
-        plan = await service.plan(services, caller, submission)
+        plan = await services[Submissions].plan(caller, submission)
     except ApiError as refused:
         if refused.status >= 500:
             raise
@@ -73,9 +72,9 @@ async def submit(
     document, submission = await _read(caller, text, original)
     body_hash = idempotency.hash_of(document.data)
     again = Attempted(caller.token, "POST /jobs", f"form-{idempotency.hash_of(key, body_hash)}", body_hash)
-    beside = Beside(data={"clonedFrom": original.id} if original is not None else {})
+    extra = ExtraRows(data={"clonedFrom": original.id} if original is not None else {})
     try:
-        return await service.submit(services, caller, submission, again, beside)
+        return await services[Submissions].submit(caller, submission, again, extra)
     except ApiError as refused:
         raise replace(refused, errors=tuple(map(document.located, refused.errors))) from None
 

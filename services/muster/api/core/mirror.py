@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from pydantic import ValidationError
@@ -24,7 +24,6 @@ from muster.api.core.events.types import EventType, NewEvent, events_between
 from muster.api.core.hub import Hub
 from muster.api.core.jobs import repository as jobs
 from muster.api.core.observability import Metrics
-from muster.api.tenants.usage import repository as usage
 from muster.contract.base import dump
 from muster.contract.names import DEFAULT_PROJECT, FIRST_PERSON, PERSON_NAME, Label
 from muster.contract.status import JobStatus, Phase
@@ -39,11 +38,26 @@ BATCH = 500
 TOGETHER = 50
 
 
+class MirrorListener(Protocol):
+    """Listener to the changes that the mirror takes over, in the transaction that does so."""
+
+    async def attempt_changed(
+        self, session: AsyncSession, row: JobRow, before: dict[str, Any] | None, after: dict[str, Any]
+    ) -> None:
+        """An attempt is new or otherwise than it was last seen: `before`."""
+
+    async def job_ended(self, session: AsyncSession, job_id: str, at: float) -> None:
+        """The job is over, or was taken out of the cluster."""
+
+
 class Mirror:
     """`caught_up` says whether all that the cluster had was read; when it comes about, those of `waiting` are woken."""
 
-    def __init__(self, database: Database, cluster: Cluster, hub: Hub, metrics: Metrics) -> None:
+    def __init__(
+        self, database: Database, cluster: Cluster, hub: Hub, metrics: Metrics, listener: MirrorListener
+    ) -> None:
         self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics
+        self._listener = listener
         self._cursor: int | None = None
         self._seen_version = -1
         self._taken = self._total = 0  # changes, until it has caught up
@@ -143,11 +157,35 @@ class Mirror:
         for change in changes:
             row = rows.get(change.uid)
             if row is not None and change.version > row.status_version:
-                found.setdefault(row.id, []).extend(await _apply(session, row, change))
+                found.setdefault(row.id, []).extend(await self._apply(session, row, change))
         await session.flush()
         for job_id, happened in found.items():
             await events.append(session, job_id, happened)
         return set(found)
+
+    async def _apply(self, session: AsyncSession, row: JobRow, change: RawChange) -> tuple[NewEvent, ...]:
+        raw = json.loads(change.status)
+        before, happened = row.status, _happened(row.status, raw, change)
+        row.status, row.status_version = raw, change.version
+        row.phase = str(raw.get("phase", ""))[:64]
+        row.live = row.live and row.phase not in _TERMINAL
+        row.finished_at = _finished_at(raw)
+        await self._keep_attempts(session, row, before, raw)
+        if change.gone:
+            happened += _remove(row, change)
+        if change.gone or row.phase in _TERMINAL:
+            await self._listener.job_ended(session, row.id, row.finished_at or change.at)
+        return happened
+
+    async def _keep_attempts(
+        self, session: AsyncSession, row: JobRow, before: dict[str, Any], raw: dict[str, Any]
+    ) -> None:
+        known = {attempt.get("number"): attempt for attempt in before.get("attempts") or ()}
+        for attempt in raw.get("attempts") or ():
+            number = attempt.get("number")
+            if isinstance(number, int) and known.get(number) != attempt:
+                await session.merge(AttemptRow(job_id=row.id, number=number, body=attempt))
+                await self._listener.attempt_changed(session, row, known.get(number), attempt)
 
     async def _locked_cursor(self, session: AsyncSession) -> MirrorRow:
         query = select(MirrorRow).where(MirrorRow.cluster == self._cluster.name).with_for_update()
@@ -157,21 +195,6 @@ class Mirror:
             session.add(row)
             await session.flush()
         return row
-
-
-async def _apply(session: AsyncSession, row: JobRow, change: RawChange) -> tuple[NewEvent, ...]:
-    raw = json.loads(change.status)
-    before, happened = row.status, _happened(row.status, raw, change)
-    row.status, row.status_version = raw, change.version
-    row.phase = str(raw.get("phase", ""))[:64]
-    row.live = row.live and row.phase not in _TERMINAL
-    row.finished_at = _finished_at(raw)
-    await _keep_attempts(session, row, before, raw)
-    if change.gone:
-        happened += _remove(row, change)
-    if change.gone or row.phase in _TERMINAL:
-        await usage.close(session, row.id, row.finished_at or change.at)
-    return happened
 
 
 _TERMINAL = tuple(phase for phase in Phase if phase.terminal)
@@ -216,15 +239,6 @@ def _remove(row: JobRow, change: RawChange) -> tuple[NewEvent, ...]:
             "finishedAt": rfc3339(change.at),
         }
     return (NewEvent(EventType.JOB_DELETED, change.at, message),)
-
-
-async def _keep_attempts(session: AsyncSession, row: JobRow, before: dict[str, Any], raw: dict[str, Any]) -> None:
-    known = {attempt.get("number"): attempt for attempt in before.get("attempts") or ()}
-    for attempt in raw.get("attempts") or ():
-        number = attempt.get("number")
-        if isinstance(number, int) and known.get(number) != attempt:
-            await session.merge(AttemptRow(job_id=row.id, number=number, body=attempt))
-            await usage.keep(session, row, known.get(number), attempt)
 
 
 async def _project_of(session: AsyncSession, namespace: str) -> str:

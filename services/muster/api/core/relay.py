@@ -7,7 +7,7 @@ relay starts, so a row knows whether its job has been there, whatever crashed in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 from sqlalchemy import bindparam, select, update
@@ -16,12 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.clock import now_in
 from muster.api.core.cluster.cluster import ApplyResult, Cluster, DesiredJob, Outcome
 from muster.api.core.database.db import Database
-from muster.api.core.database.tables import JobRow
+from muster.api.core.database.tables import JobFileRow, JobRow
 from muster.api.core.events import repository as events
 from muster.api.core.events.types import EventType, NewEvent
 from muster.api.core.hub import Hub
 from muster.api.core.observability import Metrics
-from muster.api.data.files.repository import addresses
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.job_inputs import with_addresses
 from muster.contract.names import Label
@@ -78,7 +77,7 @@ class Relay:
         """A row whose spec can't be read, which somebody made in the cluster, does not keep the others waiting."""
         desired, unreadable = [], []
         async with self._database.read() as session:
-            files = await addresses(session, [row.id for row in rows])
+            files = await _file_addresses(session, [row.id for row in rows])
         for row in rows:
             try:
                 desired.append(_desired_job(row, files.get(row.id, {})))
@@ -122,6 +121,15 @@ class Relay:
         log.warning(
             "hand-over will be retried", job=row.id, outcome=result.outcome, error=result.error, retry_seconds=seconds
         )
+
+
+async def _file_addresses(session: AsyncSession, job_ids: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the address where the workers of each job read each file that it names, by job and file."""
+    query = select(JobFileRow).where(JobFileRow.job_id.in_(job_ids))
+    found: dict[str, dict[str, str]] = {}
+    for row in await session.scalars(query):
+        found.setdefault(row.job_id, {})[row.file_id] = row.address
+    return found
 
 
 def _desired_job(row: JobRow, files: Mapping[str, str]) -> DesiredJob:

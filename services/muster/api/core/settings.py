@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from muster.api.openai.models.base_models import checked_models
 from muster.contract.address import Address, checkpoint_address, parse_address
 from muster.contract.cluster_objects import is_system_namespace
 from muster.contract.layout import State
@@ -123,7 +122,7 @@ class Settings(BaseSettings):
     # Networks beside the internet that webhooks may reach, by http too: ["10.20.0.0/16"]
     webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     # The models that clients of /v1 may name (docs/openai.md); None: there are none.
-    base_models_file: Annotated[Path | None, AfterValidator(checked_models)] = None
+    base_models_file: Path | None = None
 
     @model_validator(mode="after")
     def _open_only_at_home(self) -> Self:

@@ -15,13 +15,16 @@ from dataclasses import dataclass, replace
 import structlog
 from starlette.concurrency import run_in_threadpool
 
+from muster.api.core.background import Work
 from muster.api.core.callers import ANONYMOUS, Principal, Scope
 from muster.api.core.database.tables import JobRow, MemberRow, PersonRow, SweepRow, TrialRow
 from muster.api.core.errors import ApiError
 from muster.api.core.idempotency import Attempted, hash_of
 from muster.api.core.jobs import service as jobs
+from muster.api.core.metrics.steps import StepLogs
 from muster.api.core.services import Services
-from muster.api.core.submission.storing import Beside
+from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.storing import ExtraRows
 from muster.api.sweeps import repository
 from muster.api.sweeps.decisions import Decision, Results, Rules, Trial, best_of, decide
 from muster.api.sweeps.measuring import measured_after
@@ -58,6 +61,10 @@ class _Seen:
         return Rules(sweep.size, sweep.concurrency, metric.better, sweep.stopping)
 
 
+class SweepWork(Work):
+    """The controller's rounds."""
+
+
 async def step(services: Services) -> bool:
     """Carry every live sweep on; one that can't go on keeps no other waiting. Raises the database's refusals."""
     async with services.database.read() as session:
@@ -90,7 +97,7 @@ def _trial(services: Services, metric: str, row: TrialRow, job: JobRow | None) -
     trial = Trial(row.number, _phase_of(row, job) not in (*_TERMINAL, REFUSED), results, row.stopped)
     if job is None or row.phase in _TERMINAL:  # what it wrote was read when it was first seen to have ended
         return trial
-    fresh = measured_after(services.step_logs, job.id, job.status, metric, results.read_step)
+    fresh = measured_after(services[StepLogs], job.id, job.status, metric, results.read_step)
     return replace(trial, fresh=fresh)
 
 
@@ -175,7 +182,7 @@ async def _start(services: Services, seen: _Seen, numbers: Sequence[int]) -> str
                 return f"trial {number} can't start yet: {error.detail}"
             await _refuse(services, seen, number, parameters[number - 1], error.detail)
     await _cancel_if_late(services, seen)
-    services.sweeps.wake.set()
+    services[SweepWork].wake.set()
     return ""
 
 
@@ -184,12 +191,12 @@ async def _submit(services: Services, caller: Principal, seen: _Seen, number: in
     submission = seen.draft.submission(number, parameters)
     body = hash_of(seen.draft.document(number, parameters))
     attempted = Attempted(caller.token, _ROUTE, f"{sweep_id}/trial-{number}", body)
-    beside = Beside(
+    extra = ExtraRows(
         rows=lambda job_id: [_row(sweep_id, number, parameters, job_id)],
         data={"sweep": sweep_id, "trial": number},
         note=f", trial {number} of sweep {seen.row.name}",
     )
-    await jobs.submit(services, caller, submission, attempted, beside)
+    await services[Submissions].submit(caller, submission, attempted, extra)
 
 
 def _row(

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster.api.core.database.tables import JobRow, SweepRow, TrialRow
-from muster.api.core.jobs.schemas import DocumentMetadata
+from muster.api.core.submission.schemas import DocumentMetadata
 from muster.api.sweeps.decisions import Results
 from muster.contract.names import KIND
 from muster.contract.redaction import redact_spec, without_env_values

@@ -20,8 +20,10 @@ from muster.api.core.errors import ApiError, database_unavailable
 from muster.api.core.http.body import off_the_loop
 from muster.api.core.idempotency import Attempted
 from muster.api.core.services import Services
-from muster.api.core.submission.drafts import Draft, draft
+from muster.api.core.submission.drafts import Draft
+from muster.api.core.submission.service import Submissions
 from muster.api.sweeps import repository
+from muster.api.sweeps.controller import SweepWork
 from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.trials import Faults, SweepDraft, submissions_of
 from muster.contract.base import InvalidDocument, Problem, dump
@@ -88,7 +90,7 @@ async def create(services: Services, caller: Principal, body: Document, attempte
             await _refuse_taken_name(services, row)
             row = _row(caller, checked, first, attempted)
             continue  # whoever was in the way has ended
-        services.sweeps.wake.set()
+        services[SweepWork].wake.set()
         return Created(row, replayed=False)
     raise database_unavailable()
 
@@ -100,7 +102,7 @@ async def _drafted(services: Services, caller: Principal, checked: Checked) -> D
     shapes = await off_the_loop(lambda: [_shape(submission) for submission in checked.submissions])
     for number, (shape, submission) in enumerate(zip(shapes, checked.submissions, strict=True), 1):
         if (drafted := judged.get(shape)) is None:
-            drafted = judged[shape] = await draft(services, caller, submission)
+            drafted = judged[shape] = await services[Submissions].draft(caller, submission)
         checked.faults.add(number, drafted.faults)
         first = first or drafted
     if checked.faults.found or first is None:
@@ -213,7 +215,7 @@ async def cancel(services: Services, caller: Principal, sweep_id: str) -> SweepR
             detail = f"Sweep {row.name!r} is {row.owner}'s; its owner or a maintainer of the project may do that."
             raise ApiError("forbidden", detail)
         _request_end(session, caller, row)
-    services.sweeps.wake.set()
+    services[SweepWork].wake.set()
     return row
 
 

@@ -1,14 +1,33 @@
-"""Messages about monthly budgets that are used up to 80 or 100 per cent. Pure."""
+"""Messages about monthly budgets that are used up to 80 or 100 per cent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from muster.api.core.database.db import Database
+from muster.api.tenants.projects.accounting import Counted
+from muster.api.webhooks import outbox
 from muster.api.webhooks.messages import Message
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
 from muster.contract.webhook_kinds import WebhookKind
 
 PERCENTS = (100, 80)  # those of the alerts (docs/runbooks.md); of a budget that is used up, only that is told
+
+
+async def notify_of_budgets(
+    database: Database, quotas: Mapping[str, ProjectQuota], counted: Mapping[str, Counted]
+) -> None:
+    """Put into the outbox a message for each budget that is reached, if a webhook wants it and has not received it
+    yet."""
+    async with database.read() as session:
+        webhooks = await outbox.interested(session, kind=WebhookKind.BUDGET_REACHED)
+    known = [webhook for webhook in webhooks if webhook.project in quotas and webhook.project in counted]
+    found = [
+        (webhook, message)
+        for webhook in known
+        for message in reached(webhook.project, quotas[webhook.project], counted[webhook.project].spent)
+    ]
+    await outbox.note_once(database, found)
 
 
 def reached(project: str, quota: ProjectQuota, spent: MonthSpent) -> Iterator[Message]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.api.core.events.repository import NamedJob
 from muster.api.core.events.types import EventType
 from muster.contract.times import rfc3339
 from muster.contract.views import with_times
@@ -42,16 +43,6 @@ class Message:
     text: str  # for people, in a sentence
     data: dict[str, Any] = field(default_factory=dict)
     job_id: str | None = None
-
-
-@dataclass(frozen=True)
-class NamedJob:
-    """The job that a message is about."""
-
-    id: str
-    name: str
-    owner: str
-    project: str
 
 
 def of_event(job: NamedJob, event: Mapping[str, Any]) -> Message | None:

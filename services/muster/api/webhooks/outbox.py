@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -22,7 +22,7 @@ _BATCH = 500  # messages looked up and written at a time: a database takes some 
 GIVE_UP_SECONDS = 86_400.0  # a receiver that is away over a night or a deployment hears of everything
 
 
-async def note_events(session: AsyncSession, job: NamedJob, events: Iterable[dict[str, Any]]) -> None:
+async def note_events(session: AsyncSession, job: NamedJob, events: Iterable[Mapping[str, Any]]) -> None:
     """Add messages to the project's webhooks about the job's events, which are given as their rows."""
     messages = [message for event in events if (message := of_event(job, event)) is not None]
     if messages:

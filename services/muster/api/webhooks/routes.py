@@ -27,6 +27,7 @@ from muster.api.webhooks.schemas import (
     delivery_of,
     webhook_of,
 )
+from muster.api.webhooks.service import Webhooks
 from muster.contract.names import JOB_NAME
 from muster.contract.projects import Role
 from muster.contract.times import rfc3339
@@ -107,7 +108,7 @@ async def make_webhook(
 async def made(services: Services, caller: Principal, project: str, wanted: WebhookRequest) -> tuple[Webhook, str]:
     """The new webhook, and its secret. Raises ApiError as `project_role`, `service.reachable` and `service.make` do."""
     project_role(caller, project, Role.MAINTAINER)
-    webhooks = services.webhooks
+    webhooks = services[Webhooks]
     await service.reachable(webhooks.reach, wanted.url)
     async with services.database.write() as session:
         row, secret = await service.make(session, webhooks.sealing, caller.person, project, wanted)
@@ -161,7 +162,7 @@ async def change_webhook(
     address, in the format that they have. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     wanted = await read_body(request, parsed(WebhookChange, "invalid_webhook", WRONG))
-    await service.reachable(services.webhooks.reach, wanted.url)
+    await service.reachable(services[Webhooks].reach, wanted.url)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
         before = service.recorded(row)
@@ -212,7 +213,7 @@ async def rotate_webhook(
     wanted = await read_body(request, parsed(RotateWebhookRequest, "invalid_webhook", WRONG), optional=True)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
-        secret = service.rotate(row, services.webhooks.sealing, caller.person, wanted.overlap_hours * 3600.0)
+        secret = service.rotate(row, services[Webhooks].sealing, caller.person, wanted.overlap_hours * 3600.0)
         record(session, caller, Act("webhook.rotated", name, project, after={"overlapHours": wanted.overlap_hours}))
     return _shown_once(webhook_of(row), secret, 200)
 
@@ -236,7 +237,7 @@ async def test_webhook(
     async with services.database.write() as session:
         row = await service.find(session, project, name)
         message = await service.add_test(session, row, caller.person)
-    await services.webhooks.deliveries.send_now(message)
+    await services[Webhooks].deliveries.send_now(message)
     return await _delivery(services, project, name, message)
 
 
@@ -291,7 +292,7 @@ async def replay_delivery(
         row = await service.find_delivery(session, webhook, message_id)
         await delivering.replay(session, row, outbox.GIVE_UP_SECONDS)
         record(session, caller, Act("webhook.replayed", name, project, after={"message": message_id}))
-    services.webhooks.deliveries.freed.set()
+    services[Webhooks].deliveries.freed.set()
     return _answer(delivery_of(row))
 
 

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
+from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.database.tables import AttemptRow, JobRow
 from muster.api.core.http.openapi import problems, shown
 from muster.api.core.http.path_parts import JobId
-from muster.api.core.jobs import service
 from muster.api.core.jobs.examples import ATTEMPTS, ROW
 from muster.api.core.jobs.schemas import cost_document
 from muster.api.core.services import ServicesDependency
@@ -50,7 +50,7 @@ def _document(job: JobRow, attempts: list[dict[str, Any]], prices: Prices) -> di
 async def list_attempts(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Returns the attempts of a job: where each ran, from which step, how it ended and what it cost. The job's status
     keeps only the newest fifty."""
-    job = await service.find(services, caller, job_id)
+    job = await find_job(services, caller, job_id)
     async with services.database.read() as session:
         rows = (
             await session.scalars(select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number))

@@ -9,16 +9,15 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
 
+from muster.api.core.access import find_job
 from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, Principal, reads, writes
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import AT, UID, problems, shown
 from muster.api.core.http.path_parts import JobId, without_action
-from muster.api.core.jobs import service
-from muster.api.core.jobs.examples import AT, UID
+from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.core.submission.drafts import folder_of
 from muster.contract.address import Address
 from muster.contract.base import UserError
 from muster.contract.checkpoint import commit_key
@@ -91,7 +90,7 @@ _UNUSABLE = ("job_not_found", "checkpoint_not_found", "checkpoint_unusable", "st
 async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Returns the checkpoints that a job can resume or be fine-tuned from. They are read from the job's checkpoint
     folder, so that only published checkpoints are listed."""
-    row = await service.find(services, caller, job_id)
+    row = await find_job(services, caller, job_id)
     folder = folder_of(row)
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "reason": "the job does not say where it commits"})
@@ -124,7 +123,7 @@ async def get_checkpoint(
     ],
 ) -> JSONResponse:
     """Returns the content of one checkpoint, which is read from its folder and checked."""
-    row = await service.find(services, caller, job_id)
+    row = await find_job(services, caller, job_id)
     folder = commit_folder(row)
     with explained(folder):
         return JSONResponse(await services.folders.run(folder, _inspect, services.commits, row, step))
@@ -132,7 +131,7 @@ async def get_checkpoint(
 
 async def mark_commit(services: Services, caller: Principal, job_id: str, step: int, wanted: bool) -> dict[str, Any]:
     """Pin, or take the pin back. Raises ApiError as the routes say."""
-    row = await service.find(services, caller, job_id, act=True)
+    row = await find_job(services, caller, job_id, act=True)
     folder = commit_folder(row)
     with explained(folder):
         marked = await services.folders.run(folder, _mark, services.commits, row, step, wanted)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from muster.api.core.access import find_job
 from muster.api.core.callers import Principal
 from muster.api.core.checkpoints.routes import commit_folder, explained
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
-from muster.api.core.jobs import service
 from muster.api.core.services import Services
 from muster.contract.checkpoint import FileEntry
 from muster.contract.text import size
@@ -29,7 +29,7 @@ READS = 3  # of a block of a file: one wrong answer of a store is no damage
 async def verify_commit(services: Services, caller: Principal, job_id: str, step: int) -> tuple[int, float]:
     """Verify a checkpoint, and return the bytes and seconds of what was read. Raises ApiError checkpoint_unusable,
     naming the file that has changed."""
-    row = await service.find(services, caller, job_id, act=True)
+    row = await find_job(services, caller, job_id, act=True)
     began = time.monotonic()
     folder = commit_folder(row)
     with explained(folder):

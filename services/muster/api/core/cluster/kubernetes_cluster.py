@@ -16,9 +16,7 @@ import structlog
 
 from muster.api.core.cluster import kubernetes_secrets
 from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, Secret, shown_spec
-from muster.api.core.cluster.kubernetes_limits import write_limits
-from muster.api.core.cluster.kubernetes_nodes import read_nodes
-from muster.api.core.cluster.kubernetes_quotas import write_quotas
+from muster.api.core.cluster.kubernetes_config_maps import read_nodes, write_limits, write_quotas
 from muster.api.core.cluster.pod_logs import PodLogs
 from muster.contract.base import dump
 from muster.contract.fleet import FleetReport

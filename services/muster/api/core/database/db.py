@@ -68,12 +68,18 @@ class Database:
         self._servers = Servers(self.url, timeout_seconds)
         self.engine = _sqlite(url, timeout_seconds) if self.is_sqlite else self._servers.engine()
         self.sessions = type("Session", (Session,), {})  # a class of this database's own, whose events may be heard
+        self.session_info: dict[str, Any] = {}  # what each session carries as its `info`
         writing = self.engine.execution_options(**{_WRITES: True})
         # PostgreSQL shows each statement what is committed when it begins, within a transaction or without one: reading
         # without saves its two exchanges. SQLite would read from another moment with each statement.
         reading = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._read = async_sessionmaker(reading, expire_on_commit=False, sync_session_class=self.sessions)
-        self._write = async_sessionmaker(writing, expire_on_commit=False, sync_session_class=self.sessions)
+        options: dict[str, Any] = {
+            "expire_on_commit": False,
+            "sync_session_class": self.sessions,
+            "info": self.session_info,
+        }
+        self._read = async_sessionmaker(reading, **options)
+        self._write = async_sessionmaker(writing, **options)
         # SQLite has one writer; waiting here is fair and cheap, while waiting inside SQLite is polling.
         self._turn = asyncio.Lock() if self.is_sqlite else None
 

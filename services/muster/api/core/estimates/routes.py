@@ -13,9 +13,10 @@ from muster.api.core.errors import ApiError
 from muster.api.core.estimates.records import measured
 from muster.api.core.http.body import read_body
 from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
-from muster.api.core.jobs.schemas import JobDocument
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.core.submission.drafts import draft, invalid_job, parse_submission
+from muster.api.core.submission.drafts import invalid_job, parse_submission
+from muster.api.core.submission.schemas import JobDocument
+from muster.api.core.submission.service import Submissions
 from muster.contract.address import parse_address
 from muster.contract.base import Problem, UserError, dump
 from muster.contract.estimate import NO_ESTIMATE, Estimate
@@ -62,7 +63,7 @@ async def estimate_job(request: Request, services: ServicesDependency, caller: C
 
 async def estimate(services: Services, caller: Principal, submission: Submission) -> Estimate:
     """Raises ApiError invalid_job and model_unreadable, and what `draft` raises."""
-    drafted = await draft(services, caller, submission)
+    drafted = await services[Submissions].draft(caller, submission)
     if drafted.faults:
         raise invalid_job(drafted.faults)
     if drafted.spec.training is None:

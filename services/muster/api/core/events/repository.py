@@ -1,23 +1,45 @@
-"""Events in the database. Numbers are given out under the job's lock: readers see them in order, without gaps."""
+"""Events in the database. Numbers are given out under the job's lock: readers see them in order, without gaps.
+
+What must happen with an event, and in its transaction, listens to the database's events.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from muster.api.core.database.db import Database
 from muster.api.core.database.tables import EventRow, JobRow
 from muster.api.core.events.types import NewEvent
-from muster.api.webhooks import outbox
-from muster.api.webhooks.messages import NamedJob
 from muster.contract.redaction import redact
 
 
+@dataclass(frozen=True)
+class NamedJob:
+    """The job that an event is about."""
+
+    id: str
+    name: str
+    owner: str
+    project: str
+
+
+Listener = Callable[[AsyncSession, NamedJob, Sequence[Mapping[str, Any]]], Awaitable[None]]
+_LISTENERS = "event listeners"  # in what each session of a database carries
+
+
+def listen(database: Database, listener: Listener) -> None:
+    """Have the listener called with the rows of each job's new events, in the transaction that adds them."""
+    database.session_info.setdefault(_LISTENERS, []).append(listener)
+
+
 async def append(session: AsyncSession, job_id: str, events: Sequence[NewEvent]) -> None:
-    """Add the events with the job's next numbers, and the messages to webhooks about them; the job's row stays locked
-    until the commit.
+    """Add the events with the job's next numbers, and call the listeners. The job's row stays locked until
+    the commit.
 
     Times never go back from one event to the next: what is heard of late (a commit, while the status is newer already)
     has the time of the event before it, and its own as `happenedAt` in its data.
@@ -37,7 +59,8 @@ async def append(session: AsyncSession, job_id: str, events: Sequence[NewEvent])
         at = values["at"]
         rows.append(values)
     await session.execute(insert(EventRow), rows)
-    await outbox.note_events(session, NamedJob(job_id, name, owner, project), rows)
+    for listener in session.info.get(_LISTENERS, ()):
+        await listener(session, NamedJob(job_id, name, owner, project), rows)
 
 
 # The session's own copy of the row is not looked at again.

@@ -8,24 +8,22 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
+from sqlalchemy import select
 
-from muster.api.core.access import Reader
+from muster.api.core.access import Reader, find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.database.tables import EventRow, JobRow
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.events import repository
-from muster.api.core.events.schemas import event_of
 from muster.api.core.events.types import EventType
 from muster.api.core.http import sse
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import AT, UID, problems, shown
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.hub import POLL_SECONDS
-from muster.api.core.jobs import repository as jobs
-from muster.api.core.jobs import service
-from muster.api.core.jobs.examples import AT, UID
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.replies import EventList
+from muster.contract.replies import Event, EventList
 from muster.contract.times import rfc3339
+from muster.contract.views import with_times
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -56,6 +54,18 @@ STREAM_DONE: dict[int | str, dict[str, Any]] = {
 }
 
 
+def event_of(row: EventRow) -> Event:
+    return Event(
+        id=row.number,
+        job_id=row.job_id,
+        type=row.type,
+        at=row.at,
+        attempt=row.attempt,
+        message=row.body["message"],
+        data=with_times(row.body["data"]),
+    )
+
+
 def with_stream(reply: dict[str, Any]) -> dict[str, Any]:
     return {**reply, "content": {**reply["content"], **_STREAM}}
 
@@ -84,7 +94,7 @@ async def list_events(
 ) -> Response:
     """Returns the events of a job, oldest first. The log is append-only. A stream ends with `event: end` when the job
     has ended and every event has been sent."""
-    row = await service.find(services, caller, job_id)
+    row = await find_job(services, caller, job_id)
     kinds = tuple(kind or ())
     if not sse.wanted(request, follow):
         return await _list(services, row, after, limit, kinds)
@@ -137,7 +147,7 @@ async def _follow(
 async def _news(services: Services, job_id: str, after: int) -> tuple[JobRow | None, list[EventRow]]:
     """The row is read first, so that its `last_event` never promises less than the events that follow hold."""
     async with services.database.read() as session:
-        row = await jobs.get(session, job_id)
+        row = (await session.scalars(select(JobRow).where(JobRow.id == job_id))).one_or_none()
         return row, await repository.after(session, job_id, after, BATCH)
 
 

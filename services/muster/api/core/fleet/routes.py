@@ -19,9 +19,8 @@ from muster.api.core.database.tables import AttemptRow, JobRow
 from muster.api.core.fleet.schemas import NodeList, Queues
 from muster.api.core.fleet.views import LiveJob, node_documents, queue_documents
 from muster.api.core.http.openapi import problems, shown
+from muster.api.core.projects import quota_of, visible
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.tenants.projects import service as projects
-from muster.api.tenants.projects.quotas import quota_of
 from muster.contract.base import dump
 from muster.contract.fleet import SILENT_SECONDS, FleetReport
 from muster.contract.status import Phase
@@ -157,7 +156,7 @@ def _nodes(report: FleetReport | None, note: str, jobs: list[LiveJob], caller: P
 
 async def _quotas(session: AsyncSession, caller: Principal) -> dict[str, dict[str, Any]]:
     """Return the quotas of the projects that the caller may see."""
-    return {row.name: dump(quota_of(row)) for row in await projects.visible(session, caller)}
+    return {row.name: dump(quota_of(row)) for row in await visible(session, caller)}
 
 
 async def _report(services: Services) -> tuple[FleetReport | None, str]:

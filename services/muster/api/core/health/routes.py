@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from muster.api.core.callers import bearer, principal
+from muster.api.core.callers import bearer
 from muster.api.core.errors import KINDS, ApiError
 from muster.api.core.http.openapi import problems, shown
 from muster.api.core.http.reply import Reply
@@ -108,7 +108,7 @@ async def _is_admin(request: Request, services: Services) -> bool:
     given = await bearer(request)
     if given is None and services.settings.auth:
         return False
-    caller = await principal(request, services, given)
+    caller = await services.authenticator.authenticate(request, given)
     return caller.admin and caller.project is None
 
 

@@ -14,6 +14,8 @@ from muster.api.core.errors import KINDS, MEDIA_TYPE, ApiError, problem_body
 from muster.contract.base import Problem
 
 _REF = "#/components/schemas/{model}"
+AT = 1_795_000_000.0  # when examples happen, in seconds since the epoch
+UID = "6f9619ff-8b86-4d01-b42d-00cf4fc964ff"  # of the example job
 EXAMPLE_JOB: dict[str, Any] = {
     "apiVersion": "muster.dev/v1alpha1",
     "kind": "TrainingJob",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from muster.api.core.database.tables import JobRow
-from muster.api.core.http.openapi import EXAMPLE_JOB
-from muster.api.core.jobs.schemas import job_document, job_summary, plan_document
-from muster.api.core.submission.drafts import Draft
+from muster.api.core.http.openapi import AT, EXAMPLE_JOB, UID
+from muster.api.core.jobs.schemas import job_document, job_summary
 from muster.contract.base import dump
 from muster.contract.signals import Cause
 from muster.contract.spec import parse_job
@@ -25,14 +24,12 @@ from muster.contract.status import (
 )
 from muster.documents.prices import load_prices
 
-_AT = 1_795_000_000.0
-_UID = "6f9619ff-8b86-4d01-b42d-00cf4fc964ff"
-_SUBMISSION = parse_job(EXAMPLE_JOB)
+EXAMPLE_SUBMISSION = parse_job(EXAMPLE_JOB)
 
 FAILURE = Failure(
     cause=Cause.INFRASTRUCTURE,
     attempt=1,
-    at=_AT + 95,
+    at=AT + 95,
     message="worker 1 was killed by signal 9",
     worker=1,
     rank=1,
@@ -43,15 +40,15 @@ FAILURE = Failure(
 ATTEMPTS = (
     Attempt(
         number=1,
-        created_at=_AT + 1,
+        created_at=AT + 1,
         nodes=("node-0", "node-1"),
         workers=2,
         gpus_per_worker=1,
         instance_type="p5.48xlarge",
         capacity="on-demand",
         world_size=2,
-        first_step_at=_AT + 9,
-        ended_at=_AT + 95,
+        first_step_at=AT + 9,
+        ended_at=AT + 95,
         last_step=88,
         lost_steps=8,
         cause=Cause.INFRASTRUCTURE,
@@ -60,7 +57,7 @@ ATTEMPTS = (
     ),
     Attempt(
         number=2,
-        created_at=_AT + 97,
+        created_at=AT + 97,
         nodes=("node-0", "node-1"),
         workers=2,
         gpus_per_worker=1,
@@ -68,14 +65,14 @@ ATTEMPTS = (
         capacity="on-demand",
         world_size=2,
         resume_step=80,
-        first_step_at=_AT + 105,
+        first_step_at=AT + 105,
     ),
 )
 STATUS = JobStatus(
     phase=Phase.RUNNING,
     code="Training",
     because="2 of 2 workers train",
-    since=_AT + 105,
+    since=AT + 105,
     attempt=2,
     resume_step=80,
     gang=GangStatus(wanted=2, ready=2, nodes=("node-0", "node-1")),
@@ -83,30 +80,30 @@ STATUS = JobStatus(
         step=124, steps=200, loss=2.31, evaluation_loss=2.4, tokens_per_second=18_200.0, eta_seconds=68.0
     ),
     checkpoint=CheckpointStatus(
-        step=120, committed_at=_AT + 140, uri=f"file:///var/lib/muster/checkpoints/{_UID}", best_step=100
+        step=120, committed_at=AT + 140, uri=f"file:///var/lib/muster/checkpoints/{UID}", best_step=100
     ),
     restarts=Restarts(
-        total=1, by_cause={Cause.INFRASTRUCTURE: 1}, recent=(Restart(at=_AT + 95, cause=Cause.INFRASTRUCTURE),)
+        total=1, by_cause={Cause.INFRASTRUCTURE: 1}, recent=(Restart(at=AT + 95, cause=Cause.INFRASTRUCTURE),)
     ),
     last_failure=FAILURE,
-    queued_at=_AT,
-    started_at=_AT + 1,
-    ledger=GoodputAccount(seconds={"queue": 1.0, "starting": 16.0, "productive": 118.0, "lost": 7.0}, since=_AT + 142),
+    queued_at=AT,
+    started_at=AT + 1,
+    ledger=GoodputAccount(seconds={"queue": 1.0, "starting": 16.0, "productive": 118.0, "lost": 7.0}, since=AT + 142),
     attempts=ATTEMPTS,
 )
 ROW = JobRow(
     seq=1,
-    id=_UID,
+    id=UID,
     namespace="default",
-    name=_SUBMISSION.name,
+    name=EXAMPLE_SUBMISSION.name,
     project="default",
     owner="ann",
-    labels=_SUBMISSION.labels,
-    spec=dump(_SUBMISSION.spec),
+    labels=EXAMPLE_SUBMISSION.labels,
+    spec=dump(EXAMPLE_SUBMISSION.spec),
     spec_version=1,
     relayed_version=1,
     priority=0,
-    created_at=_AT,
+    created_at=AT,
     live=True,
     phase=STATUS.phase,
     status=dump(STATUS),
@@ -114,28 +111,3 @@ ROW = JobRow(
 )
 JOB: dict[str, Any] = job_document(ROW, load_prices(), "ann")
 JOB_LIST: dict[str, Any] = {"items": [job_summary(ROW)], "nextCursor": None}
-PLAN: dict[str, Any] = plan_document(
-    Draft(_SUBMISSION.name, "default", "default", _SUBMISSION.labels, _SUBMISSION.spec),
-    [],
-    {
-        "verdict": "preempts",
-        "code": "AwaitingPreemption",
-        "because": "gang needs 2 nodes with 1 GPU each; a gang of another project is asked to commit and make room",
-        "nodes": 0,
-        "allowedBy": "the quota of project default (preempts)",
-        "evictions": [
-            {
-                "project": "another project",
-                "id": None,
-                "job": None,
-                "gpus": 2,
-                "nodes": 2,
-                "nodesKept": 0,
-                "uncommittedGpuSeconds": 90.0,
-                "restartGpuSeconds": 240.0,
-                "because": "which has priority 0 where this job has 5",
-            }
-        ],
-    },
-)
-UID, AT = _UID, _AT

@@ -9,14 +9,14 @@ from typing import Any
 
 from sqlalchemy import Text, delete, select, type_coerce
 
-from muster.api.core.access import checked
+from muster.api.core.access import checked, find_job
 from muster.api.core.audit import Act, record
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
-from muster.api.core.jobs import repository, service
+from muster.api.core.jobs import repository
+from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services
-from muster.api.core.submission.drafts import folder_of
 from muster.contract.address import Address
 from muster.contract.base import UserError
 from muster.contract.checkpoint import COMMITS
@@ -33,7 +33,7 @@ async def remove(services: Services, caller: Principal, job_id: str, with_commit
 
     Raises ApiError job_not_found, forbidden, job_live, job_needed, job_leaving, storage_unavailable.
     """
-    row = await service.find(services, caller, job_id, act=True)
+    row = await find_job(services, caller, job_id, act=True)
     _refuse_live(row)
     folder = folder_of(row) if with_commits else None
     if folder is not None:

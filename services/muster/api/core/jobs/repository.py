@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.database.tables import EventRow, JobRow, LabelRow
 from muster.api.core.events.repository import event_values
 from muster.api.core.events.types import NewEvent
+from muster.contract.address import Address, AddressError, job_folder
 from muster.contract.status import Phase
 
 
@@ -219,3 +220,12 @@ async def live_in_cluster(session: AsyncSession) -> set[str]:
     """The ids of jobs that were seen in the cluster and not seen to go."""
     query = select(JobRow.id).where(JobRow.status_version > 0, JobRow.deleted.is_(False))
     return set((await session.scalars(query)).all())
+
+
+def folder_of(row: JobRow) -> Address | None:
+    """Return the job's checkpoint folder, or None if its spec names none (it was not submitted through this API)."""
+    base = (row.spec.get("checkpoint") or {}).get("uri")
+    try:
+        return job_folder(str(base), row.id) if base else None
+    except AddressError:  # accepted by an older Muster
+        return None

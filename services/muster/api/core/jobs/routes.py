@@ -1,29 +1,26 @@
-"""`/jobs`: submit, list, get, cancel, suspend, resume, clone."""
+"""`/jobs`: list, get, delete, cancel, suspend, resume."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import StringConstraints
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.errors import invalid_parameter
-from muster.api.core.http.body import read_body
-from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
+from muster.api.core.http.openapi import problems, shown
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL, JobId
-from muster.api.core.idempotency import IdempotencyKey, attempted
 from muster.api.core.jobs import examples, removal, repository, service
 from muster.api.core.jobs.repository import Filter
-from muster.api.core.jobs.schemas import CloneRequest, JobDocument, job_document, job_summary
+from muster.api.core.jobs.schemas import job_document, job_summary
 from muster.api.core.services import ServicesDependency
-from muster.api.core.submission import clone as cloning
-from muster.api.core.submission.drafts import parse_submission
-from muster.contract.replies import Job, JobList, Plan
+from muster.contract.replies import Job, JobList
 from muster.contract.status import Phase
 from muster.contract.text import nearest
 
@@ -31,59 +28,6 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 # A word and not one of those we know: a newer operator may have phases that this API only mirrors.
 PhaseName = Annotated[str, StringConstraints(pattern="^[A-Z][A-Za-z]{1,31}$")]
-_REFUSED = (
-    "invalid_document",
-    "name_taken",
-    "queue_full",
-    "project_not_found",
-    "body_too_large",
-    "unsupported_media_type",
-    "invalid_job",
-    "idempotency_key_reused",
-)
-_NOTE = "The whole TrainingJob. Unknown keys are refused with their path."
-
-
-@router.post(
-    "",
-    status_code=201,
-    response_model=Job,
-    dependencies=[writes],
-    summary="Submit a job",
-    responses={
-        200: {**shown(examples.PLAN, "Dry run"), "model": Plan},
-        201: shown(examples.JOB, "Stored"),
-        **problems(*_REFUSED),
-    },
-    openapi_extra=body(JobDocument, EXAMPLE_JOB, note=_NOTE),
-)
-async def submit_job(
-    request: Request,
-    services: ServicesDependency,
-    caller: Caller,
-    key: IdempotencyKey,
-    dry_run: Annotated[
-        bool,
-        Query(
-            alias="dryRun",
-            description="Only say what would happen: the resolved spec, sizes, refusals, warnings, and whether the job "
-            "would start, wait or have others make room.",
-        ),
-    ] = False,
-) -> JSONResponse:
-    """Submits a job. The operator starts it when there is room. With an Idempotency-Key, the request can be repeated
-    safely."""
-    document, submission = await read_body(request, lambda read: (read.data, parse_submission(read)))
-    if dry_run:
-        return JSONResponse(await service.plan(services, caller, submission))
-    return _created(await service.submit(services, caller, submission, attempted(key, "POST /jobs", document)))
-
-
-def _created(submitted: service.Submitted) -> JSONResponse:
-    headers = {"Location": f"/api/v1/jobs/{submitted.document['id']}"}
-    if submitted.replayed:
-        headers["Idempotency-Replayed"] = "true"
-    return JSONResponse(submitted.document, status_code=201, headers=headers)
 
 
 @router.get(
@@ -149,7 +93,7 @@ def _labels(given: list[str] | None) -> tuple[tuple[str, str], ...]:
 async def get_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Returns a job: its spec with all defaults filled in, and its status. Only the job's owner sees the values of
     `runtime.env`."""
-    return JSONResponse(job_document(await service.find(services, caller, job_id), services.prices, caller.person))
+    return JSONResponse(job_document(await find_job(services, caller, job_id), services.prices, caller.person))
 
 
 @router.delete(
@@ -217,25 +161,3 @@ _add_verb(
     "Stop the gang at a checkpoint and release its nodes until the job is resumed. Repeating it is harmless.",
 )
 _add_verb("resume", "Resume a job", "Let a suspended job go on from its last checkpoint. Repeating it is harmless.")
-
-
-@router.post(
-    "/{job_id}:clone",
-    status_code=201,
-    response_model=Job,
-    dependencies=[writes],
-    summary="Clone a job",
-    operation_id="clone_job",
-    responses={201: shown(examples.JOB, "The new job"), **problems("job_not_found", *_REFUSED)},
-    openapi_extra=body(
-        CloneRequest, {"name": "stdlib-60m-hot", "spec": {"training": {"optimizer": {"lr": 0.001}}}}, required=False
-    ),
-)
-async def clone_job(
-    request: Request, services: ServicesDependency, caller: Caller, job_id: JobId, key: IdempotencyKey
-) -> JSONResponse:
-    """Submits a new job like this one, with the changes of the body. It starts from scratch, with its own checkpoint
-    folder. Values of `runtime.env` are not copied from another person's job: give them again in the body."""
-    wanted = await read_body(request, cloning.parse_request, optional=True)
-    again = attempted(key, "POST /jobs:clone", job_id, wanted)
-    return _created(await cloning.clone(services, caller, job_id, wanted, again))

@@ -1,57 +1,20 @@
-"""Jobs as REST shows and takes them."""
+"""Jobs as REST shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import ValidationError
 
 from muster.api.core.database.tables import JobRow
-from muster.api.core.submission.drafts import Draft
-from muster.contract.base import Problem
 from muster.contract.names import KIND
 from muster.contract.prices import Prices, bill
 from muster.contract.redaction import redact_spec, without_env_values
 from muster.contract.replies import API_VERSION
-from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt
 from muster.contract.times import epoch_seconds, rfc3339
-from muster.contract.views import plan_view, status_view, summary_view
-
-
-class DocumentMetadata(BaseModel):
-    """Other keys of Kubernetes' ObjectMeta are allowed and ignored."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str = Field(
-        pattern=r"^[a-z]([-a-z0-9]{0,46}[a-z0-9])?$", description="Unique among the live jobs of a namespace."
-    )
-    namespace: str | None = Field(default="default", pattern=r"^[a-z]([-a-z0-9]{0,46}[a-z0-9])?$")
-    labels: dict[str, str] | None = Field(default={}, max_length=64)
-
-
-class JobDocument(BaseModel):
-    """Body of POST /jobs: the whole TrainingJob, as for `kubectl apply`. Parsed by contract.spec.parse_job."""
-
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
-
-    api_version: str = Field(default=API_VERSION, pattern=f"^{API_VERSION}$")
-    kind: str = Field(default=KIND, pattern=f"^{KIND}$")
-    metadata: DocumentMetadata
-    spec: JobSpec
-    status: Any = Field(default=None, description="Ignored.")
-
-
-class CloneRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    name: str | None = Field(default=None, description="The new job's name; left out: `<name>-2`, `-3` …")
-    spec: dict[str, Any] | None = Field(
-        default=None, description="Changes, as a JSON merge patch (RFC 7396) on the spec."
-    )
+from muster.contract.views import status_view, summary_view
 
 
 def job_document(row: JobRow, prices: Prices, reader: str) -> dict[str, Any]:
@@ -100,19 +63,3 @@ def job_summary(row: JobRow) -> dict[str, Any]:
     seen = {**row.status, "phase": row.phase, "finishedAt": row.finished_at}
     summary = summary_view(row.id, row.name, row.namespace, row.labels, row.created_at, row.spec, seen)
     return summary | {"priority": row.priority, "project": row.project, "owner": row.owner}
-
-
-def plan_document(draft: Draft, refusals: list[dict[str, str]], admission: dict[str, Any] | None) -> dict[str, Any]:
-    view = plan_view(draft.name, draft.namespace, draft.labels, draft.spec)
-    view["job"]["project"] = draft.project
-    return {
-        "accepted": not refusals,
-        **view,
-        "admission": admission,
-        "refusals": refusals,
-        "warnings": [finding("warning", problem) for problem in draft.warnings],
-    }
-
-
-def finding(code: str, problem: Problem) -> dict[str, str]:
-    return {"code": code, "path": problem.path, "message": problem.message}

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
-from muster.api.core.access import Reader
+from muster.api.core.access import Reader, find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, invalid_parameter
@@ -18,7 +18,7 @@ from muster.api.core.events.routes import STREAM_DONE, Follow, LastEventId, with
 from muster.api.core.http import sse
 from muster.api.core.http.openapi import problems, shown
 from muster.api.core.http.path_parts import JobId
-from muster.api.core.jobs import repository, service
+from muster.api.core.jobs import repository
 from muster.api.core.logs.files import Follower, Line, Logs, page, tail_offset
 from muster.api.core.services import Services, ServicesDependency
 from muster.contract.replies import LogPage
@@ -72,7 +72,7 @@ async def read_logs(
     last_event_id: LastEventId = None,
 ) -> Response:
     """Returns the log of a worker: its standard output and standard error. Logs are kept after the worker is gone."""
-    row = await service.find(services, caller, job_id)
+    row = await find_job(services, caller, job_id)
     found = Logs(services.settings.layout, job_id)
     streaming = sse.wanted(request, follow)
     number = None if worker == "all" else int(worker)

@@ -10,10 +10,9 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from muster.api.core.callers import Caller, reads
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import AT, problems, shown
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.http.reply import Reply
-from muster.api.core.jobs.examples import AT
 from muster.api.core.metrics import service
 from muster.api.core.metrics.curves import CurveQuery
 from muster.api.core.metrics.steps import Axis

@@ -9,12 +9,11 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import AT, problems, shown
 from muster.api.core.http.path_parts import JobId
-from muster.api.core.jobs import service
-from muster.api.core.jobs.examples import AT
-from muster.api.core.metrics.steps import Record, thinned
+from muster.api.core.metrics.steps import Record, StepLogs, thinned
 from muster.api.core.metrics.steps import shown as finite_only
 from muster.api.core.services import Services, ServicesDependency
 from muster.contract.replies import History
@@ -69,12 +68,12 @@ async def read_metrics(
     Evaluations are downsampled separately. A client that polls with `afterStep` must read again from the resumed step
     when `attempt` grows.
     """
-    await service.find(services, caller, job_id)
+    await find_job(services, caller, job_id)
     return JSONResponse(await run_in_threadpool(_history, services, job_id, points, after_step))
 
 
 def _history(services: Services, job_id: str, points: int, after_step: int) -> dict[str, Any]:
-    history = services.step_logs.history(job_id)
+    history = services[StepLogs].history(job_id)
     # A step 0 is no step: it is the evaluation before training, which is there unless somebody asks for what is new.
     trained, evaluated = history.trained, history.evaluated
     if after_step:

@@ -9,18 +9,18 @@ from typing import Any
 from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 
+from muster.api.core.access import find_job
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import AttemptRow
-from muster.api.core.jobs import service
 from muster.api.core.metrics.curves import CurveQuery, curves_document
-from muster.api.core.metrics.steps import History
+from muster.api.core.metrics.steps import History, StepLogs
 from muster.api.core.services import Services
 from muster.contract.times import epoch_seconds, rfc3339_or_none
 
 
 async def curves(services: Services, caller: Principal, job_id: str, query: CurveQuery) -> dict[str, Any]:
     """Raises ApiError job_not_found."""
-    await service.find(services, caller, job_id)
+    await find_job(services, caller, job_id)
     async with services.database.read() as session:
         found = select(AttemptRow.body).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number)
         attempts = list((await session.scalars(found)).all())
@@ -28,7 +28,7 @@ async def curves(services: Services, caller: Principal, job_id: str, query: Curv
 
 
 def _document(services: Services, job_id: str, query: CurveQuery, attempts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    history = services.step_logs.history(job_id)
+    history = services[StepLogs].history(job_id)
     boundaries = [_boundary(attempt, history) for attempt in attempts]
     return {"startedAt": rfc3339_or_none(history.started), **curves_document(history, query), "attempts": boundaries}
 

@@ -11,19 +11,18 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
+from muster.api.core.access import find_job
 from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.openapi import AT, UID, body, problems, shown
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.http.ranges import ranged
-from muster.api.core.jobs import service
-from muster.api.core.jobs.examples import AT, UID
+from muster.api.core.jobs.repository import folder_of
 from muster.api.core.profiles.folder import find_artefact, read_profiles, read_request, still_asked
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.core.submission.drafts import folder_of
 from muster.contract.address import Address
 from muster.contract.base import UserError, dump_json
 from muster.contract.gang import ranks_per_node
@@ -82,7 +81,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}, "example": "(a trace
 )
 async def list_profiles(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Returns the newest twenty profiles in the job's checkpoint folder, and the last request."""
-    folder = folder_of(await service.find(services, caller, job_id))
+    folder = folder_of(await find_job(services, caller, job_id))
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "asked": None})
     found = await _in_store(services, folder, lambda store: _list(store, folder))
@@ -114,7 +113,7 @@ async def request_profile(
     order = await read_body(
         request, parsed(ProfileOrder, "invalid_parameter", "The request is not valid"), optional=True
     )
-    row = await service.find(services, caller, job_id, act=True)
+    row = await find_job(services, caller, job_id, act=True)
     folder, attempt = _place(row, order)
     asked = ProfileRequest(id=uuid.uuid4().hex, attempt=attempt, steps=order.steps, ranks=order.ranks, at=time.time())
     await _in_store(services, folder, lambda store: _ask(store, asked))
@@ -147,7 +146,7 @@ async def fetch_profile(
     """Returns a file of a profile. Open a trace with Perfetto (ui.perfetto.dev) or chrome://tracing, and a snapshot of
     a GPU's memory with pytorch.org/memory_viz. The files were written by the job's own processes: do not open a
     `pickle` of a job that you would not run."""
-    folder = folder_of(await service.find(services, caller, job_id))
+    folder = folder_of(await find_job(services, caller, job_id))
     if folder is None:
         raise _no_file(profile, file)
     entry = await _in_store(services, folder, lambda store: find_artefact(store, profile, file))

@@ -8,16 +8,18 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import named
 from muster.api.core.callers import Principal
+from muster.api.core.database.db import Database
 from muster.api.core.jobs import repository
-from muster.api.core.services import Services
 from muster.api.core.submission.drafts import Draft
-from muster.api.core.submission.operator_previews import NoPreview
+from muster.api.core.submission.operator_previews import NoPreview, OperatorPreviews
 from muster.contract.preview import Preview, PreviewedEviction, PreviewQuestion
 
 EVICTIONS_LISTED_MAX = 100
 
 
-async def admission(services: Services, caller: Principal, drafted: Draft) -> dict[str, Any]:
+async def admission(
+    database: Database, previews: OperatorPreviews, caller: Principal, drafted: Draft
+) -> dict[str, Any]:
     """The operator's answer; where there is none, `verdict` is unknown and `because` says why."""
     if drafted.spec.suspend:
         return _document("suspended", because="it would be suspended, and stand in no queue until it is resumed")
@@ -29,14 +31,14 @@ async def admission(services: Services, caller: Principal, drafted: Draft) -> di
         spec=drafted.spec,
     )
     try:
-        told = await services.previews.ask(question)
+        told = await previews.ask(question)
     except NoPreview as unknown:
         return _document("unknown", because=str(unknown))
     if told.nodes:
         return _document("starts", because=f"there is room on {', '.join(told.nodes[:3])}", nodes=len(told.nodes))
     if not told.evictions:
         return _document("waits", told.code, told.because)
-    async with services.database.read() as session:
+    async with database.read() as session:
         evictions = [await _eviction(session, caller, each) for each in told.evictions[:EVICTIONS_LISTED_MAX]]
     return _preempts(drafted.project, told, evictions)
 

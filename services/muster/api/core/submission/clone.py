@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core import idempotency
 from muster.api.core.access import checked, owns
@@ -12,12 +15,13 @@ from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import off_the_loop
 from muster.api.core.idempotency import Attempted
-from muster.api.core.jobs import repository, service
+from muster.api.core.jobs import repository
 from muster.api.core.services import Services
 from muster.api.core.submission.drafts import parse_submission
-from muster.api.core.submission.storing import Beside
+from muster.api.core.submission.service import Submissions, Submitted
+from muster.api.core.submission.storing import ExtraRows
 from muster.contract.base import FAULTS_MAX, InvalidDocument, Problem, dump, parse
-from muster.contract.names import DEFAULT_PROJECT, Label
+from muster.contract.names import DEFAULT_PROJECT, JOB_NAME, Label
 from muster.contract.redaction import HIDDEN, redact_spec, without_env_values
 from muster.contract.spec import JobSpec
 from muster.documents.document import Document
@@ -25,11 +29,12 @@ from muster.documents.document import Document
 # A clone starts afresh: what its original was told to do while it ran is not part of what it is.
 _NOT_COPIED = ("suspend", "cancel")
 _TRIES = 5
+_NAME_LENGTH_MAX = 48
 
 
 async def clone(
     services: Services, caller: Principal, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
-) -> service.Submitted:
+) -> Submitted:
     """Raises ApiError job_not_found, invalid_job, name_taken."""
     for _ in range(_TRIES - 1):
         try:
@@ -43,16 +48,31 @@ async def clone(
 
 async def _clone(
     services: Services, caller: Principal, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
-) -> service.Submitted:
+) -> Submitted:
     async with services.database.read() as session:
         row = checked(caller, await repository.get(session, job_id), job_id)
         replay = await idempotency.recall(session, attempted)
         if replay is not None:
-            return service.Submitted(replay, replayed=True)
-        name = wanted.get("name") or await service.free_name(session, row)
+            return Submitted(replay, replayed=True)
+        name = wanted.get("name") or await free_name(session, row)
     changed = Document(_document(row, name, wanted.get("spec") or {}, owns(caller, row)))
     submission = await off_the_loop(lambda: parse_submission(changed))
-    return await service.submit(services, caller, submission, attempted, Beside(data={"clonedFrom": row.id}))
+    extra = ExtraRows(data={"clonedFrom": row.id})
+    return await services[Submissions].submit(caller, submission, attempted, extra)
+
+
+async def free_name(session: AsyncSession, row: JobRow) -> str:
+    """Return the first free name in the namespace: `demo` → `demo-2`, `demo-2` → `demo-3` …"""
+    stem = re.sub(r"-\d{1,6}$", "", row.name)
+    taken = await repository.names_like(session, row.namespace, stem[: _NAME_LENGTH_MAX - 7])
+    match = re.search(r"-(\d{1,6})$", row.name)
+    number = int(match[1]) + 1 if match else 2
+    while True:
+        suffix = f"-{number}"
+        name = stem[: _NAME_LENGTH_MAX - len(suffix)].rstrip("-") + suffix
+        if name not in taken and JOB_NAME.fullmatch(name):
+            return name
+        number += 1
 
 
 def parse_request(body: Document) -> dict[str, Any]:

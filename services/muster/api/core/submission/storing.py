@@ -26,8 +26,6 @@ from muster.api.core.jobs import repository
 from muster.api.core.jobs.repository import NewJob
 from muster.api.core.jobs.schemas import job_document
 from muster.api.core.submission.drafts import Draft
-from muster.api.data.files import references
-from muster.api.tenants.projects.quotas import refuse_full_queue
 from muster.contract.base import dump
 from muster.contract.prices import Prices
 from muster.contract.status import JobStatus
@@ -40,7 +38,7 @@ PAUSE_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
-class Beside:
+class ExtraRows:
     """Extra rows that another module keeps for a job, by the job's id. They are stored in the same transaction, in the
     order in which they refer to each other. `data` and `note` are part of the job's first event."""
 
@@ -49,7 +47,7 @@ class Beside:
     note: str = ""
 
 
-ALONE = Beside()
+NO_EXTRA_ROWS = ExtraRows()
 
 
 @dataclass(frozen=True)
@@ -63,15 +61,15 @@ class Accepted:
     caller: Principal
     drafted: Draft
     attempted: Attempted | None
-    beside: Beside
+    extra: ExtraRows
 
     @property
     def needs_more(self) -> bool:
         """Return whether storing the job reads, locks or writes more than every job does."""
-        return self.drafted.queue_limited or bool(self.drafted.files) or self.beside.rows is not None
+        return bool(self.drafted.conditions or self.drafted.companions) or self.extra.rows is not None
 
 
-def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, beside: Beside) -> Accepted:
+def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, extra: ExtraRows) -> Accepted:
     now = time.time()
     status = JobStatus(code="Submitted", because="waiting to be handed to the operator", queued_at=now, since=now)
     job = NewJob(
@@ -86,11 +84,11 @@ def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, bes
         created_at=now,
         status=dump(status),
     )
-    data = {"name": job.name, "namespace": job.namespace} | beside.data
-    created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted{beside.note}", data=data)
+    data = {"name": job.name, "namespace": job.namespace} | extra.data
+    created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted{extra.note}", data=data)
     audit = act_values(caller, Act("job.submitted", job.id, job.project, after=data))
     document = job_document(repository.new_row(job), Prices(), caller.person)  # nothing has been spent yet
-    return Accepted(job, created, audit, document, caller, drafted, attempted, beside)
+    return Accepted(job, created, audit, document, caller, drafted, attempted, extra)
 
 
 class JobWriter:
@@ -102,8 +100,8 @@ class JobWriter:
         self._writing: asyncio.Task[None] | None = None
 
     async def store(self, new: Accepted) -> None:
-        """Raises IntegrityError where its key was used before, or its name is a live job's; ApiError queue_full, or
-        invalid_job where a file that it names is gone. Then nothing was stored."""
+        """Raises IntegrityError where its key was used before, or its name is a live job's; ApiError of its
+        conditions and companions. Then nothing was stored."""
         if new.needs_more:
             await self._commit([new])
             return
@@ -160,14 +158,15 @@ async def _store(session: AsyncSession, group: Sequence[Accepted]) -> None:
     """Store the jobs. All processes take the names in one order, and then the keys: else two groups could wait for each
     other."""
     for new in group:
-        if new.drafted.queue_limited:
-            await refuse_full_queue(session, new.job.project, new.caller.person)
+        for condition in new.drafted.conditions:
+            await condition(session)
     await repository.insert(session, sorted(((new.job, new.created) for new in group), key=lambda pair: pair[0].key))
     for new in group:
-        for more in new.beside.rows(new.job.id) if new.beside.rows is not None else ():
+        for more in new.extra.rows(new.job.id) if new.extra.rows is not None else ():
             session.add(more)
             await session.flush()
-        await references.refer(session, new.job.id, new.drafted.files)
+        for companion in new.drafted.companions:
+            await companion(session, new.job.id)
     await session.execute(insert(AuditRow.__table__), [new.audit for new in group])  # type: ignore[arg-type]
     await idempotency.remember(
         session, [(new.attempted, new.job.id, new.document) for new in group if new.attempted is not None]

@@ -7,12 +7,13 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.database.tables import JobRow
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import AT, UID, problems, shown
 from muster.api.core.http.path_parts import JobId
-from muster.api.core.jobs import repository, service
-from muster.api.core.jobs.examples import AT, FAILURE, UID
+from muster.api.core.jobs import repository
+from muster.api.core.jobs.examples import FAILURE
 from muster.api.core.mirror import status_of
 from muster.api.core.services import ServicesDependency
 from muster.contract.advice import advice, unreadable
@@ -50,7 +51,7 @@ _EXAMPLE: dict[str, Any] = {
 )
 async def explain_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Returns why a job waits, restarts or failed, and what to do about it."""
-    row = await service.find(services, caller, job_id)
+    row = await find_job(services, caller, job_id)
     async with services.database.read() as session:
         ahead, queued = await repository.queue_ahead(session, row) if row.phase == Phase.QUEUED else (0, 0)
     waits = row.phase == Phase.QUEUED and row.live

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
+from muster.api.core.access import find_job
 from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.checkpoints.routes import Step
@@ -21,9 +22,8 @@ from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, problems, shown
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.http.ranges import ranged
-from muster.api.core.jobs import service
+from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.core.submission.drafts import folder_of
 from muster.api.data.exports.making import Exports, Progress, Wanted, available
 from muster.api.data.exports.schemas import Dtype, Export, ExportRequest, Format
 from muster.api.data.exports.tar import Archive
@@ -91,8 +91,8 @@ async def fetch_export(
     """Returns a checkpoint as a model folder for transformers or as an adapter for peft, with the tokenizer and the
     chat template, as a tar archive or file by file. The first request starts the export and is answered with 202 until
     it is ready; the result is kept for an hour after it was last read. Use `Range` to resume a broken download."""
-    row = await service.find(services, caller, job_id)
-    wanted, exports = _wanted(row, step, format, dtype, ema), services.exports
+    row = await find_job(services, caller, job_id)
+    wanted, exports = _wanted(row, step, format, dtype, ema), services[Exports]
     if not await asyncio.to_thread(exports.made, wanted):
         progress, _ = _made_here(exports, wanted)
         await exports.wait(wanted, WAIT_SECONDS)
@@ -135,8 +135,8 @@ async def make_export(
     asked = await read_body(
         request, parsed(ExportRequest, "invalid_parameter", "The request is not valid"), optional=True
     )
-    row = await service.find(services, caller, job_id, act=True)
-    wanted, exports, to = _wanted(row, step, asked.format, asked.dtype, asked.ema), services.exports, asked.to or ""
+    row = await find_job(services, caller, job_id, act=True)
+    wanted, exports, to = _wanted(row, step, asked.format, asked.dtype, asked.ema), services[Exports], asked.to or ""
     if to:
         await _refuse_place(services, row, to)
     if not to and await asyncio.to_thread(exports.made, wanted):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.database.tables import FileRow, JobFileRow
 from muster.api.core.errors import ApiError
-from muster.api.core.services import Services
+from muster.api.core.submission.drafts import Draft, Step
+from muster.api.core.submission.facts import Facts, NamedFile
 from muster.contract.base import Problem
 from muster.contract.file_replies import FileStatus, Purpose
-from muster.contract.job_inputs import files_named
-from muster.contract.spec import JobSpec
+from muster.storage.contents import Contents
 
 _SOURCE = "spec.program.source"
 _WAITS = {
@@ -22,29 +24,32 @@ _WAITS = {
 }
 
 
-async def resolve(services: Services, project: str, spec: JobSpec) -> tuple[dict[str, str], tuple[Problem, ...]]:
-    """The address of each file that the job names, and what is wrong with the names. Files of another project are not
-    there."""
-    named = files_named(spec)
-    if not named:
-        return {}, ()
-    async with services.database.read() as session:
-        query = select(FileRow).where(FileRow.id.in_({file_id for _, file_id in named}), FileRow.project == project)
-        rows = {row.id: row for row in await session.scalars(query)}
-    addresses, faults = dict[str, str](), list[Problem]()
-    for path, file_id in named:
-        row = rows.get(file_id)
-        if path == _SOURCE and row is not None and row.purpose != Purpose.SOURCE:
-            words = f"file {file_id} was uploaded for {row.purpose}, and a program's source is one for source"
-            faults.append(Problem(path, f"{words}: `muster files upload --purpose source ARCHIVE.tar.gz`"))
-        elif row is not None and row.status == FileStatus.READY and row.key and services.files.contents is not None:
-            addresses[file_id] = services.files.contents.address(row.key)
-        else:
-            faults.append(Problem(path, _why_not(file_id, row, project)))
-    return addresses, tuple(faults)
+def named_files(contents: Contents | None) -> Step:
+    """The step of a submission that finds the addresses of the files that the job names. `contents` is None where no
+    files are kept."""
+
+    def step(draft: Draft, facts: Facts) -> Draft:
+        addresses, faults = dict[str, str](), list[Problem]()
+        for named in facts.files:
+            row = named.row
+            if named.path == _SOURCE and row is not None and row.purpose != Purpose.SOURCE:
+                words = f"file {row.id} was uploaded for {row.purpose}, and a program's source is one for source"
+                faults.append(Problem(named.path, f"{words}: `muster files upload --purpose source ARCHIVE.tar.gz`"))
+            elif row is not None and row.status == FileStatus.READY and row.key and contents is not None:
+                addresses[row.id] = contents.address(row.key)
+            else:
+                faults.append(Problem(named.path, _why_not(named, draft.project)))
+        draft = draft.with_faults(*faults)
+        if not addresses:
+            return draft
+        keep = functools.partial(_refer, addresses=addresses)
+        return replace(draft, files=addresses, companions=(*draft.companions, keep))
+
+    return step
 
 
-def _why_not(file_id: str, row: FileRow | None, project: str) -> str:
+def _why_not(named: NamedFile, project: str) -> str:
+    file_id, row = named.file_id, named.row
     if row is None:
         return f"there is no file {file_id} in project {project!r}; `muster files ls` lists them"
     if row.status == FileStatus.FAILED:
@@ -52,11 +57,9 @@ def _why_not(file_id: str, row: FileRow | None, project: str) -> str:
     return f"file {file_id} {_WAITS.get(FileStatus(row.status), 'can not be read')}"
 
 
-async def refer(session: AsyncSession, job_id: str, addresses: Mapping[str, str]) -> None:
+async def _refer(session: AsyncSession, job_id: str, addresses: Mapping[str, str]) -> None:
     """Keep the files from deletion as long as the job lives. Raises ApiError invalid_job where one was deleted since it
     was found."""
-    if not addresses:
-        return
     query = select(FileRow.id).where(FileRow.id.in_(addresses)).with_for_update()
     there = set((await session.scalars(query)).all())
     if gone := sorted(addresses.keys() - there):

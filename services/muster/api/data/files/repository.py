@@ -122,12 +122,3 @@ async def live_jobs(session: AsyncSession, file_id: str) -> list[str]:
         .limit(5)
     )
     return list((await session.scalars(query)).all())
-
-
-async def addresses(session: AsyncSession, job_ids: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the address where the workers of each job read each file that it names, by job and file."""
-    query = select(JobFileRow).where(JobFileRow.job_id.in_(job_ids))
-    found: dict[str, dict[str, str]] = {}
-    for row in await session.scalars(query):
-        found.setdefault(row.job_id, {})[row.file_id] = row.address
-    return found

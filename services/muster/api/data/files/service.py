@@ -30,6 +30,7 @@ from muster.api.core.database.tables import FileRow, ProjectRow
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.services import Services
 from muster.api.data.files import repository
+from muster.api.data.files.arrivals import Files
 from muster.api.data.files.repository import Filter, Like
 from muster.api.data.files.staging import Checksum
 from muster.contract.file_replies import FileStatus, Purpose
@@ -86,7 +87,7 @@ async def append(
     row = await find(services, caller, file_id, act=True)
     if row.status != FileStatus.UPLOADING:
         raise ApiError("upload_conflict", f"All {row.bytes} bytes of {row.id} have arrived.")
-    have = await services.files.staging.write(row.id, offset, chunks, row.bytes, checksum)
+    have = await services[Files].staging.write(row.id, offset, chunks, row.bytes, checksum)
     return await arrived(services, caller, row.id) if have == row.bytes else row
 
 
@@ -94,7 +95,7 @@ async def save(services: Services, caller: Principal, wanted: NewFile, chunks: C
     """Upload a whole file: it is there when this returns, or nothing of it. Raises ApiError as `create` and `append`
     do."""
     row = await begin(services, caller, wanted, wanted.bytes or 0, SAVE_SECONDS, needs=wanted.bytes or 0)
-    staging = services.files.staging
+    staging = services[Files].staging
     try:
         most = wanted.bytes if wanted.bytes is not None else await _room(services, row.project)
         have = await staging.write(row.id, 0, chunks, most)
@@ -112,7 +113,7 @@ async def receive(services: Services, caller: Principal, project: str, size: int
     then nothing of them is left."""
     project_role(caller, project, Role.MEMBER)
     contents_of(services)
-    staging, spool = services.files.staging, new_spool()
+    staging, spool = services[Files].staging, new_spool()
     most = await _room(services, project)
     if size is not None and size > most:
         raise ApiError("file_too_large", f"The file has {text_size(size)}, and there is room for {text_size(most)}.")
@@ -128,7 +129,7 @@ async def receive(services: Services, caller: Principal, project: str, size: int
 async def adopt(services: Services, caller: Principal, wanted: NewFile, spool: str) -> FileRow:
     """A file of the bytes that `receive` has taken in, which are gone from there then. Raises ApiError as `create`
     does."""
-    staging = services.files.staging
+    staging = services[Files].staging
     try:
         total = staging.size(spool) or 0
         row = await begin(services, caller, replace(wanted, bytes=total), total, SAVE_SECONDS, needs=0)
@@ -155,7 +156,7 @@ def new_spool() -> str:
 
 def drop(services: Services, spool: str) -> None:
     """Forget what `receive` has taken in."""
-    services.files.staging.remove(spool)
+    services[Files].staging.remove(spool)
 
 
 async def find(services: Services, caller: Principal, file_id: str, act: bool = False) -> FileRow:
@@ -177,7 +178,7 @@ async def page(
 
 def received(services: Services, row: FileRow) -> int | None:
     """Return the number of bytes that have certainly arrived, or None if this machine has nothing of the upload."""
-    return services.files.staging.size(row.id) if row.status == FileStatus.UPLOADING else row.bytes
+    return services[Files].staging.size(row.id) if row.status == FileStatus.UPLOADING else row.bytes
 
 
 async def content(services: Services, row: FileRow, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
@@ -217,19 +218,19 @@ async def remove(services: Services, caller: Principal, file_id: str) -> None:
         await repository.drop(session, row, contents_of(services))
         before = {"name": row.name, "bytes": row.bytes, "status": row.status}
         record(session, caller, Act("file.deleted", row.id, row.project, before))
-    services.files.staging.remove(file_id)
-    if services.files.arrivals is not None:
-        services.files.arrivals.work.wake.set()  # which ends its check
+    services[Files].staging.remove(file_id)
+    if (arrivals := services[Files].arrivals) is not None:
+        arrivals.work.wake.set()  # which ends its check
 
 
 def contents_of(services: Services) -> Contents:
     """Raises ApiError files_unavailable where no place for files is set."""
-    if services.files.contents is None:
+    if (contents := services[Files].contents) is None:
         detail = (
             "No place for files is set: MUSTER_API_FILES_URI names one that the workers read too, s3://bucket/files."
         )
         raise ApiError("files_unavailable", detail)
-    return services.files.contents
+    return contents
 
 
 async def begin(
@@ -256,7 +257,7 @@ async def begin(
         told=wanted.told,
         lifetime_seconds=wanted.lifetime_seconds,
     )
-    staging = services.files.staging
+    staging = services[Files].staging
     async with services.database.write() as session:
         project = await repository.lock_project(session, wanted.project)
         if project is None:
@@ -317,7 +318,7 @@ async def _room(services: Services, project: str) -> int:
         limit = ProjectLimits.model_validate(row.limits).file_bytes
         left = limit - await repository.bytes_of(session, project) if limit is not None else None
         coming = await repository.on_their_way(session)
-    staging = services.files.staging
+    staging = services[Files].staging
     room = await asyncio.to_thread(lambda: staging.room() - staging.missing(coming))
     return max(0, min(room, services.settings.file_bytes_max, *([left] if left is not None else [])))
 
@@ -327,7 +328,7 @@ async def arrived(
 ) -> FileRow:
     """Accept a file whose bytes are all here, under the name `spool` if one is given. Its sender's description is
     compared with it, where that needs no reading."""
-    staging = services.files.staging
+    staging = services[Files].staging
     found = staging.digest(spool or file_id)
     async with services.database.write() as session:
         row = _checked(caller, await repository.get(session, file_id, lock=True), file_id, act=True)
@@ -349,8 +350,8 @@ async def arrived(
     if wrong is not None:
         staging.remove(file_id)
         raise wrong
-    if services.files.arrivals is not None:
-        services.files.arrivals.work.wake.set()
+    if (arrivals := services[Files].arrivals) is not None:
+        arrivals.work.wake.set()
     return row
 
 
@@ -360,7 +361,7 @@ async def _forget(services: Services, file_id: str) -> None:
         gone = delete(FileRow).where(FileRow.id == file_id, FileRow.status == FileStatus.UPLOADING)
         if (await session.execute(gone.returning(FileRow.id))).scalar_one_or_none() is None:
             return
-    services.files.staging.remove(file_id)
+    services[Files].staging.remove(file_id)
 
 
 def _checked(caller: Principal, row: FileRow | None, file_id: str, act: bool) -> FileRow:

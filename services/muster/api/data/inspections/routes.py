@@ -9,16 +9,18 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
+from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, Scope, needs, reads
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import read_body
 from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
 from muster.api.core.http.path_parts import JobId
-from muster.api.core.jobs import service
-from muster.api.core.jobs.schemas import JobDocument
+from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import ServicesDependency
-from muster.api.core.submission.drafts import draft, folder_of, invalid_job, parse_submission
-from muster.api.data.inspections.service import Inspection, refuse_what_the_api_may_not_read, with_ids
+from muster.api.core.submission.drafts import invalid_job, parse_submission
+from muster.api.core.submission.schemas import JobDocument
+from muster.api.core.submission.service import Submissions
+from muster.api.data.inspections.service import Inspection, Inspections, refuse_what_the_api_may_not_read, with_ids
 from muster.contract.address import Address
 from muster.contract.base import Problem, UserError, dump
 from muster.contract.data_report import DATA_REPORT_KEY, DataReport
@@ -68,7 +70,7 @@ _EXAMPLE: dict[str, Any] = {
 async def get_data_report(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Returns the data report of a job: documents, tokens and lengths of each source, and what is left out and why. The
     report is in the job's checkpoint folder once the data are prepared."""
-    row = await service.find(services, caller, job_id)
+    row = await find_job(services, caller, job_id)
     folder = folder_of(row)
     if folder is None:
         raise ApiError("data_report_not_found", f"Job {row.name!r} does not say where it commits.")
@@ -104,7 +106,7 @@ async def inspect_job_data(request: Request, services: ServicesDependency, calle
     first samples as the model would see them. Uploaded files and files under the project's `dataPrefixes` can be read.
     An inspection that takes longer than a request is answered with 202; repeat the request to get the report."""
     submission = await read_body(request, parse_submission)
-    drafted = await draft(services, caller, submission)
+    drafted = await services[Submissions].draft(caller, submission)
     if drafted.faults:
         raise invalid_job(drafted.faults)
     if drafted.spec.program is not None:
@@ -113,7 +115,7 @@ async def inspect_job_data(request: Request, services: ServicesDependency, calle
     spec = with_addresses(drafted.spec, drafted.files)
     ids = {address: file_id for file_id, address in drafted.files.items()}
     try:
-        found = await services.inspections.look(drafted.project, dump(spec.training_config))
+        found = await services[Inspections].look(drafted.project, dump(spec.training_config))
     except ApiError as refused:
         raise with_ids(refused, ids) from None
     if found is None:

@@ -9,14 +9,13 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
+from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.errors import ApiError
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import AT, problems, shown
 from muster.api.core.http.path_parts import JobId
-from muster.api.core.jobs import service
-from muster.api.core.jobs.examples import AT
+from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import ServicesDependency
-from muster.api.core.submission.drafts import folder_of
 from muster.contract.address import Address
 from muster.contract.base import UserError
 from muster.contract.replies import SamplesReply
@@ -57,7 +56,7 @@ async def list_samples(
 ) -> JSONResponse:
     """Returns the model's continuations of the prompts of `evaluation.generate`, from the newest evaluations. They are
     read from the job's checkpoint folder."""
-    row = await service.find(services, caller, job_id)
+    row = await find_job(services, caller, job_id)
     folder = folder_of(row)
     if folder is None:
         return JSONResponse({"items": [], "total": 0})

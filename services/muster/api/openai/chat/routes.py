@@ -17,8 +17,7 @@ from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.errors import ApiError, problem_body
 from muster.api.core.http import sse
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import body, problems, shown
-from muster.api.core.jobs.examples import AT, UID
+from muster.api.core.http.openapi import AT, UID, body, problems, shown
 from muster.api.core.services import ServicesDependency
 from muster.api.openai.chat import service
 from muster.api.openai.chat.requests import ChatRequest, CompletionRequest

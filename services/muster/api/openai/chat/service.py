@@ -9,13 +9,15 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.api.core.access import find_job
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
-from muster.api.core.jobs import service as jobs
+from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services
-from muster.api.core.submission.drafts import folder_of
+from muster.api.openai.chat.pool import WorkerPool
 from muster.api.openai.chat.worker import ModelPlace
+from muster.api.openai.models.base_models import BaseModels
 from muster.api.openai.models.names import FineTuned, fine_tuned_of
 from muster.api.openai.models.service import model_not_found
 from muster.api.openai.requests import refused
@@ -37,7 +39,7 @@ class Generation:
 async def place_of(services: Services, caller: Principal, model: str) -> ModelPlace:
     """Return the model that a worker must load. Raises ApiError model_not_found, model_unavailable,
     storage_unavailable."""
-    mapped = services.base_models.models.get(model)
+    mapped = services[BaseModels].models.get(model)
     if mapped is not None:
         _must_be_able(services)
         source = (mapped.spec["training"].get("model") or {}).get("source")
@@ -49,7 +51,7 @@ async def place_of(services: Services, caller: Principal, model: str) -> ModelPl
     if wanted is None:
         raise model_not_found(services, model)
     try:
-        row = await jobs.find(services, caller, wanted.job_id)
+        row = await find_job(services, caller, wanted.job_id)
     except ApiError:
         raise model_not_found(services, model) from None
     _must_be_able(services)
@@ -74,7 +76,7 @@ async def _commit_of(services: Services, row: JobRow, wanted: FineTuned, model: 
 
 
 def _must_be_able(services: Services) -> None:
-    if not services.chat.workers_max:
+    if not services[WorkerPool].workers_max:
         why = "MUSTER_API_CHAT_WORKERS is 0"
     elif importlib.util.find_spec("torch") is None:
         why = "it has no trainer beside it (docs/install.md says how an API's image gets one)"
@@ -115,6 +117,6 @@ async def begun(
 async def _lines(
     services: Services, place: ModelPlace, question: dict[str, Any]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    async with services.chat.turn(place) as worker, contextlib.aclosing(worker.ask(question)) as lines:
+    async with services[WorkerPool].turn(place) as worker, contextlib.aclosing(worker.ask(question)) as lines:
         async for line in lines:
             yield line

@@ -12,9 +12,8 @@ from starlette.responses import StreamingResponse
 from muster.api.core.access import project_role
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.errors import invalid_parameter
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import AT, problems, shown
 from muster.api.core.http.ranges import ranged
-from muster.api.core.jobs.examples import AT
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files import service as files
 from muster.api.data.files.repository import Filter

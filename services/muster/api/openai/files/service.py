@@ -12,6 +12,7 @@ from muster.api.core.database.tables import FileRow
 from muster.api.core.errors import ApiError
 from muster.api.core.services import Services
 from muster.api.data.files import parts, repository, service
+from muster.api.data.files.arrivals import Files
 from muster.api.data.files.repository import Filter, Like
 from muster.api.data.files.service import NewFile
 from muster.api.openai.files.form import Form
@@ -59,7 +60,7 @@ def _checked(form: Form) -> CreateFile:
 async def _made_before(
     services: Services, caller: Principal, spool: str, project: str, name: str, purpose: str
 ) -> FileRow | None:
-    staging = services.files.staging
+    staging = services[Files].staging
     digest, size = staging.digest(spool), staging.size(spool) or 0
     if digest is None:
         return None
@@ -100,7 +101,7 @@ async def create_upload(
     if retry:
         like = Like(home, name, wanted.purpose, wanted.bytes)
         row = await service.made_before(services, caller, like, RETRY_SECONDS)
-        if row is not None and not await asyncio.to_thread(services.files.staging.parts, row.id):
+        if row is not None and not await asyncio.to_thread(services[Files].staging.parts, row.id):
             return row
     with _as_openai_error(_OF_UPLOAD, "bytes"):
         new = NewFile(home, name, wanted.purpose, wanted.bytes, lifetime_seconds=wanted.lifetime_seconds)

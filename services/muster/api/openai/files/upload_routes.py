@@ -11,8 +11,7 @@ from fastapi.responses import JSONResponse
 from muster.api.core.callers import Caller
 from muster.api.core.database.tables import FileRow
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import body, problems, shown
-from muster.api.core.jobs.examples import AT
+from muster.api.core.http.openapi import AT, body, problems, shown
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files.service import UPLOAD_SECONDS
 from muster.api.openai.files import service

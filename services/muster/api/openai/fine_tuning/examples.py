@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.api.core.jobs.examples import AT, UID
+from muster.api.core.http.openapi import AT, UID
 
 _NUMBERS = {"n_epochs": 3, "batch_size": 8, "learning_rate_multiplier": 1.0, "beta": None}
 JOB: dict[str, Any] = {

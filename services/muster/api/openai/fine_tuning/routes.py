@@ -14,8 +14,8 @@ from muster.api.core.events import repository as events
 from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, problems, shown
 from muster.api.core.idempotency import IdempotencyKey, attempted, hash_of
+from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.core.submission.drafts import folder_of
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import Filter, FineTune
 from muster.api.openai.fine_tuning import examples, service

@@ -18,8 +18,8 @@ from muster.api.core.errors import ApiError, database_unavailable
 from muster.api.core.idempotency import Attempted
 from muster.api.core.jobs import service as jobs
 from muster.api.core.services import Services
-from muster.api.core.submission.drafts import Draft, draft
-from muster.api.core.submission.storing import Beside
+from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.storing import ExtraRows
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import Body, FineTune
 from muster.api.openai.fine_tuning.hyperparameters import Chosen, choose
@@ -75,9 +75,9 @@ async def create(services: Services, caller: Principal, request: Request) -> Fin
         if made is not None:
             return await find(services, caller, JOB_PREFIX + made)
         prepared = prepared or await _prepare(services, caller, request)
-        beside = _beside(prepared.body, retried=request.attempted is None and request.repeatable.retry)
+        extra = _extra_rows(prepared.body, retried=request.attempted is None and request.repeatable.retry)
         try:
-            submitted = await jobs.submit(services, caller, prepared.submission, attempted, beside)
+            submitted = await services[Submissions].submit(caller, prepared.submission, attempted, extra)
         except ApiError as error:
             raise _with_request_parameters(error, request.wanted) from None
         if submitted.replayed and request.attempted is None:
@@ -86,8 +86,8 @@ async def create(services: Services, caller: Principal, request: Request) -> Fin
     raise database_unavailable()
 
 
-def _beside(body: Body, retried: bool) -> Beside:
-    return Beside(
+def _extra_rows(body: Body, retried: bool) -> ExtraRows:
+    return ExtraRows(
         rows=lambda job_id: fine_tunes.rows_of(job_id, body, retried),
         data={"fineTuning": body.model_dump(mode="json", include={"model", "hyperparameters", "told"})},
         note=f" to fine-tune {body.model}" + (f"; chosen: {'; '.join(body.told)}" if body.told else ""),
@@ -241,7 +241,7 @@ async def _count(
     """About how many examples the training file has; None where it can't be looked at from here. Nothing is read that
     the caller's job may not read."""
     try:
-        drafted: Draft = await draft(services, caller, submission)
+        drafted = await services[Submissions].draft(caller, submission)
     except ApiError as error:
         raise _with_request_parameters(error, wanted) from None
     if drafted.faults:

@@ -145,12 +145,6 @@ def load_models(path: Path | None) -> BaseModels:
     return BaseModels(found.models, written)
 
 
-def checked_models(path: Path | None) -> Path | None:
-    """The path of a file that can be used: for settings. Raises ValueError as `load_models` does."""
-    load_models(path)
-    return path
-
-
 def _try_all(models: Mapping[str, MappedModel]) -> None:
     """Raises InvalidDocument for a name that can't be one, and for a spec with which no job would be valid."""
     for name, mapped in models.items():

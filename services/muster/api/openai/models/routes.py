@@ -9,12 +9,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from muster.api.core.callers import Caller, Scope, needs
-from muster.api.core.http.openapi import problems, shown
-from muster.api.core.jobs.examples import AT, UID
+from muster.api.core.http.openapi import AT, UID, problems, shown
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models import service
+from muster.api.openai.models.base_models import BaseModels
 from muster.api.openai.models.names import fine_tuned_model, fine_tuned_of
 
 router = APIRouter(prefix="/models", tags=["openai"])
@@ -51,7 +51,7 @@ async def list_models(services: ServicesDependency, caller: Caller) -> JSONRespo
     """Returns the mapped base models, and the newest fine-tuned models that the caller may see."""
     async with services.database.read() as session:
         tuned = await fine_tunes.succeeded(session, caller.visible_projects, FINE_TUNED_MAX)
-    data = [*(_mapped(services, name) for name in services.base_models.models), *map(_tuned, tuned)]
+    data = [*(_mapped(services, name) for name in services[BaseModels].models), *map(_tuned, tuned)]
     return JSONResponse({"object": "list", "data": [each.model_dump(mode="json") for each in data]})
 
 
@@ -69,7 +69,7 @@ async def get_model(
     model: Annotated[str, Path(min_length=1, max_length=500, pattern=r"^[^\x00]*$")],
 ) -> JSONResponse:
     """Returns a mapped model, or a fine-tuned one by its name."""
-    if model in services.base_models.models:
+    if model in services[BaseModels].models:
         return JSONResponse(_mapped(services, model).model_dump(mode="json"))
     wanted = fine_tuned_of(model)
     if wanted is None:
@@ -79,7 +79,7 @@ async def get_model(
 
 
 def _mapped(services: Services, name: str) -> Model:
-    known = services.base_models
+    known = services[BaseModels]
     return Model(id=name, created=known.created, owned_by=known.models[name].owned_by)
 
 

@@ -9,7 +9,7 @@ from muster.api.core.errors import ApiError
 from muster.api.core.services import Services
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import FineTune
-from muster.api.openai.models.base_models import MappedModel
+from muster.api.openai.models.base_models import BaseModels, MappedModel
 from muster.api.openai.models.names import FineTuned, fine_tuned_of
 from muster.contract.base import Problem
 from muster.contract.status import Phase
@@ -28,7 +28,7 @@ class BaseModel:
 
 async def base_model(services: Services, caller: Principal, model: str) -> BaseModel:
     """Raises ApiError model_not_found, which names the mapped models."""
-    mapped = services.base_models.models
+    mapped = services[BaseModels].models
     if model in mapped:
         return BaseModel(model, mapped[model])
     if (wanted := fine_tuned_of(model)) is not None:
@@ -52,7 +52,7 @@ async def fine_tuned(services: Services, caller: Principal, model: str, wanted: 
 
 
 def model_not_found(services: Services, model: str) -> ApiError:
-    mapped = services.base_models.models
+    mapped = services[BaseModels].models
     there = (
         f"an administrator has mapped {', '.join(mapped)}"
         if mapped

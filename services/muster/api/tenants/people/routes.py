@@ -17,7 +17,7 @@ from muster.api.core.http.openapi import body, problems, shown
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import ServicesDependency
 from muster.api.tenants.people import service
-from muster.api.tenants.people.schemas import PersonRequest
+from muster.api.tenants.people.service import PersonRequest
 from muster.contract.base import Time, dump
 from muster.contract.names import PERSON_NAME
 from muster.contract.projects import Role

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import PersonRow
 from muster.api.core.errors import ApiError
-from muster.api.tenants.people.schemas import PersonRequest
+from muster.contract.base import Spec
+
+
+class PersonRequest(Spec):
+    """A person, or a service account, as they are to be."""
+
+    kind: Literal["person", "service"] = "person"
+    admin: bool = False
+    """Whether they may do everything in every project."""
+    disabled: bool = False
+    """Whether none of their tokens opens anything. Their name and their jobs stay."""
+    subject: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    """Subject of the person at the sign-in's provider; left out, it stays as it was."""
 
 
 async def list_all(session: AsyncSession) -> list[PersonRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -13,14 +13,11 @@ from sqlalchemy import select
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import ProjectRow
 from muster.api.core.observability import Metrics
-from muster.api.tenants.projects.quotas import quota_of
+from muster.api.core.projects import quota_of
 from muster.api.tenants.usage import repository
-from muster.api.webhooks import outbox
-from muster.api.webhooks.budgets import reached
 from muster.contract.prices import Prices
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
 from muster.contract.usage import Amounts, Held, Usage, month_of, month_range, usage
-from muster.contract.webhook_kinds import WebhookKind
 
 ACCOUNTING_SECONDS = 60.0
 
@@ -35,12 +32,13 @@ class Counted:
 
 class Accounting:
     """`current` says whether the rows are up to date with the cluster: else nothing new is counted, and what ran since
-    is the operator's to add. `counted` is None before the first count.
+    is the operator's to add. `counted` is None before the first count; `listeners` are called with each.
     """
 
     def __init__(self, database: Database, prices: Prices, metrics: Metrics, current: Callable[[], bool]) -> None:
         self._database, self._prices, self._metrics, self._current = database, prices, metrics, current
         self.counted: dict[str, Counted] | None = None
+        self.listeners: list[Callable[[Mapping[str, ProjectQuota], Mapping[str, Counted]], Awaitable[None]]] = []
 
     async def step(self) -> bool:
         """Count anew; False: there is no more to do."""
@@ -55,24 +53,9 @@ class Accounting:
         counted = await asyncio.to_thread(_count, everybody, self._prices, begins, ends, now)
         self.counted = counted
         self._metrics.show_usage({name: one.usage.total for name, one in counted.items()}, ratios(quotas, counted))
-        await notify_of_budgets(self._database, quotas, counted)
+        for listener in self.listeners:
+            await listener(quotas, counted)
         return False
-
-
-async def notify_of_budgets(
-    database: Database, quotas: Mapping[str, ProjectQuota], counted: Mapping[str, Counted]
-) -> None:
-    """Put into the outbox a message for each budget that is reached, if a webhook wants it and has not received it
-    yet."""
-    async with database.read() as session:
-        webhooks = await outbox.interested(session, kind=WebhookKind.BUDGET_REACHED)
-    known = [webhook for webhook in webhooks if webhook.project in quotas and webhook.project in counted]
-    found = [
-        (webhook, message)
-        for webhook in known
-        for message in reached(webhook.project, quotas[webhook.project], counted[webhook.project].spent)
-    ]
-    await outbox.note_once(database, found)
 
 
 def _count(held: dict[str, list[Held]], prices: Prices, begins: float, ends: float, now: float) -> dict[str, Counted]:

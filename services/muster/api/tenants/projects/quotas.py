@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,6 +13,9 @@ from muster.api.core.cluster.cluster import Cluster
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import JobRow, ProjectRow, SecretRow
 from muster.api.core.errors import ApiError
+from muster.api.core.projects import quota_of
+from muster.api.core.submission.drafts import Draft
+from muster.api.core.submission.facts import Facts
 from muster.contract.address import Address
 from muster.contract.admission import LimitedProject, limit_entries
 from muster.contract.projects import ProjectLimits
@@ -78,8 +83,12 @@ class QuotaWriter:
         return str(self._files.child(row.name)) if self._files is not None else None
 
 
-def quota_of(row: ProjectRow) -> ProjectQuota:
-    return ProjectLimits.model_validate(row.limits).quota
+def queue_limit(draft: Draft, facts: Facts) -> Draft:
+    """Have the queue counted when the job is stored, where it is limited: a step of its submission."""
+    if not facts.limits.quota.bounds_queue:
+        return draft
+    condition = functools.partial(refuse_full_queue, project=draft.project, owner=facts.caller.person)
+    return replace(draft, conditions=(*draft.conditions, condition))
 
 
 async def refuse_full_queue(session: AsyncSession, project: str, owner: str) -> None:

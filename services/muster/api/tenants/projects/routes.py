@@ -17,10 +17,11 @@ from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, problems, shown
 from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.http.reply import Reply
+from muster.api.core.projects import visible
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.tenants.people.routes import PersonName
 from muster.api.tenants.projects import service
-from muster.api.tenants.projects.schemas import MemberRequest, ProjectRequest
+from muster.api.tenants.projects.service import MemberRequest, ProjectRequest
 from muster.contract.base import Time, dump
 from muster.contract.projects import ProjectLimits, Role
 from muster.contract.times import rfc3339
@@ -84,7 +85,7 @@ def _document(caller: Caller, row: ProjectRow) -> dict[str, Any]:
 async def list_projects(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Returns the projects that the caller may see."""
     async with services.database.read() as session:
-        rows = await service.visible(session, caller)
+        rows = await visible(session, caller)
     return JSONResponse({"items": [_document(caller, row) for row in rows]})
 
 

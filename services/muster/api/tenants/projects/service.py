@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,18 +15,26 @@ from muster.api.core.cluster.cluster import Cluster
 from muster.api.core.database.tables import FileRow, JobRow, MemberRow, ProjectRow, SweepRow, TokenRow
 from muster.api.core.errors import ApiError
 from muster.api.tenants.people import service as people
-from muster.api.tenants.projects.schemas import ProjectRequest
 from muster.api.tenants.secrets import service as secrets
-from muster.contract.base import dump
-from muster.contract.names import DEFAULT_PROJECT
-from muster.contract.projects import Role
+from muster.contract.base import Spec, dump
+from muster.contract.names import DEFAULT_PROJECT, JOB_NAME
+from muster.contract.projects import ProjectLimits, Role
+
+ProjectName = Annotated[str, Field(pattern=f"^{JOB_NAME.pattern}$")]
 
 
-async def visible(session: AsyncSession, caller: Principal) -> list[ProjectRow]:
-    query = select(ProjectRow).order_by(ProjectRow.name)
-    if caller.visible_projects is not None:
-        query = query.where(ProjectRow.name.in_(caller.visible_projects))
-    return list((await session.scalars(query)).all())
+class ProjectRequest(Spec):
+    """A project as it is to be. Its namespace is its jobs' alone, and can't be changed."""
+
+    namespace: ProjectName | None = None
+    """Left out, it is named as the project."""
+    limits: ProjectLimits = ProjectLimits()
+
+
+class MemberRequest(Spec):
+    """The role that somebody is to have in a project."""
+
+    role: Literal["viewer", "member", "maintainer"]
 
 
 async def put(

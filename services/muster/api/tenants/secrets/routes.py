@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import AfterValidator, Field
 
 from muster.api.core.access import project_not_found, project_role
 from muster.api.core.audit import Act, record
@@ -18,8 +19,8 @@ from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import ServicesDependency
 from muster.api.tenants.secrets import service
-from muster.api.tenants.secrets.schemas import VALUE_LENGTH_MAX, SecretRequest
-from muster.contract.base import InvalidDocument, Problem, Time, parse
+from muster.contract.address import refuse_metadata_url
+from muster.contract.base import InvalidDocument, Problem, Spec, Time, parse
 from muster.contract.names import JOB_NAME
 from muster.contract.projects import Role
 from muster.contract.times import rfc3339
@@ -31,6 +32,28 @@ router = APIRouter(prefix="/projects/{project}/secrets", tags=["secrets"])
 SecretName = Annotated[
     str, Path(max_length=48, pattern=f"^{JOB_NAME.pattern}$", description="The secret's name in its project.")
 ]
+
+
+VALUE_LENGTH_MAX = 65_536  # Linux takes no variable longer than 128 KiB, and a cluster no Secret larger than 1 MiB
+KEYS_MAX = 64
+
+
+def _usable(value: str) -> str:
+    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError("must be text without NUL and halves of characters, which no variable can hold")
+    refuse_metadata_url(value)
+    return value
+
+
+Key = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
+Value = Annotated[str, Field(min_length=1, max_length=VALUE_LENGTH_MAX), AfterValidator(_usable)]
+
+
+class SecretRequest(Spec):
+    """A secret as it is to be: all of its entries. They are shown to nobody."""
+
+    data: Annotated[dict[Key, Value], Field(min_length=1, max_length=KEYS_MAX)]
+    """The value of each entry by its key."""
 
 
 class Secret(Reply):

@@ -13,16 +13,13 @@ from muster.api.core.access import project_not_found
 from muster.api.core.cluster.cluster import Cluster, Secret, SecretRefused
 from muster.api.core.database.tables import ProjectRow, SecretRow
 from muster.api.core.errors import ApiError
+from muster.api.core.projects import namespace_of
+from muster.api.core.submission.drafts import Draft
+from muster.api.core.submission.facts import Facts
 from muster.contract.base import Problem
+from muster.contract.cluster_objects import object_problems
 from muster.contract.environment import SecretUse, secret_uses, steers_processes, variables_of
 from muster.contract.spec import JobSpec
-
-DEFAULT_NAMESPACE = "default"
-
-
-def namespace_of(project: ProjectRow) -> str:
-    """Return the namespace of the project's secrets in a cluster, and of its jobs that name no other."""
-    return project.namespace or DEFAULT_NAMESPACE
 
 
 async def list_all(session: AsyncSession, project: str) -> list[SecretRow]:
@@ -72,7 +69,15 @@ async def remove_all(session: AsyncSession, cluster: Cluster, project: str) -> N
         await remove(session, cluster, project, row.name)
 
 
-def problems(spec: JobSpec, project: str, known: Mapping[str, list[str]], containers: bool) -> Iterator[Problem]:
+def secret_references(draft: Draft, facts: Facts) -> Draft:
+    """Check the secrets and other objects that the job names: a step of its submission."""
+    own = tuple(facts.secret_keys) if draft.namespace == namespace_of(facts.project) or not facts.in_containers else ()
+    strict = facts.in_containers
+    draft = draft.with_faults(*object_problems(draft.spec, facts.limits, draft.project, own, strict=strict))
+    return draft.with_faults(*_problems(draft.spec, draft.project, facts.secret_keys, facts.in_containers))
+
+
+def _problems(spec: JobSpec, project: str, known: Mapping[str, list[str]], containers: bool) -> Iterator[Problem]:
     """Yield the problems of the job's references to secrets. `known` has the keys of the project's secrets by name.
 
     In `containers`, a job may also name Secrets that somebody else created in its namespace and its project lists

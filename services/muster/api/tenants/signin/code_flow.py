@@ -15,11 +15,11 @@ from urllib.parse import urlencode
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
+from muster.api.core.callers import SignedIn
 from muster.api.tenants.signin.provider import (
     ANSWER_SECONDS_MAX,
     Provider,
     ProviderUnreachable,
-    SignedIn,
     SignInRefused,
     read_json,
 )

@@ -10,12 +10,12 @@ import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jwt
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 
+from muster.api.core.callers import SignedIn
 from muster.api.core.settings import Settings
 
 # Signatures by a key pair alone: with HS* whoever knows the public key could sign, and `none` is no signature.
@@ -37,17 +37,6 @@ class ProviderUnreachable(Exception):
 
 class IssuerMismatch(ProviderUnreachable):
     """The provider calls itself otherwise than the settings do, by a slash at the end for example."""
-
-
-@dataclass(frozen=True)
-class SignedIn:
-    """Claims of a provider's token. It is accepted until `expires_at`, in seconds since the epoch, which allows for
-    differing clocks."""
-
-    subject: str
-    name: str
-    groups: frozenset[str]
-    expires_at: float
 
 
 class Provider:

@@ -15,14 +15,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.audit import Act, record
-from muster.api.core.callers import Principal, Scope, unauthorized
+from muster.api.core.callers import Principal, Scope, SignedIn, unauthorized
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import MemberRow, PersonRow
 from muster.api.core.errors import ApiError
 from muster.api.core.settings import Settings
 from muster.api.tenants.people.service import identity_of
 from muster.api.tenants.signin.code_flow import Flow, authorization_address, redeem
-from muster.api.tenants.signin.provider import IssuerMismatch, Provider, ProviderUnreachable, SignedIn, SignInRefused
+from muster.api.tenants.signin.provider import IssuerMismatch, Provider, ProviderUnreachable, SignInRefused
 from muster.contract.names import PERSON_NAME
 from muster.contract.projects import Role
 

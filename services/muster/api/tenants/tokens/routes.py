@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
 
 from muster.api.core.audit import Act, record
-from muster.api.core.callers import Caller, Principal, Scope, needs, new_token
+from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.database.tables import TokenRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import parsed, read_body
@@ -17,6 +17,7 @@ from muster.api.core.http.openapi import body, problems, shown
 from muster.api.core.http.path_parts import NO_NUL
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import Services, ServicesDependency
+from muster.api.tenants.authentication import new_token
 from muster.api.tenants.tokens import service
 from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
 from muster.contract.base import Time

@@ -15,11 +15,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import project_not_found, project_role
-from muster.api.core.callers import Principal, Scope, hash_of, is_acceptable, new_token
+from muster.api.core.callers import Principal, Scope
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import MemberRow, PersonRow, ProjectRow, TokenRow
 from muster.api.core.errors import ApiError
 from muster.api.core.settings import Settings
+from muster.api.tenants.authentication import hash_of, is_acceptable, new_token
 from muster.api.tenants.people import service as people
 from muster.api.tenants.tokens.schemas import TokenRequest
 from muster.contract.names import FIRST_PERSON

@@ -16,24 +16,28 @@ from muster.contract.status import Attempt
 from muster.contract.usage import Held, held_of
 
 
-async def keep(session: AsyncSession, row: JobRow, before: dict[str, Any] | None, after: dict[str, Any]) -> None:
-    """Note what the attempt holds, where that is news: `before` is the attempt as it was last seen."""
-    held = _held(row, after)
-    if held == (_held(row, before) if before else None):
-        return
-    if held is None or _never_placed(before, held):
-        this = delete(UsageRow).where(UsageRow.job_id == row.id, UsageRow.attempt == after["number"])
-        await session.execute(this)
-        return
-    values = asdict(held) | {"job_id": held.job, "project": row.project, "attempt": after["number"]}
-    values.pop("job")
-    await session.merge(UsageRow(**values))
+class UsageRecorder:
+    """Recorder of usage, which the mirror calls with each change."""
 
+    async def attempt_changed(
+        self, session: AsyncSession, row: JobRow, before: dict[str, Any] | None, after: dict[str, Any]
+    ) -> None:
+        """Note what the attempt holds, where that is news: `before` is the attempt as it was last seen."""
+        held = _held(row, after)
+        if held == (_held(row, before) if before else None):
+            return
+        if held is None or _never_placed(before, held):
+            this = delete(UsageRow).where(UsageRow.job_id == row.id, UsageRow.attempt == after["number"])
+            await session.execute(this)
+            return
+        values = asdict(held) | {"job_id": held.job, "project": row.project, "attempt": after["number"]}
+        values.pop("job")
+        await session.merge(UsageRow(**values))
 
-async def close(session: AsyncSession, job_id: str, at: float) -> None:
-    """The job is over or was taken out of the cluster: nothing of it holds anything after that."""
-    open_rows = update(UsageRow).where(UsageRow.job_id == job_id, UsageRow.until.is_(None))
-    await session.execute(open_rows.values(until=at))
+    async def job_ended(self, session: AsyncSession, job_id: str, at: float) -> None:
+        """Nothing of the job holds anything after that."""
+        open_rows = update(UsageRow).where(UsageRow.job_id == job_id, UsageRow.until.is_(None))
+        await session.execute(open_rows.values(until=at))
 
 
 async def held_by(session: AsyncSession, project: str, since: float, until: float) -> list[Held]:

@@ -1,0 +1,180 @@
+"""Facts about a submission's surroundings: all that its steps need to know, read once before the first of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.core.access import project_not_found, project_role
+from muster.api.core.callers import Principal
+from muster.api.core.database.recent import Recent
+from muster.api.core.database.tables import FileRow, JobRow, ProjectRow, SecretRow
+from muster.api.core.jobs import repository
+from muster.api.core.jobs.repository import folder_of
+from muster.api.core.projects import DEFAULT_NAMESPACE, namespace_of
+from muster.api.core.services import Services
+from muster.api.core.settings import Settings
+from muster.contract.address import Address
+from muster.contract.cluster_objects import objects_named
+from muster.contract.job_inputs import files_named, input_commits
+from muster.contract.model_config import FromCommit
+from muster.contract.names import Label
+from muster.contract.projects import ProjectLimits, Role
+from muster.contract.spec import Submission
+from muster.local.sandbox import commits_of
+from muster.storage.errors import StoreError
+
+
+@dataclass(frozen=True)
+class SubmissionProject:
+    """The project that a submission's label names, else the caller's own, with what it says of its jobs. `holder` is
+    the project whose the namespace is that the submission names, or that such a project's jobs have."""
+
+    row: ProjectRow
+    limits: ProjectLimits
+    holder: str | None
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A field that names an uploaded file; `row` is None where the project has none of that id."""
+
+    path: str
+    file_id: str
+    row: FileRow | None
+
+
+@dataclass(frozen=True)
+class CommitOrigin:
+    """The jobs that a field `from` can mean. `newest` is None where there is none, and `folder` that job's, if it holds
+    the commit; `older` is another job of the same name that does.
+
+    `hidden` says that the folder that the field names is of a job that the project does not see.
+    """
+
+    newest: JobRow | None = None
+    folder: str | None = None
+    older: str | None = None
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    caller: Principal
+    settings: Settings
+    project: ProjectRow
+    limits: ProjectLimits
+    namespace_holder: str | None
+    secret_keys: Mapping[str, list[str]] = field(default_factory=dict)  # of the project's secrets, by their names
+    files: tuple[NamedFile, ...] = ()
+    origins: Mapping[str, CommitOrigin] = field(default_factory=dict)  # by the paths of `input_commits`
+
+    @property
+    def in_containers(self) -> bool:
+        """Return whether workers run in containers; else they are processes of this machine."""
+        return self.settings.cluster != "local"
+
+
+async def read_facts(
+    services: Services, projects: Recent[SubmissionProject], caller: Principal, submission: Submission
+) -> Facts:
+    """Read the rows in one session, and then the folders of commits that the job names. A job that names nothing beside
+    its project, which a burst of submissions shares, asks the database nothing.
+
+    Raises ApiError project_not_found, or forbidden where the caller may not submit to the project.
+    """
+    spec, layout = submission.spec, services.settings.layout
+    project = await _project(services, projects, caller, submission)
+    facts = Facts(caller, services.settings, project.row, project.limits, project.holder)
+    named, commits = files_named(spec), input_commits(spec)
+    uses_secrets = any(use.kind == "secrets" for use in objects_named(spec.runtime))
+    if not (named or commits or uses_secrets):
+        return facts
+    namespace = submission.namespace or namespace_of(project.row)
+    # In threads: to follow links may take as long as a file system does.
+    uids = {
+        path: await asyncio.to_thread(commits_of, source.uri, layout) for path, source in commits.items() if source.uri
+    }
+    async with services.database.read() as session:
+        keys = await _secret_keys(session, project.row.name) if uses_secrets else {}
+        files = await _files(session, project.row.name, named)
+        candidates = {
+            path: await repository.named(session, project.row.name, namespace, source.job)
+            for path, source in commits.items()
+            if source.job is not None and source.uri is None
+        }
+        hidden = {
+            path: uid is not None and not await repository.named(session, project.row.name, "", uid)
+            for path, uid in uids.items()
+        }
+    origins = {path: CommitOrigin(hidden=each) for path, each in hidden.items()}
+    for path, jobs in candidates.items():
+        origins[path] = await _origin(services, jobs, commits[path])
+    return Facts(caller, services.settings, project.row, project.limits, project.holder, keys, files, origins)
+
+
+async def _project(
+    services: Services, projects: Recent[SubmissionProject], caller: Principal, submission: Submission
+) -> SubmissionProject:
+    wanted = submission.labels.get(Label.PROJECT) or caller.home
+    project_role(caller, wanted, Role.MEMBER)
+    named = submission.namespace or DEFAULT_NAMESPACE
+    if (recent := projects.get((wanted, named))) is not None:
+        return recent
+    changes = projects.changes
+    either = or_(ProjectRow.name == wanted, ProjectRow.namespace == named)
+    async with services.database.read() as session:
+        rows = (await session.scalars(select(ProjectRow).where(either))).all()
+    project = next((row for row in rows if row.name == wanted), None)
+    if project is None:
+        raise project_not_found(wanted)
+    holder = next((row.name for row in rows if row.namespace == named), None)
+    read = SubmissionProject(project, ProjectLimits.model_validate(project.limits), holder)
+    projects.keep((wanted, named), read, changes)
+    return read
+
+
+async def _secret_keys(session: AsyncSession, project: str) -> dict[str, list[str]]:
+    query = select(SecretRow).where(SecretRow.project == project).order_by(SecretRow.name)
+    return {row.name: row.keys["keys"] for row in await session.scalars(query)}
+
+
+async def _files(session: AsyncSession, project: str, named: tuple[tuple[str, str], ...]) -> tuple[NamedFile, ...]:
+    """Files of another project are not there."""
+    if not named:
+        return ()
+    query = select(FileRow).where(FileRow.id.in_({file_id for _, file_id in named}), FileRow.project == project)
+    rows = {row.id: row for row in await session.scalars(query)}
+    return tuple(NamedFile(path, file_id, rows.get(file_id)) for path, file_id in named)
+
+
+async def _origin(services: Services, candidates: list[JobRow], source: FromCommit) -> CommitOrigin:
+    """A name means the newest job of that name, as everywhere. An older one that has the commit is never taken instead
+    of it, but offered by its id."""
+    if not candidates:
+        return CommitOrigin()
+    newest, *older = candidates
+    if (folder := await _folder_with(services, newest, source.step)) is not None:
+        return CommitOrigin(newest, str(folder))
+    for row in older:
+        if await _folder_with(services, row, source.step) is not None:
+            return CommitOrigin(newest, older=row.id)
+    return CommitOrigin(newest)
+
+
+async def _folder_with(services: Services, row: JobRow, step: int | str) -> Address | None:
+    folder = folder_of(row)
+    return folder if folder is not None and await _has_commit(services, folder, row, step) else None
+
+
+async def _has_commit(services: Services, folder: Address, row: JobRow, step: int | str) -> bool:
+    try:
+        steps = [commit.step for commit in await services.folders.run(folder, services.commits.read, folder)]
+    except StoreError:  # we may not look into it: the operator has seen what is in there
+        seen = row.status.get("checkpoint")
+        return seen is not None and (not isinstance(step, int) or step <= int(seen["step"]))
+    return step in steps if isinstance(step, int) else bool(steps)
