@@ -13,6 +13,7 @@ from muster.api.core.cluster.cluster import FoundJob, Local
 from muster.api.core.database.tables import MirrorRow
 from muster.api.core.mirror import TOGETHER, Mirror
 from muster.api.core.observability import Metrics
+from muster.api.tenants.usage.repository import UsageRecorder
 from muster.contract.layout import State
 from muster.contract.spec import parse_job
 from muster.local.cluster import LocalCluster, RawChange
@@ -98,7 +99,7 @@ async def test_a_cluster_that_always_has_news_is_caught_up_with(tmp_path: Path) 
     (state / "cluster").mkdir(parents=True)
     busy = Busy(LocalCluster(State(state).cluster))
     async with platform(tmp_path / "idle") as here:
-        mirror = Mirror(here.services.database, busy, here.services.hub, Metrics())
+        mirror = Mirror(here.services.database, busy, here.services.hub, Metrics(), UsageRecorder())
         assert mirror.behind()
         await mirror.step()
         assert mirror.caught_up
