@@ -190,7 +190,7 @@ async def test_a_checkpoint_folder_that_is_away_is_waited_for(house: House, monk
         await until(lambda: house.status(uid).code == Code.AWAITING_COMMITS, "the job to wait for its checkpoints")
         status = house.status(uid)
         assert (status.phase, status.attempt, status.checkpoint) == (Phase.QUEUED, 1, kept)
-        assert f"step {kept.step} was committed" in status.because
+        assert f"checkpoint of step {kept.step} was saved" in status.because
         assert not processes.scan(house.state), "nobody began anew"
         os.rename(away, house.job_folder(uid))
         status = await finishes(house, uid)

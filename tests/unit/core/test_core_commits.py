@@ -41,7 +41,7 @@ def test_a_job_whose_commits_are_not_found_waits_and_says_so_and_holds_nothing(c
     status = decision.status
     assert (status.phase, status.code, status.attempt) == (Phase.QUEUED, Code.AWAITING_COMMITS, 0)
     assert (status.reservation, status.retry_at) == (1, NOW + 15.0)
-    assert "step 30 was committed" in status.because or DOWN["commits_unreadable"] in status.because
+    assert "checkpoint of step 30 was saved" in status.because or DOWN["commits_unreadable"] in status.because
 
 
 def test_it_goes_on_when_they_are_found_again() -> None:

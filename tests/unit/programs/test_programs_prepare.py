@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_taken(tmp_path:
 def test_an_attempt_without_a_sound_checkpoint_fails_and_does_not_begin_again(tmp_path: Path) -> None:
     (only,) = committed(tmp_path, step_1=b"1")
     (tmp_path / "store" / "uid" / only.files[0].key).unlink()
-    with pytest.raises(Exception, match="no commit up to step 1 can be read; start again without it"):
+    with pytest.raises(Exception, match="no checkpoint up to step 1 can be read; start again without it"):
         prepare(surroundings(tmp_path, attempt="2", resume_step="1"), lambda words: None)
 
 

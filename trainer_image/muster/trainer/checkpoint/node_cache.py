@@ -60,7 +60,8 @@ class NodeCache:
         they stay where they are.
         """
         for path in self._folder.glob("step-*/attempt-*/*"):
-            if path.parts[-3] != step_name(step) and (frozen_too or not is_frozen_key(path.name)):
+            key = path.relative_to(self._folder).as_posix()
+            if path.parts[-3] != step_name(step) and (frozen_too or not is_frozen_key(key)):
                 with contextlib.suppress(OSError):
                     path.unlink()
         for folder in (*self._folder.glob("step-*/attempt-*"), *self._folder.glob("step-*")):
