@@ -105,7 +105,7 @@ def test_a_job_that_can_not_keep_the_promises_fails_the_demo(tmp_path: Path, dem
     code, output, _ = demo.end()
     assert code == 1
     broken = [line.split(":")[0].split() for line in output.splitlines() if line.startswith("BROKEN")]
-    assert broken == [["BROKEN", "lost", "a", "worker"], ["BROKEN", "resumed", "from", "a", "commit"]]
+    assert broken == [["BROKEN", "lost", "a", "worker"], ["BROKEN", "resumed", "from", "a", "checkpoint"]]
     assert (demo.state / "logs" / "api.log").exists(), "--keep keeps"
     assert demo.left() == []
 
