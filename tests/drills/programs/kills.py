@@ -36,7 +36,7 @@ fork = multiprocessing.get_context("fork")  # a process that begins anew takes a
 
 @dataclass
 class Tally:
-    """What was seen over all kills."""
+    """Counts over all kills."""
 
     kills: int = 0
     published: set[int] = field(default_factory=set)

@@ -123,7 +123,7 @@ async def test_a_misspelt_dry_run_submits_nothing(local: Platform) -> None:
 
 
 async def test_a_job_is_judged_off_the_event_loop(local: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it names is looked up on disks, and all of it compared; trials of a sweep are judged so, too."""
+    """Judging looks on disks for what a job names; trials of a sweep are judged off the event loop, too."""
     threads: list[int] = []
 
     def noted(judge: Any) -> Any:

@@ -87,7 +87,7 @@ class Bench:
         return commit_in(self.store, step, own=True)
 
     def loaded(self, step: int, into: Path) -> dict[str, bytes]:
-        """What a fresh process would find of a checkpoint."""
+        """Return what a fresh process would find of a checkpoint."""
         write_folder(self.store, self.commit(step), into)
         return {path.relative_to(into).as_posix(): path.read_bytes() for path in into.rglob("*") if path.is_file()}
 

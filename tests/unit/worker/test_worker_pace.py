@@ -1,4 +1,4 @@
-"""How long a program may go without a step: learnt from its own pace, said by its user, or not known at all."""
+"""Limits of a program without a step: learnt from its own pace, stated by its user, or unknown."""
 
 from __future__ import annotations
 
