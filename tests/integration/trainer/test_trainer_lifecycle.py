@@ -35,8 +35,8 @@ def scraped(beat: Heartbeat) -> str:
 
 
 def adds_up(beat: Heartbeat) -> bool:
-    """Whether its seconds are all since its process started. One that was made while the machine was busy with others
-    may have looked at the clock before and after."""
+    """Return whether its seconds are all since its process started. A heartbeat that was made while the machine was
+    busy may have looked at the clock before and after."""
     return abs(sum(beat.seconds.model_dump().values()) - (beat.at - beat.started_at)) < 0.1
 
 

@@ -38,7 +38,7 @@ class Orders:
     work: str
     """Working directory."""
     prepared: Mapping[str, Any]
-    """What was fetched before the start; empty where nothing was (a run by hand)."""
+    """Files that were fetched before the start; empty where there are none (a run by hand)."""
 
 
 def read_orders(environ: Mapping[str, str] = os.environ) -> Orders:
