@@ -93,6 +93,21 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
     "Stalling": ("Nothing yet: a stall that lasts ends the attempt and the job restarts from its last checkpoint.",),
 }
 
+# Of a program, which decides by itself when it saves: no setting of a training applies.
+_PROGRAM_BY_CODE: Mapping[str, tuple[str, ...]] = {
+    "CrashLoop": (
+        "Look at the attempts: they end before a new checkpoint. Read the end of the last log.",
+        "Let the program save more often: each checkpoint that is kept makes progress survive shorter lives.",
+    ),
+    "RepeatedFailure": (
+        "Read the traceback in the named worker's log: the program fails at this step whenever it gets there.",
+        "Mend the cause, then clone the job with its last checkpoint as an input (program.inputs).",
+    ),
+    "DeadlineExceeded": (
+        "Clone the job with a longer activeDeadlineSeconds and its last checkpoint as an input (program.inputs).",
+    ),
+}
+
 # Of a gang that trains all the same. What was found is said first, for `because` tells of the phase.
 _BY_CONDITION: Mapping[str, str] = {
     "Straggler": "If it comes again on the same node, take that node out of service.",
@@ -133,6 +148,8 @@ def advice(
         return [f"Continue the job when you are ready: `muster resume {name}`."]
     if status.code == "NodeTooSmall" and (fields := _LIMITS.findall(status.because)):
         return [f"Clone the job with a smaller {' and '.join(fields)}: no node has that much."]
+    if (spec or {}).get("program") and status.code in _PROGRAM_BY_CODE:
+        return list(_PROGRAM_BY_CODE[status.code])
     if status.code in _BY_CODE:
         return list(_BY_CODE[status.code])
     if status.phase == Phase.FAILED:

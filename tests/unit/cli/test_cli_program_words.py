@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from muster.contract.advice import advice
 from muster.contract.plan_words import program_facts
 from muster.contract.signals import Cause
@@ -41,3 +43,11 @@ def test_a_programs_failures_name_no_setting_of_a_training() -> None:
         assert "training." not in words
         assert "model.from" not in words
         assert ("program.inputs" in words) is (cause is not Cause.USER_ERROR)
+
+
+@pytest.mark.parametrize("code", ["CrashLoop", "RepeatedFailure", "DeadlineExceeded"])
+def test_a_program_that_was_given_up_is_advised_on_no_setting_of_a_training(code: str) -> None:
+    steps = " ".join(told(JobStatus(phase=Phase.FAILED, code=code)))
+    assert "training." not in steps
+    assert "checkpoint.every" not in steps
+    assert "checkpoint" in steps
