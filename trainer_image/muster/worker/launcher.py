@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from muster.worker import exit_record
@@ -111,9 +111,13 @@ class Stop:
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
 
-    def have(self, ranks: Ranks) -> None:
-        """Note that there are ranks from now on, which are asked first."""
-        self._ranks = ranks
+    @contextlib.contextmanager
+    def starting(self, ranks: Ranks) -> Iterator[None]:
+        """Note that there are ranks from now on, which are asked first; a wish that comes while they are started waits
+        until all of them are."""
+        with self._lock:
+            self._ranks = ranks
+            yield
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self._ranks is None:
@@ -198,7 +202,8 @@ class Worker:
             prepare=die_with_this_process(),
         )
         try:
-            ranks.start()
+            with self._stop.starting(ranks):
+                ranks.start()
         except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
             raise BadOrders(f"program.command: {command[0]} can't be started: {error}") from None
         except OSError as error:
@@ -214,7 +219,6 @@ class Worker:
             status.port,
         )  # fmt: skip
         heartbeats.start()
-        self._stop.have(ranks)
         watcher = Watcher(ranks, heartbeats, self._helpers, self._end_by)
         watcher.start()
         ends = ranks.wait(watcher.ended, lambda: self._stop.asked_at is not None)
