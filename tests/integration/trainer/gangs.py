@@ -1,16 +1,16 @@
 """Real gangs for tests: a launcher as the operator starts it, or many short runs in one set of ranks."""
 
-import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.integration.trainer import rank_pool
 from tests.polling import eventually
 from tests.ports import free_port
 
@@ -211,43 +211,10 @@ class Part:
 def train_many(root: Path, ranks: int, parts: list[Part]) -> list[int]:
     """Train each part on the same ranks, one after the other; their exit codes. Raises when a rank fails."""
     root.mkdir(parents=True, exist_ok=True)
-    plan, port = root / f"plan-{free_port()}.json", free_port()
+    plan = root / f"plan-{uuid.uuid4().hex}.json"
     plan.write_text(json.dumps([part.plan for part in parts]))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.trainer.many_runs", str(plan)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=plan.with_suffix(f".{rank}.log").open("wb"),
-        )
-        for rank in range(ranks)
-    ]
-
-    def over() -> bool:
-        codes = [process.poll() for process in processes]
-        return None not in codes or any(codes)  # without one that failed the others would wait for it
-
-    try:
-        with contextlib.suppress(AssertionError):
-            eventually(over, "the ranks to end", 500)
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGABRT)  # it writes down where it stands
-        codes = [process.wait(20) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    logs = [plan.with_suffix(f".{rank}.log").read_text(errors="replace")[-4_000:] for rank in range(ranks)]
-    assert codes == [0] * ranks, "\n".join(f"rank {n} ended with {codes[n]}:\n{log}" for n, log in enumerate(logs))
-    found: list[int] = json.loads(plan.with_suffix(".codes").read_text())
+    rank_pool.train(ranks, plan)
+    found: list[int] = json.loads(plan.with_suffix(".0.done").read_text())
     return found
 
 

@@ -1,4 +1,4 @@
-"""A rank that trains several parts one after the other: `python -m tests.integration.trainer.many_runs PLAN`.
+"""A rank that trains the parts of each plan whose path it reads from standard input: one of `rank_pool`'s processes.
 
 The ranks meet once and load torch once. Each writes down the samples that it trains on: the loader is watched, nothing
 else of the trainer is changed.
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from muster.storage.small_files import write_whole
 from muster.trainer.config import Ranks, read_ranks, read_run
 from muster.trainer.data import Loader, StepBatch
 from muster.trainer.launch.process_control import process_started_at
@@ -34,18 +35,19 @@ def watched(rank_state: RankState, ranks: Ranks, path: Path, stop_after: int | N
 
 def main() -> int:
     faulthandler.enable()
-    ranks, plan = read_ranks(), Path(sys.argv[1])
-    codes = []
-    part: dict[str, Any]
-    for part in json.loads(plan.read_text()):
-        os.environ.update(part["environment"])
-        run = read_run()
-        run.worker_dir.mkdir(parents=True, exist_ok=True)
-        rank_state = RankState(run.worker_dir, run.attempt, ranks.rank, process_started_at())
-        loop.Loader = watched(rank_state, ranks, run.worker_dir / f"samples-{ranks.rank}.jsonl", part["stop_after"])  # type: ignore[misc]
-        codes.append(int(loop.train(run, ranks, rank_state)))
-    if ranks.rank == 0:
-        plan.with_suffix(".codes").write_text(json.dumps(codes))
+    ranks, environment = read_ranks(), dict(os.environ)
+    for line in sys.stdin:
+        plan, codes = Path(line.rstrip("\n")), []
+        part: dict[str, Any]
+        for part in json.loads(plan.read_text()):
+            os.environ.clear()
+            os.environ.update(environment | part["environment"])
+            run = read_run()
+            run.worker_dir.mkdir(parents=True, exist_ok=True)
+            rank_state = RankState(run.worker_dir, run.attempt, ranks.rank, process_started_at())
+            loop.Loader = watched(rank_state, ranks, run.worker_dir / f"samples-{ranks.rank}.jsonl", part["stop_after"])  # type: ignore[misc]
+            codes.append(int(loop.train(run, ranks, rank_state)))
+        write_whole(plan.with_suffix(f".{ranks.rank}.done"), json.dumps(codes))
     return 0
 
 
