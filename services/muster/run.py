@@ -131,7 +131,7 @@ def HuggingFaceCallback() -> Any:
     stop when it should, and says when a checkpoint is complete on all ranks."""
     from transformers import TrainerCallback
 
-    class Callback(TrainerCallback):
+    class Callback(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
             self.values: dict[str, Any] = {}
 

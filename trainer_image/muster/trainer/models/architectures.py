@@ -22,7 +22,7 @@ def trainable_config(document: dict[str, Any], where: str, scoring: bool = False
     `scoring` takes one whose head scores texts, too. Raises UserError for any other model.
     """
     import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = document.get("model_type")

@@ -94,7 +94,7 @@ def _hub_folder(source: str, address: Address) -> Files:
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    from huggingface_hub.utils import build_hf_headers
 
     where = hub_path(address)
     if where.kind not in (None, "models"):

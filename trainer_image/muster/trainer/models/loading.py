@@ -122,9 +122,9 @@ def _convert(model: Any, slices: dict[str, Any], device: torch.device) -> Any:
     from transformers.modeling_utils import LoadStateDictConfig
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     config = LoadStateDictConfig(
-        weight_mapping=get_model_conversion_mapping(model),  # type: ignore[arg-type]
+        weight_mapping=get_model_conversion_mapping(model),
         dtype=torch.float32,
         device_map={"": device},
     )

@@ -49,9 +49,7 @@ def build(
 
     kind = AutoModelForSequenceClassification if scoring else AutoModelForCausalLM
     with empty_parameters():
-        model: Any = kind.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32, attn_implementation=attention(config)
-        )
+        model: Any = kind.from_config(config, dtype=torch.float32, attn_implementation=attention(config))
     model.tie_weights()
     return with_our_forward(model, recompute, masks, draws, blocks=half and _takes_block_masks(model))
 
