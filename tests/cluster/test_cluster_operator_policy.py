@@ -139,12 +139,15 @@ def test_pods_of_others_are_neither_changed_nor_deleted(guarded: House) -> None:
 
 def test_its_own_workers_are_changed_and_deleted(guarded: House) -> None:
     made = in_namespace(pod())
+    # Its job is not there: without a finalizer the garbage collector could delete it before we have looked.
+    made["metadata"] = made["metadata"] | {"finalizers": ["muster.dev/test"]}
     guarded.kubectl("create", "-f", "-", OPERATOR, given=json.dumps(made))
-    name = made["metadata"]["name"]
+    place = ("pod", made["metadata"]["name"], "-n", HERE)
     label = json.dumps({"metadata": {"labels": {"note": "kept"}}})
-    assert "patched" in guarded.kubectl("patch", "pod", name, "-n", HERE, "-p", label, OPERATOR)
+    assert "patched" in guarded.kubectl("patch", *place, "-p", label, OPERATOR)
     selected = f"{Label.JOB_UID}={JOB.uid}"
     assert "deleted" in guarded.kubectl("delete", "pod", "-l", selected, "-n", HERE, OPERATOR, "--wait=false")
+    assert "patched" in guarded.kubectl("patch", *place, "-p", '{"metadata": {"finalizers": null}}', OPERATOR)
 
 
 def test_a_worker_that_was_let_in_earlier_may_go(guarded: House) -> None:
