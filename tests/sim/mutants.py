@@ -277,7 +277,7 @@ def never_retry(summary: WorkerSummary) -> Decision | None:
     )
 
 
-def failed_before(status: Any, failure: Any) -> bool:
+def failed_before(spec: Any, status: Any, failure: Any) -> bool:
     return len(status.attempts) > 1 and status.attempts[-2].cause == failure.cause
 
 
@@ -367,7 +367,9 @@ MUTANTS = (
     Mutant("small jobs may pass a large gang for ever", patch(admit, BACKFILL_SECONDS=float("inf"))),
     Mutant("an excluded node is never used again", patch(admit, largest_possible=lambda nodes, ask: 10**6)),
     Mutant("hangs are not noticed", patch(gang_rules, check_running=lambda summary: stalls.Stall(None))),
-    Mutant("a deterministic failure is tried for ever", patch(budgets, is_repeated=lambda status, failure: False)),
+    Mutant(
+        "a deterministic failure is tried for ever", patch(budgets, is_repeated=lambda spec, status, failure: False)
+    ),
     Mutant("any failure twice is called deterministic", patch(budgets, is_repeated=failed_before)),
     Mutant("a straggler's neighbour is charged", patch(conditions, _node=the_neighbour)),
     Mutant("a rank that is held for a moment is hung", patch(stalls, STOPPED_CONFIRM_SECONDS=0.0)),

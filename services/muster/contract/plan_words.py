@@ -200,10 +200,13 @@ def program_command(spec: Mapping[str, Any]) -> str:
 
 
 def program_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the facts of a program that a job's page and `muster get` show; none for a training."""
+    """Return the facts of a program that a job's page and `muster get` show; none for a training. What becomes of it
+    at a restart is said only while there may be one."""
     if not spec.get("program"):
         return []
-    return [
-        ("program", program_command(spec)),
-        ("resumes", RESUMES if status.get("checkpoint") else BEGINS_ANEW),
-    ]
+    facts = [("program", program_command(spec))]
+    if status.get("checkpoint"):
+        facts.append(("resumes", RESUMES))
+    elif not status.get("finishedAt"):
+        facts.append(("resumes", BEGINS_ANEW))
+    return facts

@@ -25,6 +25,7 @@ def test_a_program_says_that_it_resumes_itself_and_only_if_it_can() -> None:
     assert program_facts(SPEC, {}) == [command, begins]
     resumes = ("resumes", "by the program; data position not checked")
     assert program_facts(SPEC, {"checkpoint": {"step": 3}}) == [command, resumes]
+    assert program_facts(SPEC, {"finishedAt": 9.0}) == [command], "there is no restart to come"
     none = {"program": {"command": ["bash"], "launcher": "none"}}
     assert program_facts(none, {})[0] == ("program", "bash  (once per worker)")
 

@@ -6,11 +6,25 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.core.seen import committed, crew, exited, gone, running, settled, spec, write
+from tests.unit.core.seen import (
+    committed,
+    crew,
+    exited,
+    gone,
+    running,
+    settled,
+    spec,
+    starting,
+    with_status,
+    worker,
+    write,
+)  # fmt: skip
 from tests.unit.core.test_core_decide import check
 
-from muster.contract.status import DataSkip, Phase
+from muster.contract.signals import Cause
+from muster.contract.status import DataSkip, GoodputState, Phase
 from muster.operator.core.codes import Code
+from muster.operator.core.crash_loops import AT_ONCE_SECONDS
 from muster.operator.core.observed import Observed
 
 PATIENT = {"backoffSeconds": 0, "excludeNodeAfter": 100, "budgets": {"user_error": 5, "out_of_memory": 5, "numeric": 5}}
@@ -114,3 +128,85 @@ def test_data_is_passed_over_from_the_start_too() -> None:
     seen = ended(trains(), 82, "the loss is nan", step=None)
     assert seen.status.data_skip == DataSkip(after_step=0, steps=1)
     assert check(seen).status.data_skip == seen.status.data_skip
+
+
+# --- programs that end at once ---
+
+
+def begins(**changes: Any) -> Observed:
+    """A program whose workers run, and of which nothing else is known."""
+    policy = {"backoffSeconds": 0, "excludeNodeAfter": 100}
+    seen = starting(spec=spec(training=None, program={"command": ["train.py"]}, recovery=policy), **changes)
+    return silent(seen)
+
+
+def silent(seen: Observed) -> Observed:
+    attempt = seen.status.attempt
+    return settled(replace(seen, workers=tuple(worker(index, attempt=attempt, heartbeats=()) for index in range(2))))
+
+
+def ended_at_once(seen: Observed, message: str, code: int = 3) -> Observed:
+    end = exited(0, code, attempt=seen.status.attempt, message=message)
+    assert end.exit is not None
+    end = replace(end, exit=end.exit.model_copy(update={"step": 0, "log_tail": "Traceback"}))
+    others = tuple(each for each in seen.workers if each.worker)
+    seen = settled(gone(write(replace(seen, workers=(end, *others)))))
+    return silent(seen) if seen.status.phase is Phase.STARTING else seen
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("rank 0 ended with exit code 3, and said nothing; see its log",) * 2,
+        ("rank 0 ended with exit code 3: the flag --data is missing",) * 2,
+        ("rank 0 ended with exit code 3: KeyError: 'lr'", "rank 1 ended with exit code 3: KeyError: 'lr'"),
+        ("rank 0 ended with exit code 3: FileNotFoundError: [Errno 2] No such file or directory: 'data'",) * 2,
+    ],
+)
+def test_a_program_that_ends_at_once_twice_alike_is_its_users_error(first: str, second: str) -> None:
+    seen = ended_at_once(begins(), first)
+    assert (seen.status.phase, seen.status.attempt) == (Phase.RUNNING, 2)
+    assert seen.status.last_failure is not None
+    assert seen.status.last_failure.cause is Cause.UNKNOWN
+    seen = ended_at_once(seen, second)
+    assert (seen.status.phase, seen.status.code) == (Phase.FAILED, Code.REPEATED_FAILURE)
+    assert seen.status.because == (
+        f"user_error: twice the same at once, before any step, so a third try would end alike: {second}"
+    )
+    failure = seen.status.last_failure
+    assert failure is not None
+    assert (failure.cause, failure.log_tail) == (Cause.USER_ERROR, "Traceback")
+    assert seen.status.attempts[-1].cause is Cause.USER_ERROR
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "again", "code_again"),
+    [
+        ("rank 0 ended with exit code 3: no data", 3, "rank 0 ended with exit code 4: no data", 4),
+        ("rank 0 ended with exit code 3: no data", 3, "rank 0 ended with exit code 3: no weights", 3),
+        ("rank 0 was killed by SIGKILL", 137, "rank 0 was killed by SIGKILL", 137),
+        ("rank 0 ended with exit code 1: ConnectionError: the hub", 1) * 2,
+    ],
+)
+def test_a_program_that_ends_at_once_otherwise_is_tried_again(
+    message: str, code: int, again: str, code_again: int
+) -> None:
+    assert ended_at_once(ended_at_once(begins(), message, code), again, code_again).status.attempt == 3
+
+
+def test_a_program_that_ran_for_long_has_not_ended_at_once() -> None:
+    seen = ended_at_once(begins(), "rank 0 ended with exit code 3: no data")
+    first = seen.status.attempts[0]
+    long = first.model_copy(update={"seconds": {GoodputState.PRODUCTIVE: AT_ONCE_SECONDS + 1.0}})
+    seen = with_status(seen, seen.status.model_copy(update={"attempts": (long, *seen.status.attempts[1:])}))
+    assert ended_at_once(seen, "rank 0 ended with exit code 3: no data").status.attempt == 3
+
+
+def test_the_error_that_a_program_ends_with_is_looked_for_behind_its_launchers_words() -> None:
+    """It has trained before, so that it is no mistake of its start; the same error at the same step is the same."""
+    words = "rank 1 ended with exit code 1: KeyError: 'text'"
+    seen = ended(ended(trains(), 1, words), 1, words)
+    assert (seen.status.phase, seen.status.code) == (Phase.FAILED, Code.REPEATED_FAILURE)
+    failure = seen.status.last_failure
+    assert failure is not None
+    assert failure.cause is Cause.UNKNOWN

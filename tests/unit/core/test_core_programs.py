@@ -66,6 +66,8 @@ def test_what_is_not_watched_is_never_taken_for_hung() -> None:
         seen = write(gang(seen, NOW + elapsed, **facts))
         assert (seen.status.phase, seen.status.suspicion) == (Phase.RUNNING, None)
     assert seen.status.because.endswith("; no step of it has been counted yet")
+    seen = write(gang(seen, NOW + 2 * DAY, watched=False, step=9, first_step_at=NOW))
+    assert seen.status.because.endswith("; its steps are over")
     assert alarming(seen.workers[0].heartbeats, NOW + 2 * DAY) == (False,) * 4
     seen = write(gang(started(hang={"off": True}), NOW, watched=False))
     assert seen.status.because.endswith("; hangs are not looked for")

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,36 @@ def test_the_process_that_came_first_reports_for_the_rank(image: Path) -> None:
     program = f"{STEPS}; import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
     assert run(image, program.replace("7", "5")) == (0, "")
     assert progress(image)["step"] == 5
+
+
+def test_when_the_process_that_came_first_is_gone_the_next_one_reports(image: Path) -> None:
+    """A trial of some steps in a process of its own, and then the training."""
+    path = image.parent / "rank-3.progress.json"
+    trial = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        path.write_text(json.dumps({"pid": trial.pid, "step": 2, "source": "optimizer"}))
+        program = f"{STEPS}; c = sys.modules['_muster_hook']; c.finish(); print(json.load(open({str(path)!r}))['step'])"
+        program = f"import json, os, sys, time; {program}; os.kill({trial.pid}, 9)\n"
+        program += f"while json.load(open({str(path)!r}))['step'] < 7: time.sleep(0.01)"
+        reaper = threading.Thread(target=trial.wait)
+        reaper.start()
+        assert run(image, program) == (0, "2\n")
+        reaper.join()
+    finally:
+        trial.kill()
+    assert progress(image)["step"] == 7
+
+
+def test_a_report_that_fails_is_tried_again(hook: Any, tmp_path: Path) -> None:
+    """The disk is full for a moment: that its steps are not counted any more would look like a hang."""
+    folder = tmp_path / "folder"
+    counter = hook.StepCounter(str(folder / "rank-0.progress.json"), 0)
+    counter.stepped(counter, (), {})
+    counter.finish()
+    folder.mkdir()
+    counter.finish()
+    counter.silence()  # its thread ends with it
+    assert json.loads((folder / "rank-0.progress.json").read_text())["step"] == 1
 
 
 def test_a_forked_child_is_not_taken_for_its_parent(image: Path) -> None:

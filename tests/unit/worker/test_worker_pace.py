@@ -57,3 +57,22 @@ def test_a_user_may_bound_steps_or_output_or_switch_it_off(pace: Any) -> None:
     both.wrote(70.0)
     assert facts(both.watch(75.0)) == (True, 10.0, 60.0), "the nearer bound"
     assert facts(pace.StepPace(3.0, off=True).watch(75.0)) == (False, 3.0, None)
+
+
+def test_output_is_a_sign_of_life_where_no_bound_of_steps_is_stated(pace: Any) -> None:
+    """A long evaluation writes; what hangs does not. Whoever bounds the steps means the steps."""
+    learnt, stated = pace.StepPace(0.0), pace.StepPace(0.0, step_seconds=60)
+    for rank in (learnt, stated):
+        rank.stepped(1, 10.0)
+        rank.wrote(5_000.0)
+    assert facts(learnt.watch(6_000.0)) == (True, 5_000.0, pace.FLOOR_SECONDS)
+    assert facts(stated.watch(6_000.0)) == (True, 10.0, 60.0)
+
+
+def test_what_nobody_counts_any_more_is_not_watched(pace: Any) -> None:
+    rank = pace.StepPace(0.0, step_seconds=60)
+    rank.stepped(1, 10.0)
+    assert facts(rank.watch(20.0, counted=False)) == (False, 10.0, None)
+    quiet = pace.StepPace(0.0, silent_seconds=90)
+    quiet.stepped(1, 10.0)
+    assert facts(quiet.watch(20.0, counted=False)) == (True, 0.0, 90.0), "its output is still seen"

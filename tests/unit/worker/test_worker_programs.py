@@ -32,6 +32,8 @@ class Program:
     launcher: Path
     process: subprocess.Popen[bytes] | None = None
     environ: dict[str, str] = field(default_factory=dict)
+    directory: Path | None = None
+    """Working directory of the image; the worker's folder where there is none."""
 
     def write(self, name: str, text: str) -> None:
         path = self.folder / "work" / name
@@ -52,7 +54,11 @@ class Program:
         }
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", str(self.launcher)], env=environ, cwd=self.folder, stdout=log, stderr=log
+                [sys.executable, "-I", str(self.launcher)],
+                env=environ,
+                cwd=self.directory or self.folder,
+                stdout=log,
+                stderr=log,
             )
 
     def end(self) -> WorkerExit:
@@ -142,6 +148,35 @@ def test_a_launcher_of_none_starts_the_command_once(program: Program) -> None:
     text = "import os; print(os.environ.get('RANK'), os.environ['LOCAL_WORLD_SIZE'], os.environ['PET_NPROC_PER_NODE'])"
     assert program.run(text, ranks=4, launcher="none").exit_code == 0
     assert program.log() == "None 4 4\n"
+
+
+def test_a_pod_s_program_finds_the_files_of_its_image_and_writes_beside_them(program: Program, tmp_path: Path) -> None:
+    """An image with the program in its working directory, and a folder of checkpoints that came with it."""
+    image = tmp_path / "app"
+    (image / "configs").mkdir(parents=True)
+    (image / "configs" / "a.yaml").write_text("lr: 1\n")
+    (image / "helper.py").write_text("LR = 1\n")
+    (image / "out").mkdir()
+    text = (
+        "import helper, pathlib, sys\nassert helper.LR == 1 and pathlib.Path(sys.argv[1]).read_text() == 'lr: 1\\n'\n"
+    )
+    (image / "train.py").write_text(text + "pathlib.Path('out/state').write_text('s')\n")
+    (program.folder / "work" / "out").mkdir(parents=True)  # checkpoint.folder, made by the keeper
+    program.environ[Env.POD_IP] = "127.0.0.1"
+    program.directory = image
+    assert program.run(command=["train.py", "configs/a.yaml"]).exit_code == 0, program.log()
+    assert (program.folder / "work" / "out" / "state").read_text() == "s"
+    assert not (image / "out" / "state").exists()
+
+
+def test_a_given_source_hides_the_image_s_own_files(program: Program, tmp_path: Path) -> None:
+    image = tmp_path / "app"
+    image.mkdir()
+    (image / "train.py").write_text("")
+    (program.folder / "prepared.json").write_text(json.dumps({"sourceDir": str(tmp_path / "source")}))
+    program.environ[Env.POD_IP] = "127.0.0.1"
+    program.directory = image
+    assert "there is no file train.py" in program.run().message
 
 
 def test_one_failed_rank_ends_the_others_and_explains_the_end(program: Program) -> None:

@@ -18,7 +18,7 @@ from muster.worker.files import read_document, write_document
 from muster.worker.names import HEARTBEAT, KEEPER_STATE, PROGRESS
 from muster.worker.output import Output
 from muster.worker.pace import StepPace
-from muster.worker.process_tree import is_stopped
+from muster.worker.process_tree import is_alive, is_stopped
 
 SECONDS_BETWEEN_BEATS = 1.0
 
@@ -118,7 +118,7 @@ class Heartbeats:
         if isinstance(step, int):
             self._note_step(rank, step, progress)
         pace.wrote(self._output.wrote_at(rank))
-        watch = pace.watch(now)
+        watch = pace.watch(now, self._is_counted(rank, progress))
         phase = "done" if rank in self._done else "init" if pace.first_step_at is None else "step"
         first = rank == min(self._pids)
         return {
@@ -146,6 +146,12 @@ class Heartbeats:
     def all(self) -> list[dict[str, Any]]:
         """Return the heartbeats as they lie in the worker's folder, for whoever asks from outside."""
         return heartbeats_in(self._directory)
+
+    def _is_counted(self, rank: int, progress: Mapping[str, Any]) -> bool:
+        """Return whether whoever counted this rank's steps may still count: a rank (a shell, say) may live on, and do
+        something else, when its process that trained has ended."""
+        counter = progress.get("pid")
+        return not isinstance(counter, int) or counter == self._pids[rank] or is_alive(counter)
 
     def _progress(self, rank: int) -> dict[str, Any]:
         """Return what is reported of a rank; of the first, with what Hugging Face's Trainer adds."""

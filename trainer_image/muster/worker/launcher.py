@@ -31,7 +31,7 @@ from muster.worker.names import (
     ExitCode,
 )
 from muster.worker.notices import watch_notices
-from muster.worker.orders import BadOrders, Orders, command_line, program_environment, read_orders
+from muster.worker.orders import BadOrders, Orders, command_line, link_image_files, program_environment, read_orders
 from muster.worker.output import Output
 from muster.worker.process_tree import (
     adopt_orphans,
@@ -175,6 +175,8 @@ class Worker:
         except ValueError as error:
             raise BadOrders(str(error)) from None
         os.makedirs(orders.work, exist_ok=True)
+        if os.environ.get(Env.POD_IP):  # in a pod, this process starts in the image's own working directory
+            link_image_files(orders, os.getcwd())
         environment = program_environment(orders, os.environ, layout.ranks_per_node)
         os.makedirs(environment[Env.CHECKPOINT_DIR], exist_ok=True)
         command = command_line(orders, environment)

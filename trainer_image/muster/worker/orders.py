@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -68,6 +69,18 @@ def read_orders(environ: Mapping[str, str] = os.environ) -> Orders:
         work=str(prepared.get("workDir") or os.path.join(directory, WORK)),
         prepared=prepared,
     )
+
+
+def link_image_files(orders: Orders, image: str) -> None:
+    """Show the files of the image's own working directory in the program's, by links, where no source was given: the
+    program finds them by its relative paths, and what it writes beside them, such as `checkpoint.folder`, lies on the
+    volume that the keeper of checkpoints shares. What lies there already comes first. Raises OSError."""
+    inside = os.path.realpath(image)
+    if orders.prepared.get("sourceDir") or inside == "/" or os.path.realpath(orders.work).startswith(inside + os.sep):
+        return
+    for name in os.listdir(inside):
+        with contextlib.suppress(FileExistsError):
+            os.symlink(os.path.join(inside, name), os.path.join(orders.work, name))
 
 
 def command_line(orders: Orders, environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -11,7 +11,7 @@ from muster.contract.spec import JobSpec, Recovery
 from muster.contract.status import ExcludedNode, Failure, JobStatus, NodeFault, Restart, Restarts
 from muster.operator.core.causes import chargeable
 from muster.operator.core.codes import Code
-from muster.operator.core.crash_loops import is_repeated
+from muster.operator.core.crash_loops import ends_at_once, is_repeated
 
 FREE = frozenset({Cause.PREEMPTION, Cause.EVICTION})
 # After so long without a preemption, spot capacity is asked for first again.
@@ -35,8 +35,9 @@ def refusal(spec: JobSpec, status: JobStatus, failure: Failure, progressed: bool
     if failure.cause in FREE:
         return None
     recovery = spec.recovery
-    if is_repeated(status, failure):
-        because = f"{failure.cause}: twice the same after step {failure.step}, so a third try would end alike"
+    if is_repeated(spec, status, failure):
+        when = "at once, before any step" if ends_at_once(spec, status, failure) else f"after step {failure.step}"
+        because = f"{failure.cause}: twice the same {when}, so a third try would end alike"
         return Refusal(Code.REPEATED_FAILURE, f"{because}: {failure.message}")
     budget = recovery.budget(failure.cause)
     spent = sum(charge.cause == failure.cause for charge in _in_window(status.restarts.recent, recovery, now))

@@ -175,7 +175,9 @@ def _unwatched(summary: WorkerSummary) -> str:
     if summary.beat is None or summary.beat.watched:
         return ""
     hang = summary.seen.spec.program.hang if summary.seen.spec.program is not None else None
-    return "; hangs are not looked for" if hang is not None and hang.off else "; no step of it has been counted yet"
+    if hang is not None and hang.off:
+        return "; hangs are not looked for"
+    return "; no step of it has been counted yet" if summary.beat.first_step_at is None else "; its steps are over"
 
 
 def _slow_first_step(summary: WorkerSummary) -> str:

@@ -18,6 +18,7 @@ from muster.operator.core.budgets import (
 )
 from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, FailureDiagnosis, diagnose, strength
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code, code_of
+from muster.operator.core.crash_loops import ends_at_once
 from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
 from muster.operator.core.observed import Rejection, Worker, WorkerState
 from muster.operator.core.transitions import NODES_KEPT, between_attempts, last_step, replace_last, transition
@@ -83,6 +84,8 @@ def finish(summary: WorkerSummary, because: str) -> JobStatus:
 def fail(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> JobStatus:
     """Stop an attempt that can't go on. Whether another follows is decided when it is gone, but announced already."""
     failure = _with_step(summary, diagnosis.failure)
+    if failure.cause is Cause.UNKNOWN and ends_at_once(summary.seen.spec, summary.status, failure):
+        failure = failure.model_copy(update={"cause": Cause.USER_ERROR})
     refused = refusal(summary.seen.spec, summary.status, failure, progressed(summary), summary.seen.now)
     excluded = summary.status.excluded_nodes
     if diagnosis.excludes_node:

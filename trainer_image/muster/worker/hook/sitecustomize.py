@@ -11,7 +11,9 @@ left out, and the launcher then says that nothing is known of the program's step
 
 The first optimizer that finishes a step is the one whose steps count: a program with two of them (a GAN) would else be
 twice as fast as it is. Where several processes of one rank step (a program that starts its own), the one that came
-first reports. `muster.run` reports more than this can; it silences it by `sys.modules["_muster_hook"].silence()`.
+first reports, and when it is gone, the next one. `muster.run` reports more than this can; it silences it by
+`sys.modules["_muster_hook"].silence()`. Nothing else does for good: a counter that fell silent after its first report
+would look like a program that hangs. A report that fails (a full disk) is tried again a second later.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class StepCounter:
             if not self._is_reporting:
                 self._is_reporting = True
                 _thread.start_new_thread(self._report_again_and_again, (self._pid,))
-        except Exception:
-            self._silent = True
+        except Exception:  # no thread could be started: the next step tries again
+            self._is_reporting = False
 
     # Read by torch.compile: to trace this function would break the program's graph.
     stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -80,8 +82,8 @@ class StepCounter:
             with self._writing:
                 if not self._silent and self._steps > self._reported and self._pid == os.getpid():
                     self._report()
-        except Exception:
-            self._silent = True
+        except Exception:  # a full disk: the next second tries again
+            return
 
     def _report_again_and_again(self, pid: int) -> None:
         while not self._silent and self._pid == pid:
@@ -109,7 +111,6 @@ class StepCounter:
         import json  # not before it is needed: most processes of an image never train
 
         if not self._reported and self._is_anothers():
-            self._silent = True
             return
         progress = {
             "pid": self._pid,
