@@ -11,6 +11,7 @@ from tests.unit.core.seen import NOW, beat, exited, settled, spec, starting, wit
 from tests.unit.core.test_core_decide import check
 
 from muster.contract.hangs import LIMIT_SECONDS
+from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, Heartbeat, TrainerPhase
 from muster.contract.status import Phase
 from muster.operator.core.causes import UNEVEN_END_SECONDS
@@ -134,3 +135,19 @@ def test_a_program_is_done_when_all_its_workers_are() -> None:
     seen = started()
     seen = replace(seen, now=NOW + 60.0, workers=(exited(0, 0, at=NOW + 50.0), exited(1, 0, at=NOW + 10.0)))
     assert check(seen).status.phase is Phase.SUCCEEDED
+
+
+def test_a_peer_that_was_lost_because_it_ended_with_0_is_the_programs_own_doing() -> None:
+    """Nobody took it away: it spends the budget of unknown causes, and no node is charged."""
+    seen = gang(started(), NOW + 1.0)
+    words = "rank 1 ended with exit code 1: RuntimeError: gloo: Connection closed by peer"
+    ends = tuple(
+        exited(index, code, message=words if code else "") for index, code in ((0, 0), (1, ExitCode.PEER_LOST))
+    )
+    failure = write(replace(seen, workers=ends)).status.last_failure
+    assert failure is not None
+    assert failure.cause is Cause.UNKNOWN
+    assert failure.message == f"{words}; worker 0 had ended with exit code 0, and was missing"
+    failure = write(replace(seen, workers=(worker(0), ends[1]))).status.last_failure
+    assert failure is not None
+    assert failure.cause is Cause.INFRASTRUCTURE

@@ -31,6 +31,8 @@ WATCHDOG = (
         (HEAD + "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:5", 88, "by peer"),
         (HEAD + "torch.distributed.DistNetworkError: The server socket has failed to listen. EADDRINUSE", 84, "listen"),
         (HEAD + "OSError: [Errno 28] No space left on device: 'out/model.pt'", ExitCode.STORAGE, "No space left"),
+        (HEAD + "RuntimeError: [at inline_container.cc:858] . PytorchStreamWriter failed writing", 83, ""),
+        (HEAD + "safetensors.SafetensorError: I/O error: No space left on device (os error 28)", 83, "No space left"),
         (HEAD + "ModuleNotFoundError: No module named 'torchvision'", ExitCode.USER_ERROR, "torchvision"),
         ("  File \"t.py\", line 1\n    a b\nSyntaxError: invalid syntax", 80, "SyntaxError: invalid syntax"),
         ("python: can't open file '/w/train.py': [Errno 2] No such file or directory", 80, "can't open file"),
@@ -75,6 +77,14 @@ def test_the_rank_that_the_others_followed_from_explains_the_end() -> None:
     assert (end["exitCode"], end["rank"], end["signal"]) == (137, 1, 9)
     end = judged([ProcessEnd(0, 1, 10.0), ProcessEnd(1, -9, 10.5)], {0: HEAD + PEER}, oom_killed=True)
     assert (end["exitCode"], end["message"]) == (81, "rank 1 was killed by SIGKILL by the kernel, for want of memory")
+
+
+def test_a_peer_that_ended_with_0_was_not_taken_away() -> None:
+    ends = [ProcessEnd(0, 1, 10.0), ProcessEnd(1, 0, 9.5)]
+    end = judged(ends, {0: HEAD + PEER})
+    assert (end["exitCode"], end["rank"]) == (1, 0)
+    assert str(end["message"]).endswith("rank 1 had ended with exit code 0 before, and was missing")
+    assert judged([ends[0], ProcessEnd(1, 0, 12.0)], {0: HEAD + PEER})["exitCode"] == ExitCode.PEER_LOST
 
 
 def test_codes_that_mean_something_to_muster_are_the_launcher_s_to_say() -> None:

@@ -42,6 +42,11 @@ _PEER_LOST = (
     "remote process exited", "ncclremoteerror", "socket closed", "connection refused",
 )  # fmt: skip
 _DISTRIBUTED = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
+# torch.save says of a disk that takes no more only that it could not write (caffe2/serialize/inline_container.cc).
+_CANT_BE_WRITTEN = (
+    "[errno 28]", "[errno 122]", "no space left on device", "disk quota exceeded",
+    "pytorchstreamwriter failed writing",
+)  # fmt: skip
 _CANT_BE_IMPORTED = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 
 
@@ -79,7 +84,7 @@ def read_words(tail: str) -> Words:
             return Words(text, ExitCode.PREFLIGHT_FAILED)
         lost = any(words in low for words in _PEER_LOST)
         return Words(text, ExitCode.PEER_LOST if lost else None, collective_failed=True)
-    if short == "OSError" and "[errno 28]" in low:
+    if any(words in low for words in _CANT_BE_WRITTEN):
         return Words(text, ExitCode.STORAGE)
     if short in _CANT_BE_IMPORTED:
         return Words(text, ExitCode.USER_ERROR)
@@ -160,7 +165,12 @@ def judge(
         return (1 if words[end.rank].collective_failed else 0), end.at
 
     end = min(failures, key=order)
-    return _failure(end, words[end.rank], step_of(end.rank), oom_killed)
+    found = _failure(end, words[end.rank], step_of(end.rank), oom_killed)
+    early = next((each for each in ends if not each.exit_code and each.at <= end.at), None)
+    if found["exitCode"] == ExitCode.PEER_LOST and early is not None:  # nobody took that peer away
+        message = f"{found['message']}; rank {early.rank} had ended with exit code 0 before, and was missing"
+        return {**found, "exitCode": 1, "message": message}
+    return found
 
 
 def _failure(end: ProcessEnd, words: Words, step: int, oom_killed: bool) -> dict[str, Any]:

@@ -163,6 +163,7 @@ def _ends(summary: WorkerSummary, before: float | None) -> Iterator[FailureDiagn
         if before is not None and (worker.exit is None or worker.exit.at > before) and _cause_by_reason(worker) is None:
             continue
         if (failure := _failure_of(summary.seen, worker)) is not None:
+            failure = _with_early_end(summary, failure)
             yield FailureDiagnosis(failure, strength(failure))
 
 
@@ -186,6 +187,18 @@ def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
         exit_code=code,
         log_tail=end.log_tail if end else "",
     )
+
+
+def _with_early_end(summary: WorkerSummary, failure: Failure) -> Failure:
+    """Return the failure as the program's own where it lost a peer whose worker had ended with code 0: nobody took
+    that away, it left its part undone."""
+    if failure.exit_code != ExitCode.PEER_LOST or summary.seen.spec.program is None:
+        return failure
+    for worker in summary.exited:
+        if worker.exit is not None and worker.exit.exit_code == 0 and worker.exit.at <= failure.at + LATE_EXIT_SECONDS:
+            message = f"{failure.message}; worker {worker.worker} had ended with exit code 0, and was missing"
+            return failure.model_copy(update={"cause": Cause.UNKNOWN, "message": message})
+    return failure
 
 
 def _cause_of_end(worker: Worker) -> Cause | None:
