@@ -1,8 +1,9 @@
-""".ci/run fails when any step fails, runs the others all the same, and repeats pytest's closing line."""
+""".ci/run fails when any step fails, runs the others all the same, and ends with what failed and why."""
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,36 @@ STEPS = ["test", "test-long", "lint", "types", "generated"]
 
 FAKE_MAKE = f"""#!/bin/sh
 echo "$1" >> steps
+[ "$1" = test ] && [ -n "$SUITE" ] && exec {sys.executable} -m pytest -ra -p no:cacheprovider "$SUITE"
 [ "$1" = test ] && echo "{CLOSING_LINE}"
+[ "$1" = types ] && echo "a.py:1: error: no type"
 case " $FAILING " in *" $1 "*) exit 2;; esac
 exit 0
+"""
+
+SUITE = """
+import sys
+import pytest
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("no fixture")
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_that_is_skipped(name):
+    pytest.skip("no device")
+
+@pytest.mark.skip("no cluster")
+def test_that_is_skipped_too(): ...
+
+def test_that_fails():
+    for number in range(50):
+        print(f"line {number}")
+    assert {"phase": "Failed"} == {"phase": "Succeeded"}
+
+def test_without_its_fixture(broken): ...
+
+def test_that_passes(): ...
 """
 
 
@@ -24,7 +52,8 @@ exit 0
 def checkout(tmp_path: Path) -> Path:
     """A checkout whose `make` only notes what it was asked for."""
     (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    for name in ("run", "summary.py"):
+        shutil.copy(ROOT / ".ci" / name, tmp_path / ".ci" / name)
     make = tmp_path / "bin" / "make"
     make.parent.mkdir()
     make.write_text(FAKE_MAKE)
@@ -32,10 +61,11 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(checkout: Path, failing: str = "") -> subprocess.CompletedProcess[str]:
+def run(checkout: Path, failing: str = "", suite: str | Path = "") -> subprocess.CompletedProcess[str]:
     environment = {
         "PATH": f"{checkout}/bin:{os.environ['PATH']}",
         "FAILING": failing,
+        "SUITE": str(suite),
         "KUBEBUILDER_ASSETS": f"{checkout}/assets",
     }
     return subprocess.run(
@@ -67,3 +97,40 @@ def test_any_failing_step_fails_the_run_after_all_steps(checkout: Path, failing:
     assert (checkout / "steps").read_text().split() == STEPS
     names = " ".join({"test": "tests", "test-long": "long-tests"}.get(step, step) for step in failing.split())
     assert result.stdout.splitlines()[-2:] == [CLOSING_LINE, f"FAILED: {names}"]
+
+
+def test_the_end_of_the_output_names_what_failed_and_why(checkout: Path) -> None:
+    suite = checkout / "test_suite.py"
+    suite.write_text(SUITE)
+    result = run(checkout, "types", suite)
+    assert result.returncode == 1
+    steps, end = result.stdout.split("=== skipped: 3 tests\n")
+    assert "SKIPPED [" not in steps
+    lines = end.splitlines()
+    assert lines[:2] == ["    2 no device", "    1 no cluster"]
+    errors = [" ".join(line.split()) for line in lines if line.startswith("E ")]
+    assert errors[0] == "E RuntimeError: no fixture"
+    assert errors[1] == "E AssertionError: assert {'phase': 'Failed'} == {'phase': 'Succeeded'}"
+    assert [line for line in lines if line.startswith("=== ")] == [
+        "=== tests: ERROR at setup of test_without_its_fixture",
+        "=== tests: test_that_fails",
+        "=== types failed; its last lines:",
+    ]
+    assert [line for line in lines if line.startswith("line ")] == [f"line {number}" for number in range(38, 50)]
+    assert "a.py:1: error: no type" in lines
+    failed = [line.split(" - ")[0].split("::")[-1] for line in lines if line.startswith(("FAILED test", "ERROR test"))]
+    assert failed == ["test_without_its_fixture", "test_that_fails"]
+    assert "1 failed, 1 passed, 3 skipped, 1 error in" in lines[-2]
+    assert lines[-1] == "FAILED: tests types"
+
+
+def test_a_worker_that_crashed_and_many_failures_fit_into_the_end(tmp_path: Path) -> None:
+    crash = ["___ tests/test_x.py::test_a ___", "[gw0] linux", "worker 'gw0' crashed while running 'test_a'"]
+    many = [line for number in range(30) for line in (f"___ test_{number} ___", f"E   AssertionError: {'x' * 1_000}")]
+    words = ["=== FAILURES ===", *crash, *many, "=== short test summary info ===", "FAILED test_29 - x"]
+    (tmp_path / "tests").write_text("\n".join(words))
+    command = [sys.executable, ROOT / ".ci" / "summary.py", tmp_path, "tests"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[:3] == ["=== tests: tests/test_x.py::test_a", *crash[1:]]
+    assert lines[4] == f"E   AssertionError: {'x' * 380} ... (620 characters more)"
+    assert lines[-2:] == ["=== tests: 6 more failures are named below", "FAILED test_29 - x"]
