@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from muster.contract.schema import RULES, definition, document_schema
 from muster.contract.spec import MUTABLE, JobSpec, parse_job
 
 FORBIDDEN = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "additionalItems", "const", "title", "prefixItems"}
+
+crd_schema = functools.cache(document_schema)  # to make it takes a second
 
 
 def nodes(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -28,7 +31,7 @@ def nodes(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
 
 def test_the_schema_is_structural() -> None:
     typed = ("type", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
-    for path, schema in nodes(document_schema()):
+    for path, schema in nodes(crd_schema()):
         assert not FORBIDDEN & set(schema), path
         assert any(key in schema for key in typed), path
         assert not ("properties" in schema and "additionalProperties" in schema), path
@@ -36,7 +39,7 @@ def test_the_schema_is_structural() -> None:
 
 def test_no_whole_number_is_refused_for_a_fraction_that_it_is_below() -> None:
     """An API server cuts a limit to a whole number where the value is one: it took 0 for no less than 0.5."""
-    for path, schema in nodes(document_schema()):
+    for path, schema in nodes(crd_schema()):
         limit = schema.get("maximum", 0)
         assert limit == int(limit) or not schema.get("exclusiveMaximum"), path
 
@@ -61,19 +64,19 @@ def test_its_defaults_are_the_models_defaults() -> None:
         }
     }
     document = {"metadata": {"name": "x"}, "spec": written}
-    filled = fill(document_schema()["properties"]["spec"], written)
+    filled = fill(crd_schema()["properties"]["spec"], written)
     assert filled == dump(parse_job(document).spec)
 
 
 def test_what_may_not_change_is_said_for_each_key() -> None:
-    rules = " ".join(rule["rule"] for rule in document_schema()["x-kubernetes-validations"])
+    rules = " ".join(rule["rule"] for rule in crd_schema()["x-kubernetes-validations"])
     for name, field in JobSpec.model_fields.items():
         assert (f"self.spec.{field.alias} == oldSelf.spec.{field.alias}" in rules) == (name not in MUTABLE), name
 
 
 @pytest.mark.parametrize(("path", "rule"), [(path, rule) for path, rule, _ in RULES])
 def test_rules_stand_where_they_belong(path: str, rule: str) -> None:
-    schemas = dict(nodes(document_schema()["properties"]["spec"]))
+    schemas = dict(nodes(crd_schema()["properties"]["spec"]))
     place = f".{path}".replace(".*", "[]") if path else ""  # `*` stands for each value of a mapping
     assert rule in [entry["rule"] for entry in schemas[place]["x-kubernetes-validations"]]
 
@@ -103,7 +106,7 @@ def test_kubectl_explain_describes_every_field() -> None:
             if isinstance(inner, dict):
                 yield from silent(inner, f"{path}[]")
 
-    schema = document_schema()["properties"]
+    schema = crd_schema()["properties"]
     assert [*silent(schema["spec"], "spec"), *silent(schema["status"], "status")] == []
     every = schema["spec"]["properties"]["checkpoint"]["properties"]["every"]["description"]
     assert every.startswith("Interval between checkpoints: a number of steps, a time (`10m`), or `auto`")
