@@ -151,3 +151,14 @@ def test_a_peer_that_was_lost_because_it_ended_with_0_is_the_programs_own_doing(
     failure = write(replace(seen, workers=(worker(0), ends[1]))).status.last_failure
     assert failure is not None
     assert failure.cause is Cause.INFRASTRUCTURE
+
+
+def test_that_a_lost_peer_had_ended_with_0_may_be_seen_a_moment_later() -> None:
+    seen = gang(started(), NOW + 1.0)
+    lost = exited(1, ExitCode.PEER_LOST, message="rank 1 ended with exit code 1: RuntimeError: gloo")
+    seen = write(replace(seen, workers=(worker(0), lost)))
+    assert seen.status.last_failure is not None
+    assert seen.status.last_failure.cause is Cause.INFRASTRUCTURE
+    seen = write(replace(seen, workers=(exited(0, 0), lost)))
+    assert seen.status.last_failure is not None
+    assert seen.status.last_failure.cause is Cause.UNKNOWN

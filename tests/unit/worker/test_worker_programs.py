@@ -18,7 +18,7 @@ import pytest
 from tests.polling import eventually
 from tests.unit.worker.foreign_image import write_launcher
 
-from muster.contract.names import EXIT_RECORD, RANKS_ENDED, Env, ExitCode
+from muster.contract.names import EXIT_RECORD, KEEPER_STATE, RANKS_ENDED, Env, ExitCode
 from muster.contract.signals import Heartbeat, WorkerExit
 
 PATIENCE_SECONDS = 60.0  # for broken code only
@@ -361,6 +361,24 @@ def test_a_keeper_that_dies_over_the_last_checkpoint_is_no_success(program: Prog
     end = program.run()
     assert end.exit_code == ExitCode.STORAGE
     assert end.message.startswith("the process that keeps the program's checkpoints ended before it had published them")
+
+
+def test_a_program_that_had_ended_before_it_was_asked_to_stop_has_ended(program: Program) -> None:
+    """The wish comes while the keeper still publishes what the program saved last."""
+    folder = program.folder
+    program.write("train.py", "")
+    keeper = f"while [ ! -e {folder}/stop.json ]; do sleep 0.02; done; "
+    keeper += f'echo \'{{"state": "done"}}\' > {folder}/keeper.new; mv {folder}/keeper.new {folder}/{KEEPER_STATE}'
+    code = f"import os, subprocess, sys; subprocess.Popen(['sh', '-c', {keeper!r}]); "
+    code += f"os.execv(sys.executable, [sys.executable, '-I', {str(program.launcher)!r}])"
+    program.launcher = folder / "start.py"
+    program.launcher.write_text(code)
+    program.start()
+    eventually((folder / RANKS_ENDED).exists, f"the ranks' end, with {program.log()}", PATIENCE_SECONDS)
+    assert program.process is not None
+    program.process.send_signal(signal.SIGTERM)
+    end = program.end()
+    assert (end.exit_code, end.message) == (0, "")
 
 
 def test_a_keeper_that_ends_before_the_program_ends_the_worker() -> None:

@@ -287,9 +287,9 @@ class Worker:
 
     def _as_stopped(self, end: dict[str, Any], ends: tuple[ProcessEnd, ...], heartbeats: Heartbeats) -> dict[str, Any]:
         """Return the end of a worker that was asked to stop: by whether a checkpoint was published after that. A
-        program that has taken all its steps is done all the same; one that failed by itself before, has failed."""
+        program that has taken all its steps is done all the same; one that ended or failed by itself before, has."""
         asked = self._stop.asked_at
-        if asked is None:
+        if asked is None or all(each.at < asked for each in ends):
             return end
         steps = self._orders.steps
         if not end["exitCode"] and steps is not None and all(heartbeats.step(each.rank) >= steps for each in ends):

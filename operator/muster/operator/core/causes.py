@@ -102,7 +102,7 @@ def strength(failure: Failure) -> int:
         return 0
     if failure.cause in (Cause.PREEMPTION, Cause.EVICTION):
         return 1
-    if failure.exit_code == ExitCode.PEER_LOST:
+    if failure.exit_code == ExitCode.PEER_LOST and failure.cause is not Cause.UNKNOWN:  # else it is known why
         return 5
     if failure.cause == Cause.INFRASTRUCTURE:
         return 2 if failure.exit_code in _EARLY else 1
