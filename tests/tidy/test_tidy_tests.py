@@ -20,9 +20,10 @@ def idle_tests(root: Path) -> list[str]:
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         judging = {function.name for function in functions if _judges(function)}
         for function in functions:
+            if not function.name.startswith("test_") or function.name in judging:
+                continue
             by_helper = judging & {_name(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
-            excused = EXCUSE in (ast.get_source_segment(text, function) or "")
-            if function.name.startswith("test_") and not (function.name in judging or by_helper or excused):
+            if not by_helper and EXCUSE not in (ast.get_source_segment(text, function) or ""):
                 faults.append(f"{path.relative_to(root)}:{function.lineno}: {function.name} can't fail")
     return faults
 
