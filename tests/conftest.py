@@ -1,15 +1,18 @@
 """What holds for every test: a clean environment, no luck in the random numbers, and nothing left running."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
+import ssl
 import threading
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpcore2
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
@@ -109,6 +112,24 @@ def longest_first(items: list[pytest.Item], durations: dict[str, dict[str, float
 
 def file_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def certificates_read_once() -> Iterator[None]:
+    """Spare each of httpx2's clients the list of certificate authorities. To read it takes 30 ms, many requests make a
+    client of their own, and nearly all of them go to plain http."""
+    read = httpcore2.default_ssl_context
+
+    @functools.cache
+    def kept(trust_env: bool, *_: str | None) -> ssl.SSLContext:
+        return read(_trust_env=trust_env)
+
+    def shared(*, _trust_env: bool = True) -> ssl.SSLContext:
+        return kept(_trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpcore2, "default_ssl_context", shared)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
