@@ -161,7 +161,8 @@ class ClusterClient:
         return self._with_folder(submission)
 
     def _with_folder(self, submission: Submission) -> Submission:
-        """Replace `from: {job: NAME}` by the folder of that job's commits, as the API does."""
+        """Replace `{job: NAME}` by the folder of that job's commits, and `last` and `best` by their steps where its
+        status names them, as the API does. Retention is not held off: only the API pins what jobs will read."""
         spec = submission.spec
         for path, source in input_commits(spec).items():
             if source.job is None or source.uri is not None:
@@ -170,7 +171,8 @@ class ClusterClient:
             if not checkpoint:
                 problem = Problem(f"spec.{path}.job", f"job {source.job!r} has no checkpoint yet")
                 raise CliError(str(problem), Exit.USAGE, "invalid_job", faults=(Fault(problem),))
-            spec = with_input_folder(spec, path, checkpoint["uri"])
+            named = {"last": checkpoint["step"], "best": checkpoint.get("bestStep")}
+            spec = with_input_folder(spec, path, checkpoint["uri"], named.get(str(source.step)))
         return submission.model_copy(update={"spec": spec})
 
     # --- events and logs ---

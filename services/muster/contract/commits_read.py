@@ -38,9 +38,11 @@ def commits_read(training: TrainingConfig) -> dict[str, FromCommit]:
     return {path: origin for path, origin in named.items() if origin is not None}
 
 
-def with_folder(training: TrainingConfig, path: str, uri: str) -> TrainingConfig:
-    """The same where the commit that the field `path` names lies in the folder `uri`."""
-    origin = commits_read(training)[path].model_copy(update={"uri": uri})
+def with_folder(training: TrainingConfig, path: str, uri: str, step: int | None = None) -> TrainingConfig:
+    """The same where the commit that the field `path` names lies in the folder `uri`, and is of that step, if one is
+    given."""
+    update = {"uri": uri} | ({} if step is None else {"step": step})
+    origin = commits_read(training)[path].model_copy(update=update)
     if path == "model.from":
         return training.model_copy(update={"model": training.model.model_copy(update={"from_": origin})})
     if path == f"{TEACHER}.from":

@@ -26,13 +26,16 @@ def input_commits(spec: JobSpec) -> dict[str, FromCommit]:
     return {path: origin for path, origin in commits.items() if origin is not None}
 
 
-def with_input_folder(spec: JobSpec, path: str, uri: str) -> JobSpec:
-    """The same job where the commit that the field `path` names lies in the folder `uri`."""
+def with_input_folder(spec: JobSpec, path: str, uri: str, step: int | None = None) -> JobSpec:
+    """The same job where the commit that the field `path` names lies in the folder `uri`, and is of that step, if one
+    is given."""
     if spec.training is not None:
-        return spec.model_copy(update={"training": with_folder(spec.training, path.removeprefix(_TRAINING), uri)})
+        training = with_folder(spec.training, path.removeprefix(_TRAINING), uri, step)
+        return spec.model_copy(update={"training": training})
     assert spec.program is not None, "a job is a training or a program"
     name = path.removeprefix(_INPUTS)
-    inputs = {**spec.program.inputs, name: spec.program.inputs[name].model_copy(update={"uri": uri})}
+    update = {"uri": uri} | ({} if step is None else {"step": step})
+    inputs = {**spec.program.inputs, name: spec.program.inputs[name].model_copy(update=update)}
     return spec.model_copy(update={"program": spec.program.model_copy(update={"inputs": inputs})})
 
 

@@ -47,9 +47,7 @@ def _program(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[str
     facts = [("program", program_command(spec))]
     if source := program.get("source"):
         facts.append(("source", source))
-    inputs = [f"{name}: {_input(each)}" for name, each in program["inputs"].items()]
-    if inputs:
-        facts.append(("inputs", "\n".join(inputs)))
+    facts += _inputs(program)
     if program.get("steps"):
         facts.append(("length", plural(program["steps"], "step")))
     below = checkpoint.get("folder") or "$MUSTER_CHECKPOINT_DIR"
@@ -59,6 +57,11 @@ def _program(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[str
         ("hangs", _hang(program["hang"])),
         ("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (what the program writes in {below})"),
     ]
+
+
+def _inputs(program: Mapping[str, Any]) -> list[tuple[str, str]]:
+    words = [f"{name}: {_input(each)}" for name, each in (program.get("inputs") or {}).items()]
+    return [("inputs", "\n".join(words))] if words else []
 
 
 def _input(each: Mapping[str, Any]) -> str:
@@ -204,7 +207,7 @@ def program_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tu
     at a restart is said only while there may be one."""
     if not spec.get("program"):
         return []
-    facts = [("program", program_command(spec))]
+    facts = [("program", program_command(spec)), *_inputs(spec["program"])]
     if status.get("checkpoint"):
         facts.append(("resumes", RESUMES))
     elif not status.get("finishedAt"):

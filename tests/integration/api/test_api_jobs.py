@@ -305,7 +305,7 @@ async def test_from_a_job_becomes_a_folder(here: Platform) -> None:
     here.commit(base, 20)
     made = await here.client.post("/api/v1/jobs", json=wanted)
     folder = f"file://{here.state.checkpoints.resolve()}/{base}"
-    assert made.json()["spec"]["training"]["model"]["from"] == {"job": "base", "step": "last", "uri": folder}
+    assert made.json()["spec"]["training"]["model"]["from"] == {"job": "base", "step": 20, "uri": folder}
     wanted["metadata"]["name"] = "tuned-30"
     wanted["spec"]["training"]["model"] = {"from": {"job": base, "step": 30}}
     late = await here.client.post("/api/v1/jobs", json=wanted)

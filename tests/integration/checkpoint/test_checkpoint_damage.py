@@ -21,6 +21,7 @@ from muster.storage.checksum import PART_BYTES
 from muster.storage.errors import StoreError
 from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
+from muster.storage.readers import being_read, reading
 from muster.trainer.checkpoint import (
     CheckpointError,
     DamagedCommit,
@@ -35,7 +36,6 @@ from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in, read_commit
 from muster.trainer.checkpoint.failures import UnknownFormat
 from muster.trainer.checkpoint.node_cache import NodeCache
-from muster.trainer.checkpoint.readers import being_read, reading
 from muster.trainer.errors import StorageError
 
 DAMAGES = 200

@@ -20,13 +20,13 @@ from muster.storage.errors import NotFound, StorageError, StoreError, Truncated
 from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
 from muster.storage.pins import pin
+from muster.storage.readers import being_read, reading
 from muster.storage.store import Object, Store
 from muster.trainer.checkpoint import UnusableCommit, list_commits, load, resume
 from muster.trainer.checkpoint.__main__ import main
 from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.quarantine import must_not_lose_all, quarantine
-from muster.trainer.checkpoint.readers import being_read, reading
 from muster.trainer.checkpoint.verify import verify
 
 STEPS = 3

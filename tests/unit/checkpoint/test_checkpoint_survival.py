@@ -17,12 +17,12 @@ from muster.storage.checksum import crc32
 from muster.storage.errors import NotFound
 from muster.storage.listing import steps_in
 from muster.storage.pins import pin, pinned, unpin
+from muster.storage.readers import being_read, reading
 from muster.storage.store import Object
 from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.quarantine import quarantine
-from muster.trainer.checkpoint.readers import being_read, reading
 
 
 class Crash(Exception):

@@ -26,6 +26,11 @@ def test_a_program_says_that_it_resumes_itself_and_only_if_it_can() -> None:
     resumes = ("resumes", "by the program; data position not checked")
     assert program_facts(SPEC, {"checkpoint": {"step": 3}}) == [command, resumes]
     assert program_facts(SPEC, {"finishedAt": 9.0}) == [command], "there is no restart to come"
+    base = {"job": "pretrain", "uri": "s3://ck/uid", "step": 1200}
+    inputs = {"base": base, "old": {"uri": "s3://ck/old", "step": "last"}, "model": {"source": "hf://org/name@v1"}}
+    with_inputs = {"program": {**SPEC["program"], "inputs": inputs}}
+    words = "base: pretrain (step 1200)\nold: s3://ck/old (step last)\nmodel: hf://org/name@v1"
+    assert program_facts(with_inputs, {}) == [command, ("inputs", words), begins]
     none = {"program": {"command": ["bash"], "launcher": "none"}}
     assert program_facts(none, {})[0] == ("program", "bash  (once per worker)")
 

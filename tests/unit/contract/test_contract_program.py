@@ -91,7 +91,8 @@ def test_a_bad_program_is_refused_with_its_place(changes: dict[str, Any], words:
 def test_the_commits_and_addresses_that_a_program_reads_are_named_by_their_fields() -> None:
     spec = spec_of()
     assert {path: origin.job for path, origin in input_commits(spec).items()} == {"program.inputs.base": "pretrain"}
-    spec = with_input_folder(spec, "program.inputs.base", "s3://ck/uid")
+    spec = with_input_folder(spec, "program.inputs.base", "s3://ck/uid", 40)
+    assert input_commits(spec)["program.inputs.base"].step == 40
     assert dict(read_addresses(spec)) == {
         "program.inputs.tokenizer.source": "hf://org/name@v1",
         "program.inputs.base.uri": "s3://ck/uid",

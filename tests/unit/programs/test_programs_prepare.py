@@ -169,6 +169,16 @@ def test_inputs_lie_by_their_names(tmp_path: Path) -> None:
     assert (folder / "model" / "sub" / "config.json").read_text() == "{}"
 
 
+def test_an_input_that_was_deleted_is_a_fault_of_the_job_with_its_place(tmp_path: Path) -> None:
+    committed(tmp_path, step_1=b"1", step_2=b"2")
+    inputs = {"base": {"job": "pretrain", "uri": (tmp_path / "store" / "uid").as_uri(), "step": 3}}
+    with pytest.raises(UserError) as refused:
+        prepare(with_program(surroundings(tmp_path, attempt="2"), inputs=inputs), lambda words: None)
+    words = str(refused.value)
+    assert words.startswith("program.inputs.base: the checkpoint of step 3 of job pretrain can't be read: ")
+    assert words.endswith("Submit the job again with another step; muster checkpoints ls pretrain lists them")
+
+
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [

@@ -36,6 +36,7 @@ from muster.api.core.profiles import routes as profiles
 from muster.api.core.relay import Relay
 from muster.api.core.services import Services
 from muster.api.core.settings import Settings
+from muster.api.core.submission import input_pins
 from muster.api.core.submission import routes as submission
 from muster.api.core.why import routes as why
 from muster.documents.prices import load_prices
@@ -89,7 +90,7 @@ def open_core(
         notifications = Notifications(database, hub)
         services.background.works.append(notifications.work)
         closing.push_async_callback(notifications.close)
-    services.housekeeping.append(lambda: _drop_old(services))
+    services.housekeeping += [lambda: input_pins.keep_up(services), lambda: _drop_old(services)]
     return services
 
 

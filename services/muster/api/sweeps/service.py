@@ -152,12 +152,13 @@ def _row(caller: Principal, checked: Checked, first: Draft, attempted: Attempted
 
 
 def _pinned(drafted: SweepDraft, first: Draft) -> dict[str, Any]:
-    """The job's document with the folders of the commits that it reads: a name means the newest job that has it, and
-    would not mean the same job to every trial. The namespace and the project are the first trial's, too."""
+    """The job's document with the folders and steps of the commits that it reads: a name means the newest job that has
+    it, and `best` the best by then, which would not be the same to every trial. The namespace and the project are the
+    first trial's, too."""
     template = dict(drafted.template)
     for path, source in input_commits(first.spec).items():
         if source.uri is not None and not any(each.startswith(path) for each in drafted.sweep.parameters):
-            template = _with(template, ["spec", *path.split(".")], {"uri": source.uri})
+            template = _with(template, ["spec", *path.split(".")], {"uri": source.uri, "step": source.step})
     return template
 
 

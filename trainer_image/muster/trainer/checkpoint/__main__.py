@@ -21,12 +21,12 @@ from muster.contract.views import commit_summary_view, commit_view
 from muster.storage.listing import best_of, steps_in
 from muster.storage.opening import open_store
 from muster.storage.pins import is_pinned, pin, pinned, unpin
+from muster.storage.readers import being_read
 from muster.storage.store import Store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.quarantine import put_back, quarantined
-from muster.trainer.checkpoint.readers import being_read
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import StorageError, UserError
 

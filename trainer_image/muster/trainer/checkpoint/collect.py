@@ -16,12 +16,12 @@ from muster.contract.spec import Keep
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
 from muster.storage.pins import is_pinned, pinned
+from muster.storage.readers import being_read
 from muster.storage.store import Store
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, GoneCommit
 from muster.trainer.checkpoint.policy import Kept, retained
 from muster.trainer.checkpoint.quarantine import quarantined
-from muster.trainer.checkpoint.readers import being_read
 
 _ATTEMPT_FILE = re.compile(r"step-(\d{8,})/attempt-(\d+)/.+")
 

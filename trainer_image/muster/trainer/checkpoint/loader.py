@@ -15,6 +15,7 @@ from muster.storage.commits import refuse_folder
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
+from muster.storage.readers import reading
 from muster.storage.store import Store
 from muster.trainer.checkpoint.chunks import Chunk
 from muster.trainer.checkpoint.commits import parse, read_and_parse
@@ -33,7 +34,6 @@ from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.node_memory import NodeMemory, SharedBuffer, share
 from muster.trainer.checkpoint.optimizer_state import adopt_state, expect_whole_state, state_to_fill, wanted_state
 from muster.trainer.checkpoint.quarantine import first_good, put_back_newest
-from muster.trainer.checkpoint.readers import reading
 from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]

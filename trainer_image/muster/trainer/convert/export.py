@@ -25,11 +25,11 @@ from muster.contract.checkpoint import ITEM_BYTES, Commit, TensorEntry
 from muster.contract.model_size import is_embedding
 from muster.contract.text import size
 from muster.storage.opening import open_store
+from muster.storage.readers import reading
 from muster.storage.store import Store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.folder_files import write_folder
-from muster.trainer.checkpoint.readers import reading
 from muster.trainer.convert import byte_tokenizer, hugging_face, peft, transformers_names
 from muster.trainer.convert.merge import Delta, deltas
 from muster.trainer.convert.tensor_files import MODEL, Output, write_files

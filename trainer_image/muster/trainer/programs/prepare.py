@@ -28,13 +28,13 @@ from muster.contract.program import Input
 from muster.storage.errors import NotFound, StorageError
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_source, open_store
+from muster.storage.readers import reading
 from muster.storage.small_files import write_whole
 from muster.storage.store import Store
 from muster.trainer.checkpoint.commits import commit_in
-from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
+from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit
 from muster.trainer.checkpoint.folder_files import write_folder
 from muster.trainer.checkpoint.quarantine import first_good, put_back_newest, set_aside
-from muster.trainer.checkpoint.readers import reading
 from muster.trainer.errors import UserError
 from muster.trainer.programs import INPUTS, KEEPING, SOURCE, WORK, Surroundings, read_surroundings
 from muster.trainer.programs.archive import unpack
@@ -130,8 +130,12 @@ def _fetch_input(name: str, asked: Input, folder: Path) -> str:
 
     try:
         report = export(open_store(asked.uri, links=False), asked.step, folder)
-    except DamagedCommit as error:
-        raise UserError(f"program.inputs.{name}: {error}; name another step") from error
+    except (DamagedCommit, GoneCommit) as error:  # it will be no other in the next attempt
+        job = "" if asked.job is None else f" of job {asked.job}"
+        raise UserError(
+            f"program.inputs.{name}: the checkpoint of step {asked.step}{job} can't be read: {error}. Submit the job "
+            f"again with another step; muster checkpoints ls {asked.job or asked.uri} lists them"
+        ) from error
     return f"step {report['step']} of {asked.uri}"
 
 

@@ -104,6 +104,19 @@ class EventRow(Table):
     body: Mapped[dict[str, Any]]  # {message, data}
 
 
+class InputPinRow(Table):
+    """A checkpoint that a job reads, which retention spares until the job is over. The row outlives its job until the
+    mark in the folder is taken back."""
+
+    __tablename__ = "input_pins"
+
+    job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    folder: Mapped[str] = mapped_column(Text)
+    step: Mapped[int]
+    renew_at: Mapped[float]
+
+
 class AttemptRow(Table):
     """`body` is a contract.status.Attempt. The status keeps the newest fifty, these rows keep all."""
 

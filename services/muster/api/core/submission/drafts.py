@@ -16,9 +16,18 @@ from muster.documents.document import Document
 
 
 @dataclass(frozen=True)
+class InputCommit:
+    """A commit of another job that the job will read, and the path of the field that names it."""
+
+    path: str
+    folder: str
+    step: int
+
+
+@dataclass(frozen=True)
 class Draft:
     """A submission with every default filled in. `faults` say why it would be refused; without any it can be stored.
-    `files` are the addresses of the uploaded files that it names, by their ids.
+    `files` are the addresses of the uploaded files that it names, by their ids, and `inputs` the commits of other jobs.
 
     In the transaction that stores the job, each of `conditions` is asked before its rows are written, and may refuse
     it by an ApiError; each of `companions`, which is given the job's id, then writes what belongs to the job.
@@ -32,6 +41,7 @@ class Draft:
     faults: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[InputCommit, ...] = ()
     conditions: tuple[Callable[[AsyncSession], Awaitable[None]], ...] = ()
     companions: tuple[Callable[[AsyncSession, str], Awaitable[None]], ...] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -18,7 +18,7 @@ from muster.api.core.jobs.repository import folder_of
 from muster.api.core.projects import DEFAULT_NAMESPACE, namespace_of
 from muster.api.core.services import Services
 from muster.api.core.settings import Settings
-from muster.contract.address import Address
+from muster.contract.address import parse_address
 from muster.contract.cluster_objects import objects_named
 from muster.contract.job_inputs import files_named, input_commits
 from muster.contract.model_config import FromCommit
@@ -50,16 +50,20 @@ class NamedFile:
 
 @dataclass(frozen=True)
 class CommitOrigin:
-    """The jobs that a field `from` can mean. `newest` is None where there is none, and `folder` that job's, if it holds
-    the commit; `older` is another job of the same name that does.
+    """The jobs that a field that names a commit can mean. `newest` is None where there is none, and `folder` that
+    job's, if it holds the commit; `older` is another job of the same name that does.
 
-    `hidden` says that the folder that the field names is of a job that the project does not see.
+    `step` is the commit's, whether the field says a number, `best` or `last`. `hidden` says that the folder that the
+    field names is of a job that the project does not see, and `foreign` that it is not a folder of the job that the
+    field names as well.
     """
 
     newest: JobRow | None = None
     folder: str | None = None
+    step: int = 0
     older: str | None = None
     hidden: bool = False
+    foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,15 +109,23 @@ async def read_facts(
         candidates = {
             path: await repository.named(session, project.row.name, namespace, source.job)
             for path, source in commits.items()
-            if source.job is not None and source.uri is None
+            if source.job is not None
         }
+        for path, jobs in candidates.items():
+            if (folder := commits[path].uri) is not None:
+                # The job of the folder may be too old to be among those of its name.
+                of_folder = await repository.named(session, project.row.name, "", parse_address(folder).name)
+                jobs += [row for row in of_folder if commits[path].job in (row.id, row.name)]
         hidden = {
             path: uid is not None and not await repository.named(session, project.row.name, "", uid)
             for path, uid in uids.items()
         }
     origins = {path: CommitOrigin(hidden=each) for path, each in hidden.items()}
     for path, jobs in candidates.items():
-        origins[path] = await _origin(services, jobs, commits[path])
+        if commits[path].uri is None:
+            origins[path] = await _origin(services, jobs, commits[path])
+        elif jobs and not hidden[path]:
+            origins[path] = await _origin_in_folder(services, jobs, commits[path])
     return Facts(caller, services.settings, project.row, project.limits, project.holder, keys, files, origins)
 
 
@@ -158,23 +170,43 @@ async def _origin(services: Services, candidates: list[JobRow], source: FromComm
     if not candidates:
         return CommitOrigin()
     newest, *older = candidates
-    if (folder := await _folder_with(services, newest, source.step)) is not None:
-        return CommitOrigin(newest, str(folder))
+    if (origin := await _origin_of(services, newest, source.step)).folder is not None:
+        return origin
     for row in older:
-        if await _folder_with(services, row, source.step) is not None:
-            return CommitOrigin(newest, older=row.id)
-    return CommitOrigin(newest)
+        if (await _origin_of(services, row, source.step)).folder is not None:
+            return replace(origin, older=row.id)
+    return origin
 
 
-async def _folder_with(services: Services, row: JobRow, step: int | str) -> Address | None:
+async def _origin_in_folder(services: Services, candidates: list[JobRow], source: FromCommit) -> CommitOrigin:
+    """The field names a job's folder as well: a submission of what an earlier one became, such as a clone."""
+    assert source.uri is not None, "it names a folder"
+    folder = parse_address(source.uri)
+    row = next((row for row in candidates if folder_of(row) == folder), None)
+    return CommitOrigin(candidates[0], foreign=True) if row is None else await _origin_of(services, row, source.step)
+
+
+async def _origin_of(services: Services, row: JobRow, wanted: int | str) -> CommitOrigin:
     folder = folder_of(row)
-    return folder if folder is not None and await _has_commit(services, folder, row, step) else None
-
-
-async def _has_commit(services: Services, folder: Address, row: JobRow, step: int | str) -> bool:
+    if folder is None:
+        return CommitOrigin(row)
     try:
-        steps = [commit.step for commit in await services.folders.run(folder, services.commits.read, folder)]
+        commits = await services.folders.run(folder, services.commits.read, folder)
     except StoreError:  # we may not look into it: the operator has seen what is in there
         seen = row.status.get("checkpoint")
-        return seen is not None and (not isinstance(step, int) or step <= int(seen["step"]))
-    return step in steps if isinstance(step, int) else bool(steps)
+        if seen is None or (isinstance(wanted, int) and wanted > int(seen["step"])):
+            return CommitOrigin(row)
+        best = seen.get("bestStep")
+        return CommitOrigin(row, str(folder), _numbered(wanted, int(seen["step"]), None if best is None else int(best)))
+    steps = [commit.step for commit in commits]
+    if not steps or (isinstance(wanted, int) and wanted not in steps):
+        return CommitOrigin(row)
+    best = next((commit.step for commit in commits if commit.best), None)
+    return CommitOrigin(row, str(folder), _numbered(wanted, steps[-1], best))
+
+
+def _numbered(wanted: int | str, last: int, best: int | None) -> int:
+    """The number of the step, where `best` means the newest if none was judged: as the trainer reads the words."""
+    if isinstance(wanted, int):
+        return wanted
+    return best if wanted == "best" and best is not None else last

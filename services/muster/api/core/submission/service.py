@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy.exc import IntegrityError
@@ -19,6 +20,7 @@ from muster.api.core.idempotency import Attempted
 from muster.api.core.jobs import repository
 from muster.api.core.projects import namespace_of
 from muster.api.core.services import Services
+from muster.api.core.submission import input_pins
 from muster.api.core.submission.admission import admission
 from muster.api.core.submission.drafts import Draft, Step, invalid_job
 from muster.api.core.submission.facts import Facts, SubmissionProject, read_facts
@@ -95,19 +97,32 @@ class Submissions:
             if replayed := await self._replay(attempted):
                 return replayed
             raise invalid_job(drafted.faults)
-        for _ in range(_TRIES):
-            new = accepted(caller, drafted, attempted, extra)
-            try:
-                await self._writer.store(new)
-            except IntegrityError:  # of the key, which a first try has stored, or of the name
-                if replayed := await self._replay(attempted):
-                    return replayed
-                await self._refuse_taken_name(drafted)
-                continue  # whoever was in the way is gone already
-            self._services.metrics.submissions.inc()
-            self._services.relay.wake.set()
-            return Submitted(new.document, replayed=False)
-        raise database_unavailable()
+        job_id, stored = str(uuid.uuid4()), False
+        try:
+            drafted, note = await input_pins.reserve(self._services, drafted, job_id)
+        except ApiError:
+            if replayed := await self._replay(attempted):
+                return replayed
+            raise
+        extra = replace(extra, note=extra.note + note)
+        try:
+            for _ in range(_TRIES):
+                new = accepted(caller, drafted, attempted, extra, job_id)
+                try:
+                    await self._writer.store(new)
+                except IntegrityError:  # of the key, which a first try has stored, or of the name
+                    if replayed := await self._replay(attempted):
+                        return replayed
+                    await self._refuse_taken_name(drafted)
+                    continue  # whoever was in the way is gone already
+                stored = True
+                self._services.metrics.submissions.inc()
+                self._services.relay.wake.set()
+                return Submitted(new.document, replayed=False)
+            raise database_unavailable()
+        finally:
+            if not stored:
+                await input_pins.release(self._services, drafted, job_id)
 
     async def _replay(self, attempted: Attempted | None) -> Submitted | None:
         """The first reply to this request, if it has been answered before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from muster.api.core.submission.drafts import Draft
+from muster.api.core.submission.drafts import Draft, InputCommit
 from muster.api.core.submission.facts import CommitOrigin, Facts
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Problem
@@ -94,19 +94,26 @@ def project_limits(draft: Draft, facts: Facts) -> Draft:
 
 
 def commit_origins(draft: Draft, facts: Facts) -> Draft:
-    """Put the folder of the job in the place of `from.job`. Where the platform keeps the commits itself, refuse the
+    """Put the folder of the job in the place of `job`, and the number of the step in the place of `best` or `last`, so
+    that the job reads the same commit whenever it starts. Where the platform keeps the commits itself, refuse the
     folder of a job that people of the project do not see."""
     for path, source in input_commits(draft.spec).items():
         if (origin := facts.origins.get(path)) is None:
             continue
+        at = f"spec.{path}"
         if origin.hidden:
             words = f"is the folder of no job of project {draft.project!r}; name the job by `job`"
-            draft = draft.with_faults(Problem(f"spec.{path}.uri", words))
-        elif source.job is not None and source.uri is None:
-            if origin.folder is None:
-                draft = draft.with_faults(_no_commit(draft, path, source, origin))
-            else:
-                draft = replace(draft, spec=with_input_folder(draft.spec, path, origin.folder))
+            draft = draft.with_faults(Problem(f"{at}.uri", words))
+        elif origin.foreign:
+            words = f"is not the folder of the job {source.job!r} that `job` names; leave one of the two out"
+            draft = draft.with_faults(Problem(f"{at}.uri", words))
+        elif origin.newest is None and source.uri is not None:
+            continue  # the folder of a job whose record is gone, or of none
+        elif origin.folder is None:
+            draft = draft.with_faults(_no_commit(draft, path, source, origin))
+        else:
+            spec = with_input_folder(draft.spec, path, origin.folder, origin.step)
+            draft = replace(draft, spec=spec, inputs=(*draft.inputs, InputCommit(at, origin.folder, origin.step)))
     return draft
 
 

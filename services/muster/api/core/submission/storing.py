@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -69,11 +68,11 @@ class Accepted:
         return bool(self.drafted.conditions or self.drafted.companions) or self.extra.rows is not None
 
 
-def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, extra: ExtraRows) -> Accepted:
+def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, extra: ExtraRows, job_id: str) -> Accepted:
     now = time.time()
     status = JobStatus(code="Submitted", because="waiting to be handed to the operator", queued_at=now, since=now)
     job = NewJob(
-        id=str(uuid.uuid4()),
+        id=job_id,
         namespace=drafted.namespace,
         name=drafted.name,
         project=drafted.project,

@@ -1,6 +1,7 @@
-"""Marks of who reads a commit just now, `readers/step-00001200/<random>.json`: retention spares it.
+"""Marks of who reads a commit, `readers/step-00001200/<random>.json`: retention spares it.
 
-A mark lasts an hour at most, so that readers who died hold nothing for long.
+A mark of who reads just now lasts an hour at most, so that readers who died hold nothing for long. A mark of a job that
+will read it, `readers/step-00001200/job-<uid>.json`, is renewed as long as the job lives.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def reading(store: Store, step: int) -> Iterator[None]:
     """Mark the commit as being read. A folder that can't be written is read without a mark."""
     key = f"{READERS}/{step_name(step)}/{uuid.uuid4().hex}.json"
     try:
-        store.create(key, json.dumps({"until": time.time() + READ_SECONDS_MAX}).encode())
+        store.create(key, _lasting(READ_SECONDS_MAX))
     except StoreError:
         yield
         return
@@ -32,6 +33,24 @@ def reading(store: Store, step: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(StoreError):
             store.delete(key)
+
+
+def reserve(store: Store, step: int, job: str, seconds: float) -> None:
+    """Mark the commit as an input of the job for so long, anew where it was marked. Raises StoreError."""
+    store.replace(_of_job(step, job), _lasting(seconds))
+
+
+def release(store: Store, step: int, job: str) -> None:
+    """Take the job's mark back; repeating it is harmless. Raises StoreError."""
+    store.delete(_of_job(step, job))
+
+
+def _of_job(step: int, job: str) -> str:
+    return f"{READERS}/{step_name(step)}/job-{job}.json"
+
+
+def _lasting(seconds: float) -> bytes:
+    return json.dumps({"until": time.time() + seconds}).encode()
 
 
 def being_read(store: Store, now: float) -> frozenset[int]:
