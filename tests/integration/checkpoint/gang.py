@@ -1,12 +1,9 @@
-"""Ranks for tests: one process imports torch, then forks itself into as many ranks as wanted, each doing one thing.
-
-python -m tests.integration.checkpoint.gang '{"do": "train", "world": 4, "shard": "fsdp", …}'
-"""
+"""Ranks for tests: forked from a process that has loaded torch, each doing one thing."""
 
 import hashlib
 import json
 import os
-import subprocess
+import socket
 import sys
 import tempfile
 import traceback
@@ -14,7 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from tests import torch_server
+from tests.fork_server import Order, end_with
+
 VOCABULARY = 37
 SAMPLES_PER_STEP, SAMPLES_PER_EPOCH = 24, 100
 
@@ -25,50 +24,57 @@ def run_gang(
     """What each rank says. Raises AssertionError with their words where one fails."""
     with tempfile.TemporaryDirectory() as meeting:
         order = {"world": world, "shard": shard, "do": do, "folder": folder, "meeting": meeting, **options}
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.integration.checkpoint.gang", json.dumps(order)],
-            cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False,
-        )  # fmt: skip
-        results = [Path(meeting, f"rank-{rank}.json") for rank in range(world)]
-        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return [json.loads(path.read_text()) for path in results]
+        process, connection = torch_server.start(be_gang, order)
+        connection.close()
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        words = Path(meeting, "log").read_text()
+        assert code == 0, f"exit code {code}\n{words}"
+        return [json.loads(Path(meeting, f"rank-{rank}.json").read_text()) for rank in range(world)]
 
 
-def main() -> int:
-    order = json.loads(sys.argv[1])
-    import torch.distributed.fsdp  # noqa: F401  (before the fork, so that it costs once)
-
-    import muster.trainer.checkpoint.loader
-    import muster.trainer.checkpoint.saver  # noqa: F401
-
-    children = {}
+def be_gang(connection: socket.socket, order: Order) -> None:
+    """Fork the ranks and wait for them. Raises RuntimeError where one of them fails."""
+    log = os.open(f"{order['meeting']}/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    children, parent = {}, os.getpid()
     for rank in range(order["world"]):
         if (pid := os.fork()) == 0:
             code = 1
             try:
+                end_with(parent)
                 _rank(rank, order)
                 code = 0
             except BaseException:
                 traceback.print_exc()
             finally:
+                sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
         children[pid] = rank
-    failed = 0
+    failed = False
     while children:
         pid, status = os.wait()
         del children[pid]
         if os.waitstatus_to_exitcode(status) != 0 and not failed:
-            failed = 1
+            failed = True
             for other in children:
                 os.kill(other, 9)
-    return failed
+    if failed:
+        raise RuntimeError("a rank failed")
 
 
 def _rank(rank: int, order: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
+    from muster.trainer.checkpoint.upload_process import fork_while_young
+
+    if order["do"] == "train":
+        fork_while_young(order["folder"])  # as a rank does, before it has a thread
     torch.set_num_threads(1)
     world = order["world"]
     if world > 1 or order["shard"] != "none":
@@ -247,7 +253,3 @@ def samples(rank: int, ranks: int, cursor: Any) -> Any:
 
     start = cursor or DataCursor(seed=0, epoch=0, sample=0)
     return Loader(Numbered(), start, SAMPLES_PER_STEP, 1, DataParallel(ranks, (rank,)), "cpu")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,15 +8,18 @@ import sys
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from tests.integration.trainer import rank_pool
+from tests import torch_server
+from tests.fork_server import ForkedProcess
+from tests.integration.trainer import rank_pool, young_workers
 from tests.polling import eventually
 from tests.ports import free_port
 
 from muster.contract.names import EXIT_RECORD, HEARTBEAT, STEP_LOG, Env
 from muster.contract.signals import Heartbeat, StepRecord, WorkerExit
 
+Launcher: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 ARCHITECTURE = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "ffnDim": 64, "vocabSize": 260, "maxPositions": 32}
 PATIENCE_SECONDS = 200.0
 HOOKS = Path(__file__).with_name("hooks")
@@ -87,8 +90,12 @@ class Job:
         ranks: int = 1,
         port: int | None = None,
         dies: tuple[int, int] | None = None,
+        forked: bool = False,
     ) -> "Gang":
         """Start an attempt as the operator does: a launcher per worker, each in a session of its own.
+
+        forked: launchers and ranks come from a process that has loaded torch (young_workers.py), where a test is not
+        about how they start. They begin to train at once, and what `ps` says of them is that process' own.
 
         dies: a rank, and the step of the attempt in whose midst it ends by SIGKILL (hooks/sitecustomize.py). A kill
         from outside would have to be quicker than the gang, which on a busy machine may be done by then.
@@ -101,7 +108,7 @@ class Job:
                 "PYTHONPATH": str(HOOKS),
                 "MUSTERTESTS_KILL": f"{rank}:{step}:{random.uniform(0.0, 0.03):.4f}",
             }
-        launchers = []
+        launchers: list[Launcher] = []
         for worker in range(workers):
             directory = self.worker_dir(attempt, worker)
             directory.mkdir(parents=True)
@@ -112,11 +119,18 @@ class Job:
                 "PET_MASTER_ADDR": "127.0.0.1",
                 "PET_MASTER_PORT": str(port),
             }
+            variables = {**environment, **self.environment(attempt, worker, resume_step), **rendezvous}
+            if forked:
+                order = {"directory": str(directory), "ranks": ranks}
+                launcher, connection = torch_server.start(young_workers.launcher, order, variables)
+                connection.close()
+                launchers.append(launcher)
+                continue
             with (directory / "log").open("ab") as log:
                 launchers.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "muster.trainer.launch"],
-                        env={**environment, **self.environment(attempt, worker, resume_step), **rendezvous},
+                        env=variables,
                         cwd=directory,
                         stdout=log,
                         stderr=log,
@@ -148,7 +162,7 @@ class Gang:
     job: Job
     attempt: int
     ranks: int
-    launchers: list["subprocess.Popen[bytes]"]
+    launchers: list[Launcher]
 
     def heartbeat(self, rank: int = 0) -> Heartbeat:
         directory = self.job.worker_dir(self.attempt, rank // self.ranks)

@@ -1,27 +1,35 @@
-"""A rank that trains the parts of each plan whose path it reads from standard input: one of `rank_pool`'s processes.
+"""Ranks that train the parts of each plan whose path they are sent: the processes of `rank_pool`.
 
-The ranks meet once and load torch once. Each writes down the samples that it trains on: the loader is watched, nothing
-else of the trainer is changed.
+They are forked from a process that has loaded torch, and meet once. Each writes down the samples that it trains on, and
+its upload processes are forked, as that of a rank's only run is: the loader is watched, nothing else of the trainer is
+changed.
 """
 
 import faulthandler
 import json
 import os
-import sys
+import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tests.fork_server import Order, fork_server
 
 from muster.storage.small_files import write_whole
+from muster.trainer.checkpoint import upload_process, uploader
+from muster.trainer.checkpoint.channel import Channel
 from muster.trainer.config import Ranks, read_ranks, read_run
-from muster.trainer.data import Loader, StepBatch
 from muster.trainer.launch.process_control import process_started_at
-from muster.trainer.train import loop
 from muster.trainer.train.rank_state import RankState
 
+if TYPE_CHECKING:
+    from muster.trainer.data import Loader, StepBatch
 
-def watched(rank_state: RankState, ranks: Ranks, path: Path, stop_after: int | None) -> type[Loader]:
+
+def watched(rank_state: RankState, ranks: Ranks, path: Path, stop_after: int | None) -> "type[Loader]":
+    from muster.trainer.data import Loader
+
     class Watched(Loader):
-        def next(self) -> StepBatch:
+        def next(self) -> "StepBatch":
             batch = super().next()
             step = rank_state.step + 1
             with path.open("a") as file:
@@ -33,26 +41,40 @@ def watched(rank_state: RankState, ranks: Ranks, path: Path, stop_after: int | N
     return Watched
 
 
-def main() -> int:
+def upload(connection: socket.socket, order: Order) -> None:
+    os.setpgid(0, 0)
+    uploader.main(os.getppid(), connection)
+
+
+def rank(connection: socket.socket, order: Order) -> None:
+    """Train plans until the connection ends. order: the rank's variables and the file for its standard error."""
+    os.environ.update(order["variables"])
+    os.dup2(os.open(order["log"], os.O_WRONLY | os.O_APPEND), 2)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     faulthandler.enable()
+    uploads = fork_server(upload)
+
+    def start_upload() -> tuple[upload_process.Process, Channel]:
+        process, channel = uploads.start({})
+        return process, Channel(channel)
+
+    upload_process._start_anew = start_upload
     ranks, environment = read_ranks(), dict(os.environ)
-    for line in sys.stdin:
-        plan, codes = Path(line.rstrip("\n")), []
-        part: dict[str, Any]
-        for part in json.loads(plan.read_text()):
-            os.environ.clear()
-            os.environ.update(environment | part["environment"])
-            run = read_run()
-            run.worker_dir.mkdir(parents=True, exist_ok=True)
-            rank_state = RankState(run.worker_dir, run.attempt, ranks.rank, process_started_at())
-            loop.Loader = watched(rank_state, ranks, run.worker_dir / f"samples-{ranks.rank}.jsonl", part["stop_after"])  # type: ignore[misc]
-            codes.append(int(loop.train(run, ranks, rank_state)))
-        write_whole(plan.with_suffix(f".{ranks.rank}.done"), json.dumps(codes))
-    return 0
+    for line in connection.makefile():
+        train(Path(line.rstrip("\n")), ranks, environment)
 
 
-if __name__ == "__main__":
-    result = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(result)
+def train(plan: Path, ranks: Ranks, environment: dict[str, str]) -> None:
+    from muster.trainer.train import loop
+
+    codes = []
+    part: dict[str, Any]
+    for part in json.loads(plan.read_text()):
+        os.environ.clear()
+        os.environ.update(environment | part["environment"])
+        run = read_run()
+        run.worker_dir.mkdir(parents=True, exist_ok=True)
+        rank_state = RankState(run.worker_dir, run.attempt, ranks.rank, process_started_at())
+        loop.Loader = watched(rank_state, ranks, run.worker_dir / f"samples-{ranks.rank}.jsonl", part["stop_after"])  # type: ignore[misc]
+        codes.append(int(loop.train(run, ranks, rank_state)))
+    write_whole(plan.with_suffix(f".{ranks.rank}.done"), json.dumps(codes))

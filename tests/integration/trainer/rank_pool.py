@@ -1,7 +1,7 @@
-"""Ranks that stay: they meet and load torch once, and then train whatever a module's tests ask for, plan after plan.
+"""Ranks that stay: they meet once, and then train whatever a module's tests ask for, plan after plan.
 
-To load torch takes a rank longer than most of these tests train, and many tests need two ranks, then one, then two
-again. What is tested of an attempt that ends with its processes is tested on gangs with a launcher (`Job.start`).
+All of them are forked from one process that has loaded torch, for to load it takes a rank longer than most of these
+tests train. What is tested of an attempt that ends with its processes is tested on gangs with a launcher (`Job.start`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests import torch_server
+from tests.integration.trainer import many_runs
 from tests.polling import eventually
 from tests.ports import free_port
 
@@ -29,27 +29,14 @@ class RankPool:
 
     def __init__(self, ranks: int, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
-        self._logs = [tempfile.TemporaryFile() for _ in range(ranks)]  # noqa: SIM115 - closed by `end`
+        self._logs = [tempfile.NamedTemporaryFile() for _ in range(ranks)]  # noqa: SIM115 - closed by `end`
         port = free_port()
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.trainer.many_runs"],
-                env={
-                    **environment,
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(ranks),
-                    "LOCAL_WORLD_SIZE": str(ranks),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                text=True,
-            )
+        started = [
+            torch_server.start(many_runs.rank, {"log": log.name, "variables": variables(rank, ranks, port)})
             for rank, log in enumerate(self._logs)
         ]
+        self._processes = [process for process, _ in started]
+        self._connections = [connection for _, connection in started]
 
     def train(self, plan: Path) -> None:
         """Have every rank carry out the plan. Raises AssertionError with their last words when one of them fails; then
@@ -59,11 +46,9 @@ class RankPool:
         def over() -> bool:
             return all(map(Path.exists, done)) or any(process.poll() is not None for process in self._processes)
 
-        for process in self._processes:
-            assert process.stdin is not None
+        for connection in self._connections:
             with contextlib.suppress(BrokenPipeError):  # it has died, which is found right below
-                process.stdin.write(f"{plan}\n")
-                process.stdin.flush()
+                connection.sendall(f"{plan}\n".encode())
         with contextlib.suppress(AssertionError):
             eventually(over, "the ranks to be done", PLAN_SECONDS_MAX)
         if not all(map(Path.exists, done)):
@@ -89,9 +74,22 @@ class RankPool:
         """No process is left of it."""
         for process in self._processes:
             process.kill()
-        for process, log in zip(self._processes, self._logs, strict=True):
-            process.communicate()
+        for process, connection, log in zip(self._processes, self._connections, self._logs, strict=True):
+            process.wait()
+            connection.close()
             log.close()
+
+
+def variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Return what the launcher would set for a rank of one worker."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 _pools: dict[int, RankPool] = {}
@@ -112,7 +110,7 @@ def train(ranks: int, plan: Path) -> None:
         pool.end()
 
 
-def end_all() -> None:
+def end_ranks() -> None:
     """End the ranks that are kept for the next plan."""
     while _pools:
         _pools.popitem()[1].end()

@@ -22,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Job:
     root = tmp_path_factory.mktemp("damage")
     document = training(write_corpus(root / "corpus"), length={"steps": 12})
     job = Job(root / "job", document, {"every": 4})
-    job.start().ends_well()
+    job.start(forked=True).ends_well()
     assert job.commits()[0] == 4
     assert job.commits()[-1] == 12
     return job
@@ -46,7 +46,7 @@ def flip_a_bit(job: Job, step: int) -> None:
 def test_a_damaged_commit_is_set_aside_and_the_one_before_is_used(stopped: Job) -> None:
     before, (*_, older, newest) = stopped.steps(1), stopped.commits()
     flip_a_bit(stopped, newest)
-    gang = stopped.start(attempt=2, resume_step=newest)
+    gang = stopped.start(attempt=2, resume_step=newest, forked=True)
     gang.ends_well()
     after = stopped.steps(2)
     assert [record.step for record in after] == list(range(older + 1, 13))
@@ -61,7 +61,7 @@ def test_an_attempt_that_was_to_begin_anew_leaves_it_to_the_next_one(stopped: Jo
     *_, newest = stopped.commits()
     for step in stopped.commits():
         quarantine(FileStore(stopped.folder), step, "a wrong answer")
-    (end,) = stopped.start(attempt=2).ends()
+    (end,) = stopped.start(attempt=2, forked=True).ends()
     assert end.exit_code == ExitCode.STORAGE
     assert not list(stopped.root.glob("attempt-2/*/steps.jsonl")), "nothing was trained"
     assert f"commit {newest} was set aside, and verifies now: it is put back" in end.message
@@ -74,7 +74,7 @@ def test_a_resume_that_does_not_fit_the_commit_is_refused(stopped: Job) -> None:
     larger = stopped.training | {"model": {"architecture": ARCHITECTURE | {"vocabSize": 300}}}
     fits = stopped.training
     stopped.training = larger
-    (end,) = stopped.start(attempt=2, resume_step=4).ends()
+    (end,) = stopped.start(attempt=2, resume_step=4, forked=True).ends()
     assert end.exit_code == ExitCode.USER_ERROR
     assert "training.model.architecture.vocabSize: 260 → 300" in end.message
     assert "undo these changes, or submit a new job with model.from" in end.message
@@ -83,7 +83,7 @@ def test_a_resume_that_does_not_fit_the_commit_is_refused(stopped: Job) -> None:
     document = Path(fits["data"]["train"][0]["source"]).parent / "000.txt"
     text = document.read_text()
     document.write_text("quite another text " * 40)
-    (end,) = stopped.start(attempt=3, resume_step=4).ends()
+    (end,) = stopped.start(attempt=3, resume_step=4, forked=True).ends()
     document.write_text(text)  # the other tests' too
     assert end.exit_code == ExitCode.USER_ERROR
     assert "training.data holds other contents than when step 4 was committed" in end.message

@@ -78,7 +78,7 @@ def test_a_killed_gang_goes_on_bit_for_bit(
     write_base(base)
     calm, killed = (TASKS[task](tmp_path, name, base, changes) for name in ("calm", "killed"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the launcher would give its ranks another number
-    gang = killed.start(ranks=2, dies=(1, 8))
+    gang = killed.start(ranks=2, dies=(1, 8), forked=True)
     assert gang.ends()[0].exit_code == 137, gang.log()
     resumed_from = killed.commits()[-1]
     assert 0 < resumed_from < STEPS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.trainer.gangs import ARCHITECTURE, Gang, Job, Part, samples, train_many, training, write_corpus
+from tests.integration.trainer.gangs import ARCHITECTURE, Job, Part, samples, train_many, training, write_corpus
 from tests.polling import eventually
 
 from muster.contract.names import ExitCode
@@ -56,7 +56,7 @@ def test_a_stop_is_agreed_committed_and_resumed(tmp_path: Path, source: str) -> 
     assert [gang.heartbeat(rank).step for rank in (0, 1)] == [stopped, stopped]
     assert job.steps(1)[-1].step == stopped
 
-    again = job.start(attempt=2, resume_step=stopped, workers=2)
+    again = job.start(attempt=2, resume_step=stopped, workers=2, forked=True)
     again.reaches(stopped + 2)
     again.launchers[1].send_signal(signal.SIGINT)
     assert [end.exit_code for end in again.ends()] == [ExitCode.PREEMPTED_COMMITTED] * 2, again.log()
@@ -86,10 +86,6 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path: Path, source: str) -> None
     eventually(lambda: not any(process.is_running() for process in tree), "the end of every process of the worker")
 
 
-def run_alone(job: Job, resume_step: int = 0, attempt: int = 1) -> Gang:
-    return job.start(attempt=attempt, resume_step=resume_step)
-
-
 def tell(path: Path, attempt: int) -> str:
     """The fence, as the operator of one machine writes it."""
     write_whole(path, json.dumps({"metadata": {"uid": "job-uid"}, "status": {"attempt": attempt}}))
@@ -98,7 +94,7 @@ def tell(path: Path, attempt: int) -> str:
 
 def test_a_stale_attempt_ends_before_torch_is_loaded(tmp_path: Path, source: str) -> None:
     job = Job(tmp_path / "job", training(source), fence=tell(tmp_path / "fence.json", 2))
-    (end,) = run_alone(job, attempt=1).ends()
+    (end,) = job.start().ends()
     assert end.exit_code == ExitCode.STALE_ATTEMPT
     assert end.message == "attempt 1 of job job-uid is not current: attempt 2 is"
     assert end.rank is None
@@ -108,7 +104,7 @@ def test_a_stale_attempt_ends_before_torch_is_loaded(tmp_path: Path, source: str
 def test_a_fence_that_is_passed_by_while_training_ends_the_worker(tmp_path: Path, source: str) -> None:
     document, path = training(source, length={"steps": 100_000}), tmp_path / "fence.json"
     job = Job(tmp_path / "job", document, {"every": 20}, fence=tell(path, 1))
-    gang = run_alone(job)
+    gang = job.start(forked=True)
     eventually(lambda: gang.reaches(1).last_commit_step, "a checkpoint of attempt 1")
     tell(path, 2)
     (end,) = gang.ends()
@@ -121,7 +117,7 @@ def test_what_the_user_got_wrong(tmp_path: Path, source: str) -> None:
     typo = Job(tmp_path / "typo", training(source, sede=3))
     missing = Job(tmp_path / "missing", training(str(tmp_path / "nothing-here" / "*.txt")))
     uneven = Job(tmp_path / "uneven", training(source, batch={"tokensPerStep": 96, "microBatch": 3}))
-    gangs = [typo.start(), missing.start(), uneven.start(ranks=2)]
+    gangs = [typo.start(forked=True), missing.start(forked=True), uneven.start(ranks=2, forked=True)]
     ends = [gang.ends()[0] for gang in gangs]
     assert [end.exit_code for end in ends] == [ExitCode.USER_ERROR] * 3, gangs[1].log()
     assert "training.sede: unknown key. Did you mean 'seed'?" in ends[0].message
@@ -137,7 +133,7 @@ def test_a_model_that_does_not_fit_shows_the_arithmetic(tmp_path: Path, source: 
     huge = {"architecture": {**ARCHITECTURE, "ffnDim": 10**12}}
     planned = Job(tmp_path / "planned", training(source, model=huge))
     tried = Job(tmp_path / "tried", training(source, model=huge, parallel={"shard": "ddp"}))
-    gangs = [planned.start(), tried.start()]
+    gangs = [planned.start(forked=True), tried.start(forked=True)]
     for gang in gangs:
         (end,) = gang.ends()
         assert end.exit_code == ExitCode.OUT_OF_MEMORY, gang.log()
@@ -159,7 +155,7 @@ def test_a_rendezvous_port_that_is_taken(tmp_path: Path, source: str) -> None:
 def test_a_checkpoint_folder_that_cannot_be_written(tmp_path: Path, source: str) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     job = Job(tmp_path, training(source, length={"steps": 100_000}), {"every": 2})
-    gang = run_alone(job)
+    gang = job.start(forked=True)
     (end,) = gang.ends()
     assert end.exit_code == ExitCode.USER_ERROR, gang.log()  # no attempt would ever be let write there
     assert f"checkpoint.uri: {tmp_path / 'checkpoints'}" in end.message
@@ -168,7 +164,7 @@ def test_a_checkpoint_folder_that_cannot_be_written(tmp_path: Path, source: str)
 def test_numbers_that_are_not_finite_name_the_step(tmp_path: Path, source: str) -> None:
     wild = {"lr": 9.9, "clipNorm": 0, "weightDecay": 10.0}  # weights grow a hundredfold with each step
     job = Job(tmp_path, training(source, optimizer=wild, length={"steps": 100}))
-    gang = run_alone(job)
+    gang = job.start(forked=True)
     (end,) = gang.ends()
     assert end.exit_code == ExitCode.NUMERIC, gang.log()
     assert end.step is not None
@@ -229,7 +225,7 @@ def test_best_commits_early_stopping_other_weights_and_precisions(tmp_path: Path
 
 def test_generation_from_a_commit(tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(tmp_path, training(source, length={"steps": 5}, optimizer={"lr": 5e-3}))
-    run_alone(job).ends_well()
+    job.start(forked=True).ends_well()
     asked = ["--checkpoint", f"file://{job.folder}", "--prompt", "abc", "--tokens", "20", "--seed"]
 
     def generated(seed: str) -> str:

@@ -70,7 +70,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     calm, killed = (tuned(root, name, chat, base, DROPOUT, **longer) for name in ("calm", "killed"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # the launcher would give its ranks another number
-        gang = killed.start(ranks=2, dies=(1, 8))
+        gang = killed.start(ranks=2, dies=(1, 8), forked=True)
         assert gang.ends()[0].exit_code == 137, gang.log()
         parts = [Part(killed, 2, killed.commits()[-1]), *(Part(job) for job in (calm, ddp, fsdp, second))]
         assert train_many(root, 2, parts) == [ExitCode.DONE] * len(parts)

@@ -58,7 +58,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     resumed_from = job.commits()[-1]
     assert 0 < resumed_from < steps
     assert f"step {resumed_from} was committed from what the ranks left in memory" in gang.log()
-    job.start(attempt=2, resume_step=resumed_from, workers=2).ends_well()
+    job.start(attempt=2, resume_step=resumed_from, workers=2, forked=True).ends_well()
     before, after = job.steps(1), job.steps(2)
     assert [record.step for record in before[:resumed_from]] == list(range(1, resumed_from + 1)), "none has no record"
     assert computed(before) == computed(expected[: len(before)])

@@ -47,7 +47,7 @@ def long_job(tmp_path: Path, **changes: Any) -> BucketJob:
 def test_a_missing_bucket_ends_the_job_before_its_first_save(keys: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job = long_job(tmp_path)
     job.bucket = "nobodys-bucket"
-    (end,) = job.start().ends()
+    (end,) = job.start(forked=True).ends()
     assert end.exit_code == ExitCode.USER_ERROR
     assert end.message.startswith(
         "checkpoint.uri: s3://nobodys-bucket/runs/job-uid: can't write it: the bucket does not"
@@ -55,7 +55,7 @@ def test_a_missing_bucket_ends_the_job_before_its_first_save(keys: pytest.Monkey
 
 
 def test_a_model_in_a_missing_bucket_is_the_users_error(keys: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (end,) = long_job(tmp_path, model={"source": "s3://nobodys-bucket/llama"}).start().ends()
+    (end,) = long_job(tmp_path, model={"source": "s3://nobodys-bucket/llama"}).start(forked=True).ends()
     assert end.exit_code == ExitCode.USER_ERROR
     assert end.message.startswith("model.source: s3://nobodys-bucket/llama")
     assert "the bucket does not exist; create it or correct the address" in end.message
@@ -70,7 +70,7 @@ def test_a_bucket_that_is_closed_after_a_commit_is_tried_again(
         job = BucketJob(
             tmp_path / "job", training(write_corpus(tmp_path / "corpus"), length={"steps": 100_000}), {"every": 20}
         )
-        gang = job.start()
+        gang = job.start(forked=True)
         committed = gang.reaches(20)
         while not committed.last_commit_step:
             committed = gang.reaches(committed.step + 1)
@@ -85,7 +85,7 @@ def test_a_store_that_can_not_be_reached_is_tried_again(keys: pytest.MonkeyPatch
     job = BucketJob(
         tmp_path / "job", training(write_corpus(tmp_path / "corpus"), length={"steps": 100_000}), {"every": 3}
     )
-    (end,) = job.start().ends()
+    (end,) = job.start(forked=True).ends()
     assert end.exit_code == ExitCode.STORAGE
     assert "the store can't be reached" in end.message
     assert KEYS["AWS_SECRET_ACCESS_KEY"] not in end.message
