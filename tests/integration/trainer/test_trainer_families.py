@@ -25,7 +25,7 @@ from muster.trainer.data import load_tokenizer, open_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STEPS = 20
+STEPS = 10
 SETS = {
     "few": ("qwen3", "mixtral"),
     "all": tuple(FAMILIES),
