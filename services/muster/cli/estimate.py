@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.cli import formatting
 from muster.cli.errors import CliError, Exit
-from muster.cli.job_file import JobFile
+from muster.cli.job_file import JobFile, explaining
 from muster.cli.options import JobsClient
 from muster.cli.output import answers, say
 from muster.cli.submit import placed
@@ -39,7 +39,7 @@ def work_out(file: JobFile) -> dict[str, Any]:
     except InvalidDocument as invalid:
         faults = tuple(file.fault(problem) for problem in invalid.problems)
         what = f"the job is not valid: {invalid.problems[0]}"
-        raise CliError(what, Exit.USAGE, "invalid_job", file.name, faults) from None
+        raise CliError(what, Exit.USAGE, "invalid_job", file.name, faults, explaining(faults)) from None
     except UserError as error:
         place = "spec.program" if str(error) == NO_ESTIMATE else "spec.training.model"
         fault = file.fault(Problem(place, str(error)))

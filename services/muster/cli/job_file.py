@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from muster.cli.errors import CliError, Exit, Fault
-from muster.contract.base import Problem
+from muster.contract.base import UNKNOWN_KEY, Problem
 from muster.documents.document import BYTES_MAX, Document, DocumentError
 from muster.documents.reader import read
 
@@ -77,6 +78,14 @@ def set_value(file: JobFile, assignment: str) -> None:
     full = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     file.settings.pop(full, None)
     file.settings[full] = f"--set {assignment}"
+
+
+def explaining(faults: Sequence[Fault]) -> str:
+    """Return the next step after faults of a document: where the keys are listed that are known there, if one is not;
+    else nothing."""
+    unknown = next((fault.problem.path for fault in faults if fault.problem.message.startswith(UNKNOWN_KEY)), "")
+    section = re.sub(r"\[\d+\]", "", unknown.rpartition(".")[0])
+    return f"`muster explain {section.removeprefix('spec.')}` lists the keys of that section" if section else ""
 
 
 def _step_into(here: Any, part: str | int, following: str | int, path: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
 from muster.cli.errors import CliError, Exit, cli_error
-from muster.cli.job_file import JobFile, read_job_file, set_value
+from muster.cli.job_file import JobFile, explaining, read_job_file, set_value
 from muster.cli.options import command_prefix
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.paths import Send, make_absolute
@@ -141,6 +141,7 @@ def placed(file: JobFile) -> Iterator[None]:
         error = cli_error(raised)
         error.faults = tuple(file.fault(fault.problem) for fault in error.faults)
         error.file = file.name if error.faults else error.file
+        error.next_step = error.next_step or explaining(error.faults)
         raise error from None
 
 

@@ -8,18 +8,21 @@ import difflib
 import json
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
 from muster.contract.text import plural
 from muster.contract.times import epoch_seconds, rfc3339
 
 # Nobody reads more; and a document of 20,000 faults would take minutes to answer, for each is compared with all words.
 FAULTS_MAX = 100
+
+UNKNOWN_KEY = "unknown key"  # how the message of such a problem begins
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -169,9 +172,9 @@ def _problem(model: type[BaseModel], entry: dict[str, Any], at: str) -> Problem:
     path = _path(at, loc)
     if entry["type"] == "extra_forbidden":
         known = _keys_at(model, loc[:-1])
-        near = difflib.get_close_matches(_fold(str(loc[-1])), [_fold(key) for key in known], n=1, cutoff=0.6)
-        suggestion = next((key for key in known if near and _fold(key) == near[0]), None)
-        return Problem(path, "unknown key", suggestion)
+        near = difflib.get_close_matches(fold(str(loc[-1])), [fold(key) for key in known], n=1, cutoff=0.6)
+        suggestion = next((key for key in known if near and fold(key) == near[0]), None)
+        return Problem(path, UNKNOWN_KEY, suggestion)
     if entry["type"] == "missing":
         return Problem(path, "is required")
     if entry["type"] == "literal_error":
@@ -226,7 +229,8 @@ def _message(entry: dict[str, Any]) -> str:
     return f"{words.format(**context)}, not {_kind(entry['input'])}"
 
 
-def _fold(key: str) -> str:
+def fold(key: str) -> str:
+    """Return the key as it is compared with others: `warmup_steps`, `warmup-steps` and `warmupSteps` are alike."""
     return key.replace("_", "").replace("-", "").lower()
 
 
@@ -246,6 +250,27 @@ def _keys_at(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
         annotation = next((f.annotation for n, f in here.model_fields.items() if part in (n, f.alias)), None)
         here = _model_in(annotation)
     return [field.alias or name for name, field in here.model_fields.items()] if here else []
+
+
+def fields_within(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every field of a model and of the models in its fields, each with its path in the document: `[]` stands for
+    each item of a list, `*` for each name of a mapping."""
+    for name, field in model.model_fields.items():
+        path = f"{at}.{field.alias or name}".removeprefix(".")
+        yield path, field
+        inner = _model_in(field.annotation)
+        if inner is not None:
+            yield from fields_within(inner, path + _container(field.annotation))
+
+
+def _container(annotation: Any) -> str:
+    """Return how a path goes on into a field that holds models: `[]`, `.*` or not at all."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (tuple, list):
+        return "[]"
+    if origin is dict:
+        return ".*"
+    return next((suffix for each in arguments if (suffix := _container(each))), "")
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

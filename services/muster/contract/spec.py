@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, Time, UserError, parse
 from muster.contract.environment import EnvVar
 from muster.contract.fields import Count, FolderAddress, KmsKey, Positive, Text
+from muster.contract.foreign_names import with_hint
 from muster.contract.gang import Gang
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION, Env
 from muster.contract.pods import PodMarks, label_key, label_value
@@ -99,7 +100,8 @@ class Recovery(Spec):
     """Recovery from failures of the gang, and its budgets."""
 
     budgets: dict[Text, Count] = {}
-    """Restarts per cause within windowHours; a cause that is left out keeps its default."""
+    """Restarts per cause within windowHours, by default `infrastructure` 20, `storage` 20, `unknown` 10, `hang` 5,
+    `numeric` 2, `out_of_memory` 0 and `user_error` 0; a cause that is left out keeps its default."""
     window_hours: Positive = 24
     """The hours within which restarts count against their budget."""
     exclude_node_after: Positive = 2
@@ -115,8 +117,9 @@ class Recovery(Spec):
     backoff_seconds_max: Annotated[float, Field(ge=0, le=86_400)] = 300.0
     """The longest such pause."""
     preflight: dict[PreflightCheck, PreflightAnswer] = {}
-    """Action when a check fails before the workers connect: `warn` continues, `retry` tries again, `exclude` leaves the
-    node, `stop` ends the job. A check that is left out keeps its default.
+    """Action when a check (`gpus`, `disk`, `efa`, `network`, `collective`) fails before the workers connect: `warn`
+    continues, `retry` tries again, `exclude` leaves the node, `stop` ends the job. A check that is left out keeps its
+    default.
     """
 
     @model_validator(mode="after")
@@ -385,7 +388,7 @@ def parse_job(document: object) -> Submission:
             raise InvalidDocument((Problem("spec", "is required"),))
         spec = parse(JobSpec, document["spec"], "spec")
     except InvalidDocument as invalid:
-        faults += invalid.problems
+        faults += (with_hint(problem, JobSpec, "spec") for problem in invalid.problems)
         count += invalid.count
     if faults or spec is None:
         raise InvalidDocument(faults, count)

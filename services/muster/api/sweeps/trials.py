@@ -9,7 +9,7 @@ from typing import Any
 from muster.api.core.errors import ApiError
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.sweeps.search import NoSuchPlace, Parameters, problem_of, trials_of, with_parameters
-from muster.contract.base import FAULTS_MAX, Problem
+from muster.contract.base import FAULTS_MAX, UNKNOWN_KEY, Problem
 from muster.contract.evaluation_config import must_be_reported
 from muster.contract.names import Label
 from muster.contract.redaction import redact
@@ -92,9 +92,10 @@ class Faults:
     def _problem(self, path: str, message: str, near: str | None, numbers: list[int]) -> Problem:
         place = path.removeprefix("spec.")
         for parameter in self.trials[0]:
-            if message == "unknown key" and _within(parameter, place):
-                meant = _sibling(place, near) + parameter[len(place) :] if near else None
-                return Problem(f"sweep.parameters.{parameter}", "is no field of the job's spec", meant)
+            if message.startswith(UNKNOWN_KEY) and _within(parameter, place):
+                meant = _in_place_of(place, near) + parameter[len(place) :] if near else None
+                words = f"is no field of the job's spec{message.removeprefix(UNKNOWN_KEY)}"
+                return Problem(f"sweep.parameters.{parameter}", words, meant)
             if _within(place, parameter):
                 return Problem(f"sweep.parameters.{parameter}", f"{self._whose(numbers)}: {message}", near)
         whose = "" if len(numbers) == len(self.trials) or path.startswith("sweep.") else f"{self._whose(numbers)}: "
@@ -111,9 +112,12 @@ def _within(path: str, outer: str) -> bool:
     return path == outer or path.startswith((f"{outer}.", f"{outer}["))
 
 
-def _sibling(path: str, name: str) -> str:
+def _in_place_of(path: str, near: str) -> str:
+    """Return the path that a hint means: it is a key beside this one, or a whole path."""
+    if near.startswith("spec."):
+        return near.removeprefix("spec.")
     above, dot, _ = path.rpartition(".")
-    return f"{above}{dot}{name}"
+    return f"{above}{dot}{near}"
 
 
 def submissions_of(draft: SweepDraft) -> tuple[list[Submission], Faults]:
