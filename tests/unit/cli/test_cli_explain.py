@@ -125,6 +125,7 @@ def test_every_key_is_on_the_page(generator: ModuleType) -> None:
         assert f"**`{key.name}`**" in text or f"**[`{key.name}`](#" in text or not key.name.strip("*"), key.path
 
 
-def test_the_job_of_the_page_is_valid(generator: ModuleType) -> None:
-    (document,) = re.findall(r"```yaml\n(apiVersion.*?)```", generator.HEAD, re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/job.md"])
+def test_the_job_of_a_page_is_valid(page: str) -> None:
+    (document,) = re.findall(r"```yaml\n(apiVersion.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert parse_job(read(document.encode(), "yaml").data).name == "my-assistant"
