@@ -50,6 +50,7 @@ async def test_a_fault_is_named_with_its_place(local: Platform, headers: dict[st
     assert fault == {
         "path": "spec.training.optimizer.learningRate",
         "message": "unknown key",
+        "didYouMean": "lr",  # Hugging Face's name for it
         "line": line,
         "column": body.decode().splitlines()[line - 1].index('"') + 1,
     }
