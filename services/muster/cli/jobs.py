@@ -45,8 +45,10 @@ def submit(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Check a job file, show what it will do, and submit it.
+    """Check a job file, show what it will do, need and cost, and submit it.
 
+    Refuses a job that would fail at its start, because of its model or data. Asks before it submits one that does not
+    fit into memory, or needs --yes.
     Relative paths in the file are relative to the file. If the server is on another machine, the files are uploaded
     after you confirm (without asking if --yes, --json or no terminal; never with --dry-run). A program's source folder
     is uploaded to any server, once for the same content. Ctrl-C while watching doesn't stop the job.
@@ -64,15 +66,16 @@ def submit(
             hold_gang(document, hold)
         with packed_source(document, client) as source:
             plan = story.request_plan(client, document)
+            estimate, unknown = story.request_estimate(client, document)
             if dry_run and json:
-                print_json(plan)
+                print_json({**plan, "estimate": estimate})
             elif not json:
-                story.show_plan(plan)
+                story.show_plan(plan, estimate, unknown)
             if source is not None:
                 source.show()
             if dry_run:
-                return
-            if not (yes or json or story.confirmed()):
+                raise typer.Exit(Exit.FAILED if story.does_not_fit(estimate) else Exit.OK)
+            if not (yes or story.agreed(estimate, json)):
                 say("Nothing was submitted.")
                 raise typer.Exit(Exit.FAILED)
             if source is not None:

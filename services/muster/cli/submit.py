@@ -18,7 +18,7 @@ from muster.cli.table import Table
 from muster.client.documents import project_of
 from muster.client.errors import MusterError
 from muster.contract.names import Label
-from muster.contract.plan_words import plan_facts
+from muster.contract.plan_words import joint_facts, joint_warnings
 
 if TYPE_CHECKING:
     from muster.cli.options import JobsClient
@@ -96,12 +96,49 @@ def send(client: JobsClient, file: JobFile) -> dict[str, Any]:
         return client.submit(file.data)
 
 
-def show_plan(plan: dict[str, Any]) -> None:
+def request_estimate(client: JobsClient, file: JobFile) -> tuple[dict[str, Any] | None, str]:
+    """Return the server's estimate of a training, or None and why there is none.
+
+    Raises CliError with the line of every fault for which the job would fail at its start: a model that can't be
+    trained, data that is not there or that its task can't learn from.
+    """
+    from muster.client.connection import Connection
+    from muster.contract.base import Problem
+
+    spec = file.data.get("spec")
+    if not isinstance(client, Connection) or not isinstance(spec, dict) or spec.get("training") is None:
+        return None, ""
+    try:
+        with placed(file):
+            estimate: dict[str, Any] = client.post("jobs:estimate", file.data)
+    except CliError as error:
+        if error.code == "invalid_job":
+            raise
+        return None, error.what
+    if found := estimate["faults"]:
+        faults = tuple(file.fault(Problem(each["path"], each["message"])) for each in found)
+        raise CliError("the job would fail at its start", Exit.FAILED, "would-fail", file.name, faults)
+    return estimate, ""
+
+
+def show_plan(plan: dict[str, Any], estimate: dict[str, Any] | None = None, unknown: str = "") -> None:
+    """Show what the job would do, and need; `unknown` says why there is no estimate."""
     table = Table("", "", header=False)
-    for name, words in plan_facts(plan):
+    for name, words in joint_facts(plan, estimate):
         table.add_row(name, words)
     answers().print(table, soft_wrap=True)
-    show_warnings(plan)
+    show_warnings({"warnings": joint_warnings(plan, estimate)})
+    if unknown:
+        say(f"not estimated: {unknown}", "dim")
+    for gap in (estimate or {}).get("gaps", ()):
+        say(f"not known: {gap}", "dim")
+    if does_not_fit(estimate):
+        say(f"does not fit: {(estimate or {})['advice']}", "bold red")
+
+
+def does_not_fit(estimate: dict[str, Any] | None) -> bool:
+    """Return whether the estimate says that a rank needs more memory than it may have."""
+    return estimate is not None and estimate["fits"] is False
 
 
 def show_warnings(plan: dict[str, Any]) -> None:
@@ -120,6 +157,19 @@ def confirmed(question: str = "Submit?", by_default: bool = True) -> bool:
         return True
     say(f"{question} {'[Y/n]' if by_default else '[y/N]'} ", "bold", end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes", *([""] if by_default else []))
+
+
+def agreed(estimate: dict[str, Any] | None, json: bool) -> bool:
+    """Ask whether to submit the job, with No as the default for one that does not fit.
+
+    Raises CliError for one that does not fit where nobody can be asked.
+    """
+    if not does_not_fit(estimate):
+        return json or confirmed()
+    if json or not on_terminal():
+        next_step = "change the job as `muster estimate` advises, or submit it all the same with --yes"
+        raise CliError("the job does not fit into memory", Exit.FAILED, "does-not-fit", next_step=next_step)
+    return confirmed("Submit it all the same?", by_default=False)
 
 
 def announce(job: dict[str, Any]) -> None:

@@ -29,7 +29,8 @@ from muster.contract.notices import MACHINE
 from muster.contract.text import plural
 from muster.local import gpus, sandbox
 
-READY_SECONDS_MAX = 30.0
+READY_SECONDS_MAX = 180.0  # on a machine with other work; a child that dies is reported at once
+STILL_STARTING_SECONDS = 15.0
 ORPHAN_SECONDS_MAX = 5.0
 # The operator gives gangs 30 s to commit where it stops them too.
 STOP_SECONDS_MAX = 45.0
@@ -203,6 +204,7 @@ class _Stop:
 def _bring_up(options: PlatformOptions, children: tuple[Child, ...], stop: _Stop, patience_seconds: float) -> None:
     """Start all and wait for the first answer. A child that dies meanwhile is tried again only within patience."""
     began = time.monotonic()
+    said_at = began
     for child in children:
         child.start()
     while not stop.asked and not _ready(options.host, options.port):
@@ -211,6 +213,9 @@ def _bring_up(options: PlatformOptions, children: tuple[Child, ...], stop: _Stop
             if not child.alive and child.process is not None and now - began > patience_seconds:
                 raise _not_started(child, how_it_ended(child.process.returncode))
             child.watch(now, say)
+        if now - said_at >= STILL_STARTING_SECONDS:
+            said_at = now
+            say(f"{children[0].name} is still starting after {now - began:.0f} s; its log is {children[0].log}")
         if now - began > READY_SECONDS_MAX:
             raise _not_started(children[0], f"did not answer within {READY_SECONDS_MAX:g} s")
         time.sleep(POLL_SECONDS)
@@ -227,7 +232,7 @@ def _not_started(child: Child, how: str) -> CliError:
 
 
 def _ready(host: str, port: int) -> bool:
-    connection = HTTPConnection(host.strip("[]"), port, timeout=2)
+    connection = HTTPConnection(host.strip("[]"), port, timeout=10)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from muster.contract.program import ARCHIVES
 from muster.contract.spec import Submission, TrainingJob
 from muster.documents.document import Document, DocumentError
 from muster.documents.reader import read, read_file
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILE_ENDINGS = (".json", ".model", ".tiktoken", ".jinja", ".txt")
 
 JobSource: TypeAlias = Mapping[str, Any] | str | os.PathLike[str] | TrainingJob | Submission
 """A job: a mapping, YAML or JSON text (with a line break in it), the path of a file, or a model of the contract."""
@@ -54,6 +58,8 @@ def job_document(
         if isinstance(labels, dict):
             labels[Label.PROJECT] = project
     for place in relative_paths(found.data):
+        if (missing := missing_repository(place, folder)) is not None:
+            raise found.located(missing)
         if not local:
             raise found.located(unreachable_path(place))
         place.make_absolute(folder)
@@ -150,6 +156,20 @@ def source_folder(document: dict[str, Any]) -> RelativePath | None:
     if address.scheme != "file" or (address.is_absolute and address.path.endswith(ARCHIVES)):
         return None
     return RelativePath(program, "source", "spec.program.source", address.path)
+
+
+def missing_repository(place: RelativePath, folder: Path) -> InvalidRequest | None:
+    """Return the error for a model or a tokenizer that is named as on the Hugging Face hub, `owner/name`, where there
+    is no such folder; None for any other path."""
+    if not place.path.endswith((".model.source", ".teacher.source", ".rewardModel.source", ".tokenizer")):
+        return None
+    if not _REPOSITORY.fullmatch(place.value) or Path(place.value).suffix in _FILE_ENDINGS:
+        return None
+    if (folder / place.value).exists():
+        return None
+    problem = Problem(place.path, f"there is no folder {place.value} next to this file")
+    next_step = f"for the repository of the Hugging Face hub write hf://{place.value}"
+    return InvalidRequest(f"{place.value} is no folder", "no-such-folder", (problem,), next_step)
 
 
 def unreachable_path(place: RelativePath) -> InvalidRequest:

@@ -101,6 +101,8 @@ class Estimate(Record):
     price: float | None = None  # of the whole run
     currency: str = "USD"  # of all prices here
     commits: CommitCost
+    # Faults of the training data for which the job would fail at its start.
+    faults: Many[Warned] = ()
     warnings: Many[Warned] = ()
     gaps: Many[str] = ()  # what could not be estimated, and why
 
@@ -116,6 +118,8 @@ class Known:
     records: Sequence[Measured] = ()  # of jobs that ran on this server
     rank_bytes: int | None = None  # memory that a rank has on a CPU; None: not known
     data: DataShape | None = None  # None: the training data was not looked at
+    data_faults: tuple[tuple[str, str], ...] = ()  # (path, message) of each source that no worker could train on
+    data_gap: str = ""  # why the training data was not looked at
 
 
 NO_ESTIMATE = "a program is not estimated: nothing is known of its model, its batch and its speed before it runs"
@@ -156,6 +160,7 @@ def estimate_job(spec: JobSpec, known: Known) -> Estimate:
         price=share * speed.hours if share is not None and speed and speed.hours is not None else None,
         currency=known.prices.currency,
         commits=_commits(spec, size, speed),
+        faults=tuple(Warned(path=f"spec.training.{path}", message=message) for path, message in known.data_faults),
         warnings=warnings_of(training, size, known.position_limit, known.data, tokens),
         gaps=_gaps(spec, known, machine, speed, options),
     )
@@ -386,7 +391,7 @@ def _gaps(
     if not options:
         gaps.append("cheapest gang: the model fits into no gang of an instance type with a GPU and a price")
     if known.data is None:
-        gaps.append("epochs and row lengths: the training data can't be looked at from here")
+        gaps.append(f"epochs and row lengths: {known.data_gap or 'the training data was not looked at'}")
     return tuple(gaps)
 
 

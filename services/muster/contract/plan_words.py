@@ -27,6 +27,27 @@ def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
+# What somebody looks for first.
+_FIRST = ("job", "project", "training", "model", "data", "gang", "memory of a rank", "time and price", "length")
+
+
+def joint_facts(plan: Mapping[str, Any], estimate: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the facts of a dry run and of an estimate of the same job, each once: the estimate knows more of both."""
+    found = dict(plan_facts(plan))
+    if estimate is not None:
+        estimated = {name: words for name, words in estimate_facts(estimate) if name != "gang"}
+        if formats := estimated.pop("data", None):
+            found["data"] += f"\n{formats}"
+        found |= estimated | {"memory of a rank": describe_memory(estimate)}
+    return sorted(found.items(), key=lambda fact: _FIRST.index(fact[0]) if fact[0] in _FIRST else len(_FIRST))
+
+
+def joint_warnings(plan: Mapping[str, Any], estimate: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """Return the warnings of both, each once."""
+    warnings = [*plan["warnings"], *(estimate or {}).get("warnings", ())]
+    return list({(each["path"], each["message"]): each for each in warnings}.values())
+
+
 def _training(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     training, checkpoint = spec["training"], spec["checkpoint"]
     lasts = (plural(value, unit[:-1]) for unit, value in training["length"].items() if value)
@@ -145,7 +166,7 @@ def estimate_facts(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if formats := estimate.get("formats"):
         facts.append(("data", ", ".join(formats)))
-    return [*facts, ("time and price", _time(estimate)), ("commits", _commits(estimate["commits"]))]
+    return [*facts, ("time and price", _time(estimate)), ("checkpoint size", _commits(estimate["commits"]))]
 
 
 def describe_memory(estimate: Mapping[str, Any]) -> str:

@@ -26,6 +26,16 @@ FILES_MAX: Final = 20_000
 
 
 @dataclass(frozen=True)
+class DataLook:
+    """Result of a look at the training data. `shape` is None where a source can't be read from here; `gap` says why.
+    `faults` are pairs of a path in the training and a message, for each source that no worker could train on."""
+
+    shape: DataShape | None = None
+    faults: tuple[tuple[str, str], ...] = ()
+    gap: str = ""
+
+
+@dataclass(frozen=True)
 class _Look:
     """Facts from a look at one source."""
 
@@ -38,19 +48,45 @@ class _Look:
 def look_at(training: TrainingConfig) -> DataShape | None:
     """Return the shape of the data, or None if a source can't be read from here: it is on another machine's disk, on
     the web, built in or missing."""
-    per_token = 1.0 if training.data.tokenizer == "bytes" and training.model.shape is not None else BYTES_PER_TOKEN
-    looks = list[_Look]()
-    for source in training.data.train:
+    return examine(training).shape
+
+
+def examine(training: TrainingConfig, same_disk: bool = True) -> DataLook:
+    """Look at the first records of every source. `same_disk` says whether the workers' files are this machine's."""
+    looks, faults, gaps = list[_Look](), list[tuple[str, str]](), list[str]()
+    for number, source in enumerate(training.data.train):
+        kind = parse_address(source.source).scheme
+        if kind not in ("file", "s3"):
+            gaps.append(f"{source.source} is not read before the job starts")
+            continue
+        if kind == "file" and not same_disk:
+            gaps.append(f"{source.source} lies on the workers' disks, which the server does not see")
+            continue
         try:
-            found = _look(source, training.task, SAMPLE_BYTES // len(training.data.train))
-        except (OSError, StorageError, ValueError, UserError):
-            return None
-        if found is None:
-            return None
-        looks.append(_capped(found, source, per_token))
+            files = find(source.source, source.format, files_max=FILES_MAX, settings=S3Settings.for_a_look(os.environ))
+        except (OSError, StorageError, ValueError, UserError) as error:
+            # A job may name another store, or another account, by variables of its own.
+            if kind == "file" and isinstance(error, UserError):
+                faults.append((f"data.train[{number}].source", str(error)))
+            gaps.append(str(error))
+            continue
+        try:
+            looks.append(_look(source, files, training.task, SAMPLE_BYTES // len(training.data.train)))
+        except UserError as error:
+            faults.append((f"data.train[{number}]", str(error)))
+            gaps.append(str(error))
+        except (OSError, StorageError, ValueError) as error:
+            gaps.append(str(error))
+    if gaps or not any(look.lengths for look in looks):
+        return DataLook(None, tuple(faults), "; ".join(gaps) or "no record of it has a text")
+    shape = _shape(training, looks)
+    return DataLook(shape, shape.faults)
+
+
+def _shape(training: TrainingConfig, looks: Sequence[_Look]) -> DataShape:
+    per_token = 1.0 if training.data.tokenizer == "bytes" and training.model.shape is not None else BYTES_PER_TOKEN
+    looks = [_capped(look, source, per_token) for look, source in zip(looks, training.data.train, strict=True)]
     lengths = [length for look in looks for length in look.lengths]
-    if not lengths:
-        return None
     ordered = sorted(length / per_token for length in lengths)
     at = [round(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in (0.5, 0.9, 0.99)]
     return DataShape(
@@ -84,10 +120,7 @@ def _of_an_epoch(data: DataConfig, sizes: Sequence[float]) -> float:
     return counted * (1.0 + sum(source.weight for source in data.train if source.epochs is None))
 
 
-def _look(source: Source, task: str, budget: int) -> _Look | None:
-    if parse_address(source.source).scheme not in ("file", "s3"):
-        return None
-    files = find(source.source, source.format, files_max=FILES_MAX, settings=S3Settings.for_a_look(os.environ))
+def _look(source: Source, files: tuple[File, ...], task: str, budget: int) -> _Look:
     source, files = of_known_format(source, files, task)
     size = float(sum(file.size for file in files))
     if source.format == "text":
@@ -98,7 +131,7 @@ def _look(source: Source, task: str, budget: int) -> _Look | None:
         found, part = _lengths(file, source, budget // len(some))
         lengths, read = lengths + found, read + part
     if not lengths or not read:
-        return None
+        return _Look(source.format, 0.0, 0.0, [])
     return _Look(source.format, size * sum(lengths) / read, size / read * len(lengths), lengths)
 
 

@@ -9,7 +9,7 @@ from muster.contract.estimate import NO_ESTIMATE, Estimate, Known, estimate_job
 from muster.contract.prices import Prices
 from muster.contract.spec import JobSpec
 from muster.contract.throughput import Measured
-from muster.storage.data_shape import look_at
+from muster.storage.data_shape import examine
 from muster.storage.model_source import model_facts
 
 
@@ -27,6 +27,7 @@ def estimate_with_storage(
         raise UserError(NO_ESTIMATE)
     facts = model_facts(training)
     ranks = spec.gang.nodes.max * spec.gang.ranks_per_node
+    look = examine(training, same_disk=machine_bytes is not None)
     known = Known(
         size=facts.size,
         casts_itself=facts.casts_itself,
@@ -34,6 +35,8 @@ def estimate_with_storage(
         position_limit=facts.position_limit,
         records=records,
         rank_bytes=None if machine_bytes is None else machine_bytes // ranks,
-        data=look_at(training),
+        data=look.shape,
+        data_faults=look.faults,
+        data_gap=look.gap,
     )
     return estimate_job(spec, known)

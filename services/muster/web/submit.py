@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from muster.contract.plan_words import describe_eviction, describe_memory, estimate_facts, plan_facts
+from muster.contract.plan_words import describe_eviction, joint_facts, joint_warnings
 from muster.documents.examples import Example, examples, on_this_machine
 from muster.documents.yaml_text import write_yaml
 from muster.web import api
@@ -122,7 +122,7 @@ async def _show(
         plan=checked.plan,
         estimate=checked.estimate,
         unknown=checked.unknown,
-        facts=_facts(checked),
+        facts=[] if checked.plan is None else joint_facts({**checked.plan, "admission": None}, checked.estimate),
         evictions=[describe_eviction(each) for each in _evictions(checked)],
         warnings=_warnings(checked),
         cheapest=_cheapest(checked.estimate or {}),
@@ -141,25 +141,6 @@ async def _guessed(services: Services, visitor: Principal) -> dict[str, str]:
     return {"gpus": str(max((node["gpus"] for node in nodes["items"]), default=0)), "project": visitor.home}
 
 
-def _facts(checked: api.drafting.Checked) -> list[tuple[str, str]]:
-    """The estimate's words for what both speak of: it knows more."""
-    found = dict(plan_facts({**checked.plan, "admission": None})) if checked.plan is not None else {}
-    if checked.estimate is not None:
-        estimated = dict(estimate_facts(checked.estimate))
-        if formats := estimated.pop("data", None):
-            found["data"] += f"\n{formats}"
-        found |= estimated | {"memory of a rank": describe_memory(checked.estimate)}
-    return [(name, found[name]) for name in sorted(found, key=_place)]
-
-
-# What somebody looks for first.
-_FIRST = ("job", "project", "training", "model", "data", "gang", "memory of a rank", "time and price", "length")
-
-
-def _place(name: str) -> int:
-    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
-
-
 def _evictions(checked: api.drafting.Checked) -> list[dict[str, Any]]:
     admission = (checked.plan or {}).get("admission") or {}
     evictions: list[dict[str, Any]] = admission.get("evictions", [])
@@ -167,9 +148,11 @@ def _evictions(checked: api.drafting.Checked) -> list[dict[str, Any]]:
 
 
 def _warnings(checked: api.drafting.Checked) -> list[tuple[str, str]]:
-    """Return (path, message) of both, each once."""
-    told = [*(checked.plan or {}).get("warnings", ()), *(checked.estimate or {}).get("warnings", ())]
-    return list(dict.fromkeys((each["path"], each["message"]) for each in told))
+    """Return (path, message) of each warning, and of what would end the job at its start."""
+    if checked.plan is None:
+        return []
+    warnings = [*(checked.estimate or {}).get("faults", ()), *joint_warnings(checked.plan, checked.estimate)]
+    return list(dict.fromkeys((each["path"], each["message"]) for each in warnings))
 
 
 def _cheapest(estimate: dict[str, Any]) -> str:

@@ -98,6 +98,34 @@ def test_its_file_can_be_submitted_again(platform: House, finished: str, tmp_pat
     assert len(platform.ask("ls")["items"]) == 1, "a dry run submits nothing"
 
 
+def test_what_can_t_work_is_refused_before_it_holds_a_gang(platform: House, tmp_path: Path) -> None:
+    path = platform.job_file("hopeless")
+    there = len(platform.ask("ls")["items"])
+
+    def refused(*changes: str, expect: int = 1) -> str:
+        settings = [word for change in changes for word in ("--set", change)]
+        return platform.muster("submit", str(path), "--dry-run", *settings, expect=expect).stderr
+
+    missing = refused("training.data.train=[{source: nosuch.jsonl}]")
+    assert "the job would fail at its start" in missing
+    assert "nosuch.jsonl: does not exist" in missing
+    table = tmp_path / "qa.csv"
+    table.write_text("question,answer\nwhat,that\n")
+    assert "columns that no format has: answer, question" in refused(f"training.data.train=[{{source: {table}}}]")
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    assert "openai-chat is not for task pretrain" in refused(f"training.data.train=[{{source: {chats}}}]")
+    hub = refused("training.model={source: Qwen/Qwen3-8B}", expect=2)
+    assert "next:  for the repository of the Hugging Face hub write hf://Qwen/Qwen3-8B" in hub
+    large = platform.muster("submit", str(path), "--set", "training.model={preset: llama-8b}", expect=1)
+    assert "memory of a rank" in large.stdout
+    assert "does not fit: a rank needs about" in large.stderr
+    assert large.stderr.splitlines()[-1].endswith("submit it all the same with --yes")
+    planned = platform.ask("submit", str(path), "--dry-run")
+    assert planned["estimate"]["fits"] is True
+    assert len(platform.ask("ls")["items"]) == there, "nothing was submitted"
+
+
 def test_a_live_name_is_taken(platform: House) -> None:
     file = str(platform.job_file("waits"))
     platform.ask("submit", file, "--set", "suspend=true")

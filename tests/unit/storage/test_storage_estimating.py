@@ -13,7 +13,7 @@ from tests.s3_servers import silent_server
 from muster.contract.base import UserError, parse
 from muster.contract.model_size import position_limit
 from muster.contract.training import TrainingConfig
-from muster.storage.data_shape import look_at
+from muster.storage.data_shape import examine, look_at
 from muster.storage.errors import StorageError
 from muster.storage.model_source import model_facts
 
@@ -97,6 +97,20 @@ def test_a_look_at_the_data(tmp_path: Path) -> None:
     assert shape.tokens == pytest.approx(1000 * 190, rel=0.01)
     assert shape.documents == pytest.approx(1000, rel=0.01)
     assert shape.lengths == (100, 1000, 1000)
+
+
+def test_data_that_no_worker_could_read_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "qa.csv").write_text("question,answer\nwhat,that\n")
+    sources = [{"source": str(tmp_path / "nosuch.jsonl")}, {"source": str(tmp_path / "qa.csv")}]
+    job = training(tmp_path, data={"train": sources, "sequenceLength": 32})
+    look = examine(job)
+    assert look.shape is None
+    assert [path for path, _ in look.faults] == ["data.train[0].source", "data.train[1]"]
+    assert "does not exist" in look.faults[0][1]
+    assert "columns that no format has" in look.faults[1][1]
+    elsewhere = examine(job, same_disk=False)
+    assert elsewhere.faults == ()
+    assert "lies on the workers' disks" in elsewhere.gap
 
 
 def test_data_that_is_elsewhere_is_not_guessed(tmp_path: Path) -> None:
