@@ -166,7 +166,8 @@ def test_bad_input_is_named_with_its_line(
 
 
 def test_a_job_that_fails_by_its_own_fault_is_exit_code_1_with_the_reason(platform: House) -> None:
-    file = platform.job_file("faulty", data={"train": [{"source": "nothing-here/*.txt"}], "sequenceLength": 32})
+    evaluation = {"every": 6, "data": [{"source": "nothing-here/*.txt"}]}  # which no submission looks at
+    file = platform.job_file("faulty", evaluation=evaluation)
     result = platform.muster("submit", str(file), "--yes", "--wait", expect=1)
     assert "faulty failed: " in result.stderr
     assert "user_error in attempt 1: " in result.stderr
