@@ -33,12 +33,13 @@ _FIRST = ("job", "project", "training", "model", "data", "gang", "memory of a ra
 
 def joint_facts(plan: Mapping[str, Any], estimate: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Return the facts of a dry run and of an estimate of the same job, each once: the estimate knows more of both."""
+    if estimate is None:
+        return plan_facts(plan)
     found = dict(plan_facts(plan))
-    if estimate is not None:
-        estimated = {name: words for name, words in estimate_facts(estimate) if name != "gang"}
-        if formats := estimated.pop("data", None):
-            found["data"] += f"\n{formats}"
-        found |= estimated | {"memory of a rank": describe_memory(estimate)}
+    estimated = {name: words for name, words in estimate_facts(estimate) if name != "gang"}
+    if formats := estimated.pop("data", None):
+        found["data"] += f"\n{formats}"
+    found |= estimated | {"memory of a rank": describe_memory(estimate)}
     return sorted(found.items(), key=lambda fact: _FIRST.index(fact[0]) if fact[0] in _FIRST else len(_FIRST))
 
 
