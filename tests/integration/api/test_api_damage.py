@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import event
+from tests.forked import ForkedProgram
 from tests.integration.api.platform import document, platform
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.contract.layout import State
 from muster.local.cluster import LocalCluster, UnusableFile
@@ -24,12 +24,16 @@ COMMANDS = {
 
 
 def start(state: Path, name: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", *COMMANDS[name], "--state", str(state)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "NO_COLOR": "1"}
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stderr
+    module, *words = COMMANDS[name]
+    log = state / "errors"
+    process = ForkedProgram(module, [*words, "--state", state], log, {**os.environ, "NO_COLOR": "1"})
+    try:
+        code = process.wait(WAIT_SECONDS_MAX)
+    finally:
+        process.kill()
+    text = log.read_text()
+    assert "Traceback" not in text, text
+    return code, text
 
 
 def newer_cluster(state: State) -> None:
@@ -54,7 +58,11 @@ DAMAGE = {
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [(name, damage) for damage in DAMAGE for name in COMMANDS if not (name == "operator" and "muster.db" in damage)],
+    [
+        *(("api", damage) for damage in DAMAGE),
+        *(("operator", damage) for damage in DAMAGE if "muster.db" not in damage),
+        *(("up", damage) for damage in ("cluster.db damaged", "muster.db newer")),  # each file, and each fault
+    ],
 )
 def test_damage_is_said_with_the_next_step(tmp_path: Path, name: str, damage: str) -> None:
     state = State(tmp_path)
