@@ -7,8 +7,6 @@ import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -20,6 +18,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from tests.forked import ForkedProgram
 from tests.integration.api.platform import document
 from tests.integration.api.postgres import PostgresServer
 from tests.polling import eventually
@@ -29,7 +28,7 @@ from muster.contract.layout import State
 from muster.contract.status import Phase
 from muster.local.cluster import Conflict, LocalCluster
 
-KILLS, KILL_SECONDS = 9, 2.0  # each replica three times
+KILLS, KILL_SECONDS = 3, 2.0  # each replica once, and on until a request and a stream were cut
 
 
 @dataclass
@@ -40,15 +39,14 @@ class Replicas:
     state: Path
     environment: dict[str, str]
     ports: list[int]
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[ForkedProgram] = field(default_factory=list)
     leaving: set[int] = field(default_factory=set)
     asked: Counter[int] = field(default_factory=Counter)  # requests that are under way at each
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self, port: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "muster.api", "--state", str(self.state), "--port", str(port), "--no-auth"]
-        with (self.state.parent / f"api-{port}.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+    def start(self, port: int) -> ForkedProgram:
+        words: list[str | Path] = ["--state", self.state, "--port", str(port), "--no-auth"]
+        return ForkedProgram("muster.api", words, self.state.parent / f"api-{port}.log", self.environment)
 
     def url(self, number: int) -> str:
         return f"http://127.0.0.1:{self.ports[number % len(self.ports)]}/api/v1"
@@ -222,7 +220,9 @@ def test_three_replicas_of_which_one_after_the_other_is_killed_lose_and_double_n
 ) -> None:
     with replicas(tmp_path / "state", postgres.url(postgres.new_database(migrated))) as there:
         with under_load(there) as load:
-            for kill in range(KILLS):
+            for kill in itertools.count():
+                if kill >= KILLS and load.dropped and load.reconnects:
+                    break
                 before = len(load.ids)
                 time.sleep(KILL_SECONDS)  # not a wait: how often one is killed
                 # A machine that starts them more slowly gets them killed more slowly, and under load all the same.
@@ -235,8 +235,6 @@ def test_three_replicas_of_which_one_after_the_other_is_killed_lose_and_double_n
                 there.replace(number)
             assert load.dropped == killed, "a request was dropped while replicas were replaced one after another"
         assert_nothing_lost_or_doubled(there, load)
-        assert load.dropped > 0, "no request was cut: the test tried nothing"
-        assert load.reconnects > 0, "no stream was cut: the test tried nothing"
 
 
 def assert_nothing_lost_or_doubled(there: Replicas, load: Load) -> None:
