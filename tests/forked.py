@@ -75,4 +75,5 @@ def _run(
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = [module, *arguments]
+    sys.modules.pop(f"{module}.__main__", None)  # runpy warns of a module that is there already
     runpy.run_module(module, run_name="__main__", alter_sys=True)
