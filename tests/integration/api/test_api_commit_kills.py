@@ -65,7 +65,7 @@ while True:
 """
 
 
-KILLS, OPENAI_KILLS = 60, 3
+KILLS, OPENAI_KILLS = 12, 3
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def nursery(state: Path) -> Iterator[int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_sixty_kills_between_commit_and_reply_make_one_job_each(tmp_path: Path) -> None:
+def test_twelve_kills_between_commit_and_reply_make_one_job_each(tmp_path: Path) -> None:
     ids, lost = {}, 0
     with nursery(tmp_path / "state") as port:
         url = f"http://127.0.0.1:{port}/api/v1"
@@ -108,7 +108,7 @@ def test_sixty_kills_between_commit_and_reply_make_one_job_each(tmp_path: Path) 
         cluster = LocalCluster(State(tmp_path / "state").cluster)
         eventually(lambda: len(cluster.jobs()) == KILLS, "the hand-over")
         assert {job.metadata.name: job.metadata.uid for job in cluster.jobs()} == ids
-        for uid in list(ids.values())[::20]:
+        for uid in list(ids.values())[::4]:
             events = httpx2.get(f"{url}/jobs/{uid}/events").json()["items"]
             assert [event["type"] for event in events].count("job.created") == 1
 

@@ -31,6 +31,8 @@ from muster.contract.status import Phase, Progress
 
 __all__ = ["without_pauses"]
 
+ROUNDS = 8
+
 House = tuple[Platform, openai.AsyncOpenAI]
 
 
@@ -272,30 +274,19 @@ async def test_the_words_of_openai_for_what_goes_wrong(small: House) -> None:
 
 @pytest.mark.usefixtures("without_pauses")
 async def test_a_lost_reply_makes_no_second_job_and_equal_requests_make_two(house: House, tmp_path: Path) -> None:
-    """The client sends no Idempotency-Key: a retry is known by its number and its body."""
-    here, client = house
-    await never_doubled(here, client, tmp_path, rounds=8)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("without_pauses")
-async def test_a_hundred_and_fifty_lost_replies_make_no_second_job(small: House, tmp_path: Path) -> None:
-    here, client = small
-    await never_doubled(here, client, tmp_path, rounds=101)
-
-
-async def never_doubled(here: Platform, client: openai.AsyncOpenAI, folder: Path, rounds: int) -> None:
-    """Rounds of equal requests whose first reply, or first two, are lost: each round makes exactly one job."""
+    """The client sends no Idempotency-Key: a retry is known by its number and its body. Each round loses one reply or
+    two."""
+    _, client = house
     cutting, ids = client.cutting, set()  # type: ignore[attr-defined]
-    training = chat_file(folder)
-    for number in range(rounds):
+    training = chat_file(tmp_path)
+    for number in range(ROUNDS):
         cutting.retries.clear()
         cutting.lose = lost = 1 + number % 2
         made = await client.fine_tuning.jobs.create(model="tiny", training_file=training, seed=1)
         assert cutting.retries == ["0", "1", "2"][: lost + 1]
         ids.add(made.id)
-    assert len(ids) == rounds
-    assert len([job async for job in client.fine_tuning.jobs.list(limit=100)]) == rounds
+    assert len(ids) == ROUNDS
+    assert len([job async for job in client.fine_tuning.jobs.list(limit=100)]) == ROUNDS
 
 
 @pytest.mark.both_databases
