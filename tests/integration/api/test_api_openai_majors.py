@@ -7,7 +7,9 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 from tests.integration.api.openai_house import MODELS, chat_file, models_file
 from tests.integration.api.test_api_clients import fetched, run
@@ -22,7 +24,7 @@ CLIENT = """
 import json, sys, time
 import openai
 
-url, token, training_data = sys.argv[1:]
+url, token, training_data, tuned = sys.argv[1:]
 http = __import__("httpx2" if openai.__version__.startswith("3.") else "httpx")
 openai._base_client.INITIAL_RETRY_DELAY = openai._base_client.MAX_RETRY_DELAY = 0.001
 
@@ -67,12 +69,9 @@ def create(lose=0, **more):
     transport.lose = lose
     return jobs.create(model="tiny", training_file=training_file, **more)
 
-numbers = {"n_epochs": 1, "batch_size": 8}
-method = {"type": "supervised", "supervised": {"hyperparameters": numbers}}
-tuned = jobs.create(model="small", training_file=training_file, suffix="real", method=method)
 seen, deadline = {}, time.monotonic() + 240
 while True:
-    tuned = jobs.retrieve(tuned.id)
+    tuned = jobs.retrieve(tuned.id if seen else tuned)
     for event in jobs.list_events(tuned.id, limit=3):  # newest first, page after page
         if event.id in seen:
             break
@@ -158,10 +157,22 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         there.close()
 
 
+@pytest.fixture(scope="module")
+def tuned(house: House, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A job that trains: the first client follows it to its end, and the others read of it what there is to read."""
+    data = Path(chat_file(tmp_path_factory.mktemp("tuned")).removeprefix("file://"))
+    numbers: Any = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 1, "batch_size": 8}}}
+    token = house.state.admin_token.read_text().strip()
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key=token, timeout=120) as client:
+        file = client.files.create(file=data, purpose="fine-tune").id
+        made = client.fine_tuning.jobs.create(model="small", training_file=file, suffix="real", method=numbers)
+    return made.id
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_openais_client_of_each_major_speaks_to_it(version: str, house: House, tmp_path: Path) -> None:
+def test_openais_client_of_each_major_speaks_to_it(version: str, house: House, tuned: str, tmp_path: Path) -> None:
     tools = fetched(
         f"openai-{version}",
         [sys.executable, "-m", "venv", "."],
@@ -170,5 +181,5 @@ def test_openais_client_of_each_major_speaks_to_it(version: str, house: House, t
     (tmp_path / "use.py").write_text(CLIENT)
     data = chat_file(tmp_path).removeprefix("file://")
     token = house.state.admin_token.read_text().strip()
-    said = run(tools / "bin/python", "use.py", house.url, token, data, folder=tmp_path)
+    said = run(tools / "bin/python", "use.py", house.url, token, data, tuned, folder=tmp_path)
     assert len(json.loads(said)) == 4
