@@ -40,7 +40,7 @@ def failures(lines: list[str]) -> dict[str, list[str]]:
 
 
 def essence(block: list[str]) -> list[str]:
-    """What went wrong and the last captured lines, in at most forty lines or so."""
+    """Return the error lines of a failure and the last lines that were captured, about forty at most."""
     errors = [line for line in block if re.match(r"E(?:   |$)", line)]
     if not errors:  # such as a worker's crash, which has no traceback
         return block[-ERROR_LINES_MAX:]

@@ -61,6 +61,8 @@ def show(estimate: dict[str, Any]) -> None:
         say(f"would fit with {change}", "yellow")
     if estimate.get("fits") is False or (estimate.get("advice") and not estimate.get("changes")):
         say(f"does not fit: {estimate['advice']}", "bold red")
+    for fault in estimate.get("faults", ()):
+        say(f"would fail at its start: {fault['path']}: {fault['message']}", "bold red")
     for warning in estimate.get("warnings", ()):
         say(f"warning: {warning['path']}: {warning['message']}", "yellow")
     for gap in estimate.get("gaps", ()):
