@@ -141,8 +141,10 @@ async def test_its_key_rotates_while_muster_runs(tmp_path: Path, provider: Djang
         assert (await Person("ann").sign_in(address(here))).url.path == "/jobs"
         # The API keeps a caller for a second, and a quick machine has done all of the above within it.
         async with asyncio.timeout(WAIT_SECONDS_MAX):
-            while (gone := await here.client.get("/api/v1/me", headers=old)).is_success:
+            gone = await here.client.get("/api/v1/me", headers=old)
+            while gone.is_success:
                 await asyncio.sleep(INTERVAL_SECONDS)
+                gone = await here.client.get("/api/v1/me", headers=old)
         assert (gone.status_code, "not one of the provider's" in gone.json()["detail"]) == (401, True)
 
 
