@@ -13,6 +13,10 @@ from muster.worker.ranks import ProcessEnd
 HEAD = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in <module>\n    main()\n'
 CHAIN = "\nDuring handling of the above exception, another exception occurred:\n\n"
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB"
+FULL_DISK = (  # torch.save of torch 2.13 on a full tmpfs
+    "RuntimeError: basic_ios::clear: iostream error" + CHAIN + HEAD
+    + "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 640 vs 598"
+)  # fmt: skip
 PEER = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error"
 WATCHDOG = (
     "[rank0]:[E1128 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: "
@@ -32,6 +36,8 @@ WATCHDOG = (
         (HEAD + "torch.distributed.DistNetworkError: The server socket has failed to listen. EADDRINUSE", 84, "listen"),
         (HEAD + "OSError: [Errno 28] No space left on device: 'out/model.pt'", ExitCode.STORAGE, "No space left"),
         (HEAD + "RuntimeError: [at inline_container.cc:858] . PytorchStreamWriter failed writing", 83, ""),
+        (HEAD + FULL_DISK, ExitCode.STORAGE, "RuntimeError: basic_ios::clear: iostream error"),
+        (HEAD + "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 640 vs 598", 83, ""),
         (HEAD + "safetensors.SafetensorError: I/O error: No space left on device (os error 28)", 83, "No space left"),
         (HEAD + "ModuleNotFoundError: No module named 'torchvision'", ExitCode.USER_ERROR, "torchvision"),
         ("  File \"t.py\", line 1\n    a b\nSyntaxError: invalid syntax", 80, "SyntaxError: invalid syntax"),

@@ -42,10 +42,11 @@ _PEER_LOST = (
     "remote process exited", "ncclremoteerror", "socket closed", "connection refused",
 )  # fmt: skip
 _DISTRIBUTED = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
-# torch.save says of a disk that takes no more only that it could not write (caffe2/serialize/inline_container.cc).
+# torch.save does not report the error of a disk that takes no more: its C++ stream fails (`iostream error`), and then
+# the archive that it closes is too short (`unexpected pos`, caffe2/serialize/inline_container.cc).
 _CANT_BE_WRITTEN = (
     "[errno 28]", "[errno 122]", "no space left on device", "disk quota exceeded",
-    "pytorchstreamwriter failed writing",
+    "pytorchstreamwriter failed writing", "basic_ios::clear: iostream error", "] . unexpected pos ",
 )  # fmt: skip
 _CANT_BE_IMPORTED = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 
