@@ -1,0 +1,62 @@
+"""docs/tutorial.md, typed as it stands: its shell blocks and files make one script, which has to end well."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from tests.integration.cli.house import House
+from tests.tidy.documents import FENCE
+from tests.tidy.repository import ROOT
+
+TITLE = re.compile(r'title="([^"]+)"')
+# A test can't do this as a reader does: install into .venv, and take the port that every platform takes.
+START = "make up ARGS=--detach"
+START_HERE = ".venv/bin/muster up --detach --port 0"
+
+
+def script(text: str) -> str:
+    """Return the page's shell blocks, and between them its files (`yaml title="NAME"`), as one script."""
+    lines = ["set -euxo pipefail"]
+    for block in FENCE.finditer(text):
+        title = TITLE.search(block[0].partition("\n")[0])
+        if title is not None:
+            lines.append(f"cat > {title[1]} <<'END_OF_FILE'\n{block['body']}END_OF_FILE")
+        elif block["language"] == "sh":
+            lines.append(block["body"].rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def test_shell_blocks_and_files_make_one_script() -> None:
+    page = 'Do:\n\n```sh\na\nb\n```\n\n```yaml title="x.yaml"\nk: 1\n```\n\n```text\nprinted\n```\n\n```sh\nc\n```\n'
+    assert script(page) == "set -euxo pipefail\na\nb\ncat > x.yaml <<'END_OF_FILE'\nk: 1\nEND_OF_FILE\nc\n"
+
+
+def test_the_tutorial_starts_muster_by_make_up() -> None:
+    assert script((ROOT / "docs" / "tutorial.md").read_text()).count(START) == 1
+    planned = subprocess.run(
+        ["make", "--dry-run", *START.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert planned.stdout.splitlines()[-1] == ".venv/bin/muster up --detach"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_tutorial_ends_in_a_model_that_was_talked_to_and_exported(house: House) -> None:
+    clone = house.root / "muster"
+    shutil.copytree(ROOT / "examples", clone / "examples")
+    (clone / ".venv").symlink_to(sys.prefix)
+    typed = script((ROOT / "docs" / "tutorial.md").read_text()).replace(START, START_HERE)
+    output = house.root / "output"  # no pipe: the platform that stays in the background would hold it open
+    with output.open("w") as file:
+        code = subprocess.run(
+            ["bash", "-c", typed], cwd=clone, env=house.environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        ).returncode
+    said = output.read_text()
+    assert code == 0, said
+    assert "first succeeded: step 182/182" in said
+    assert "> What is 6 plus 5?" in said, "a sample of the evaluation"
+    exported = {path.name for path in (clone / "first" / "my-model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= exported
+    assert "no `muster up` runs on" in house.muster("down", expect=1).stderr, "the last step stopped the platform"
