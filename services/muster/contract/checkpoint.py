@@ -197,6 +197,13 @@ class SkippedData(Record):
     samples: Count
 
 
+class OptimizerGroup(Record):
+    """Settings (rate, decay and the like) that an optimizer has for some of the parameters that it trains."""
+
+    parameters: Many[Name]
+    settings: dict[str, Any]  # by torch's names; JSON only
+
+
 class RunState(Record):
     """Commit.state as the trainer writes it."""
 
@@ -239,6 +246,7 @@ class Commit(Record):
     files: Many[FileEntry]
     tensors: dict[Name, TensorEntry] = {}  # `model/<parameter>`, `optimizer/<parameter>/<exp_avg | exp_avg_sq | step>`
     stateless: Many[Name] = ()  # trained parameters that had no optimizer state yet; every other one has it
+    optimizer_groups: Many[OptimizerGroup] = ()  # none in what an older Muster wrote
     cursor: DataCursor = DataCursor(seed=0, epoch=0, sample=0)
     tokens: Count = 0  # trained so far
     state: dict[str, Any] = {}  # schedule, scaler, early stopping and the like, as in RunState; JSON only
@@ -265,7 +273,7 @@ class Commit(Record):
 # Fields that every checkpoint of tensors has; those of a folder have none of them.
 OF_TENSORS: Final = frozenset({"tensors", "cursor", "config", "architecture"})
 _OF_FOLDERS: Final = frozenset({"kind", "trainer", "entry"})
-_NOT_OF_FOLDERS: Final = OF_TENSORS | {"mesh", "stateless", "rng", "tokenizer"}
+_NOT_OF_FOLDERS: Final = OF_TENSORS | {"mesh", "stateless", "optimizer_groups", "rng", "tokenizer"}
 
 
 def sealed(commit: Commit) -> bytes:

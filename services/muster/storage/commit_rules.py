@@ -214,6 +214,9 @@ def _check_optimizer(commit: Commit) -> None:
         if scaled and entry.dtype == "U8" and f"{name}{SCALES}" not in commit.tensors:
             raise InvalidCommit(f"{name}{SCALES} is missing, the scales of what is in eight bits")
         kinds.setdefault(parameter, set()).add(kind)
+    grouped = [parameter for group in commit.optimizer_groups for parameter in group.parameters]
+    if len(set(grouped)) < len(grouped):
+        raise InvalidCommit("optimizerGroups: two of them have the same parameter")
     all_kinds = set[str]().union(*kinds.values())
     for parameter, found in kinds.items():
         if missing := all_kinds - found:

@@ -134,6 +134,7 @@ def _check_free_form(commit: Commit) -> None:
         commit.mesh, commit.state, commit.rng, commit.config, commit.architecture, commit.tokenizer,
         commit.model_extra, commit.cursor.model_extra,
     ]  # fmt: skip
+    level += [group.settings for group in commit.optimizer_groups]
     level += [file.model_extra for file in commit.files] + [tensor.model_extra for tensor in commit.tensors.values()]
     for _ in range(DEPTH_MAX):
         level = [inner for value in level if value for inner in _inner(value)]

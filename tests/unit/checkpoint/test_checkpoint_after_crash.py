@@ -24,6 +24,7 @@ from muster.trainer.checkpoint.commits import read_commit
 from muster.trainer.checkpoint.coordinator import Coordinator, Job
 from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX, worth_a_commit
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.optimizer_state import settings_of
 from muster.trainer.checkpoint.staging import Staging
 from muster.trainer.checkpoint.uploader import STEP_LOG_BYTES_BEFORE, Uploader
 from muster.trainer.launch.process_control import LAUNCHER
@@ -141,8 +142,9 @@ class Copies:
         if self.staging.lay_out(self.model, self.optimizer):
             share, number = self.staging.share, self.staging.layout
             about = {"bytes": share.layout.size, "slices": share.slices, "stateless": share.stateless}
-            self.layouts.append({"do": "layout", "number": number} | about)
+            self.layouts.append({"do": "layout", "number": number, "groups": share.groups} | about)
         order = {"step": step, "seq": step, "at": 1e12, "rng": {}, "layout": self.staging.layout}
+        order |= {"settings": settings_of(self.optimizer)}
         commit = {
             "cursor": {"seed": 0, "epoch": 0, "sample": 0},
             "tokens": 0,

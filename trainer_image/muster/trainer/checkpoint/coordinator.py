@@ -59,8 +59,9 @@ class Coordinator:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
 
     def report(self, rank: int, report: Message) -> None:
-        """Take a rank's report of a save: {seq, step, file: {key, bytes, checksum, …}, slices, stateless, rng, frozen:
-        {file, slices} where it has frozen weights that no COMMIT names}, or of its failure: {seq, step, error}."""
+        """Take a rank's report of a save: {seq, step, file: {key, bytes, checksum, …}, slices, stateless, groups, rng,
+        frozen: {file, slices} where it has frozen weights that no COMMIT names}, or of its failure: {seq, step,
+        error}."""
         with self._changed:
             self._reports.setdefault(report["seq"], {})[rank] = report
             self._changed.notify_all()
@@ -73,8 +74,9 @@ class Coordinator:
             )
 
     def settle(self, order: Message, deadline: float) -> Message:
-        """Wait for every rank, commit, and tell them all how it ended. `order` is {seq, step, at, commit}, in which
-        `commit` holds the fields of the COMMIT that change from save to save.
+        """Wait for every rank, commit, and tell them all how it ended. `order` is {seq, step, at, commit, settings}:
+        `commit` holds the fields of the COMMIT that change from save to save, `settings` those of the optimizer's
+        groups.
         """
         seq, began = order["seq"], time.monotonic()
         outcome: Message = {"event": "outcome", "seq": seq, "step": order["step"], "committed": False, "error": None}
@@ -176,6 +178,10 @@ class Coordinator:
                 "files": files + frozen.files,
                 "tensors": assemble([report["slices"] for report in by_rank]) | frozen.behind(len(files)),
                 "stateless": tuple(by_rank[0]["stateless"]),
+                "optimizer_groups": tuple(
+                    {"parameters": names, "settings": settings}
+                    for names, settings in zip(by_rank[0]["groups"], order["settings"], strict=True)
+                ),
                 "rng": tuple(report["rng"] for report in by_rank),
             }
         )

@@ -32,7 +32,14 @@ from muster.trainer.checkpoint.fetch import Reader, Span, read_all
 from muster.trainer.checkpoint.fit import Wanted, differences
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.node_memory import NodeMemory, SharedBuffer, share
-from muster.trainer.checkpoint.optimizer_state import adopt_state, expect_whole_state, state_to_fill, wanted_state
+from muster.trainer.checkpoint.optimizer_state import (
+    adopt_settings,
+    adopt_state,
+    expect_whole_state,
+    settings_to_adopt,
+    state_to_fill,
+    wanted_state,
+)
 from muster.trainer.checkpoint.quarantine import first_good, put_back_newest
 from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors
 
@@ -116,6 +123,7 @@ def _load(
         if trained is not None:
             expect_whole_state(commit, *trained, f"{store.uri} step {step}")
         check(commit)
+    settings = settings_to_adopt(commit, *trained, f"{store.uri} step {step}") if trained is not None else []
     state = state_to_fill(commit, *trained) if trained is not None else {}
     live = [*weights.items(), *(named for tensors in state.values() for named in tensors.items())]
     targets = [localize(name, tensor, group.world_size) for name, tensor in live if tensor.numel()]
@@ -126,6 +134,7 @@ def _load(
             _fill(one, memory, starts)
     if trained is not None:
         adopt_state(trained[1], state)
+        adopt_settings(trained[1], settings)
     return commit
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from muster.contract.checkpoint import Commit
-from muster.trainer.checkpoint.failures import UnusableCommit
+from muster.trainer.checkpoint.failures import CheckpointMismatch, UnusableCommit
 from muster.trainer.checkpoint.fit import Wanted
 from muster.trainer.checkpoint.tensors import DTYPES, trained_parameters
 
 ADAM_STATE = frozenset({"step", "exp_avg", "exp_avg_sq"})
 State = dict[nn.Parameter, dict[str, torch.Tensor]]  # of each trained parameter by the full name in the commit
 
+# By these a step is computed on the hardware of now; they are no state of training.
+_OF_THE_HARDWARE: Final = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -101,6 +103,66 @@ def adopt_state(optimizer: torch.optim.Optimizer, state: State) -> None:
             optimizer.state[parameter] = {name.rpartition("/")[2]: tensor for name, tensor in tensors.items()}
         else:
             optimizer.state.pop(parameter, None)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each of the optimizer's groups as JSON types. A scheduler changes them from step to step.
+    What is no number, text or list of these (a function) is the program's to make again, as it made it at first."""
+    return [
+        {
+            name: value
+            for name in group
+            if name not in _OF_THE_HARDWARE and (value := _as_json(group[name])) is not _NONE
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def settings_to_adopt(
+    commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer, where: str
+) -> list[dict[str, Any]]:
+    """Return the settings that the commit has for each of the optimizer's groups; none for a group of which it knows
+    nothing. Groups are matched by their parameters, whatever their order. Raises CheckpointMismatch where the commit
+    has several settings for one group."""
+    names = {parameter: name for name, parameter in trained_parameters(model, optimizer)}
+    there = {name: group.settings for group in commit.optimizer_groups for name in group.parameters}
+    found, wrong = [], []
+    for number, group in enumerate(optimizer.param_groups):
+        settings = [there[names[parameter]] for parameter in group["params"] if names[parameter] in there]
+        if any(each != settings[0] for each in settings):
+            wrong.append(
+                f"optimizer.param_groups[{number}]: the checkpoint has several groups, of different settings, for its "
+                "parameters"
+            )
+        found.append(settings[0] if settings else {})
+    if wrong:
+        raise CheckpointMismatch(where, tuple(wrong))
+    return found
+
+
+def adopt_settings(optimizer: torch.optim.Optimizer, settings: Iterable[Mapping[str, Any]]) -> None:
+    """Set what `settings_to_adopt` returned."""
+    for group, saved in zip(optimizer.param_groups, settings, strict=True):
+        for name, value in saved.items():
+            live = group.get(name)
+            if isinstance(live, torch.Tensor) and isinstance(value, int | float):
+                live.fill_(value)  # a captured graph reads it where it lies
+            elif name not in _OF_THE_HARDWARE:
+                group[name] = tuple(value) if isinstance(live, tuple) else value
+
+
+_NONE: Final = object()  # no value of JSON's
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.item() if value.numel() == 1 else _NONE
+    if isinstance(value, tuple | list):
+        values = [_as_json(each) for each in value]
+        return _NONE if _NONE in values else values
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NONE
+    return value if value is None or isinstance(value, bool | int | str) else _NONE
 
 
 def _of_a_stranger(

@@ -33,6 +33,7 @@ from muster.trainer.checkpoint.emergency_save import (
 )
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.frozen import frozen_in
+from muster.trainer.checkpoint.optimizer_state import settings_of
 from muster.trainer.checkpoint.staging import Staging, reserve_bytes
 from muster.trainer.checkpoint.tensors import is_frozen, model_tensors
 from muster.trainer.checkpoint.upload_process import UploadProcess
@@ -242,6 +243,7 @@ class Saver:
                 "metrics": {name: value for name, value in state.metrics.items() if math.isfinite(value)},
                 "best": state.best,
             }
+            order["settings"] = settings_of(state.optimizer)
         return order
 
     def _stage(self, order: Message, state: TrainState, staged: Callable[[Message], None]) -> int | None:
@@ -255,7 +257,8 @@ class Saver:
                 self._frozen_settled = True
             if self._staging.lay_out(state.model, state.optimizer):
                 share = self._staging.share
-                self._process.use_layout(self._staging.layout, share.layout.size, share.slices, share.stateless)
+                groups = share.groups if self._control.rank == 0 else []
+                self._process.use_layout(self._staging.layout, share.layout.size, share.slices, share.stateless, groups)
             order["layout"] = self._staging.layout
             text = _as_json(order)
             held = self._in_flight.slot if self._in_flight is not None else None

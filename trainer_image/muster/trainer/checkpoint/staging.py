@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from math import prod
 from typing import Any
 
@@ -43,12 +43,13 @@ class Share:
     layout: ShardLayout
     slices: dict[str, list[Any]]  # for the COMMIT, by name: dtype, global shape, offset, extent
     stateless: list[str]  # trained parameters that have no optimizer state yet
+    groups: list[list[str]]  # the parameters of each of the optimizer's groups
 
     @property
-    def file(self) -> tuple[ShardLayout, dict[str, list[Any]], list[str]]:
+    def file(self) -> tuple[ShardLayout, dict[str, list[Any]], list[str], list[list[str]]]:
         """The description of the file, in the file and in its COMMIT. It stays the same when tensors only move in
         memory."""
-        return self.layout, self.slices, self.stateless
+        return self.layout, self.slices, self.stateless, self.groups
 
 
 class Slot:
@@ -141,7 +142,8 @@ class Staging:
         if self._share is not None and _identities(model, optimizer) == self._seen:
             return False
         weights = [(name, tensor) for name, tensor in model_tensors(model) if not is_frozen(tensor)]
-        share = _share([*weights, *optimizer_tensors(model, optimizer)], _stateless(model, optimizer))
+        live = [*weights, *optimizer_tensors(model, optimizer)]
+        share = _share(live, _stateless(model, optimizer), _groups(model, optimizer))
         known, self._share, self._seen = self._share, share, _identities(model, optimizer)
         if known is not None and known.file == share.file:
             return False
@@ -155,7 +157,7 @@ class Staging:
         frozen = [(name, tensor) for name, tensor in model_tensors(model) if is_frozen(tensor)]
         if not frozen:
             return None
-        share = _share(frozen, [])
+        share = _share(frozen, [], [])
         self._frozen = Slot(share.layout.size, page_locked=False)
         self._frozen.begin(share, layout=1)
         self._frozen.copy(share.locals)
@@ -260,7 +262,7 @@ def reserve_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return total
 
 
-def _share(live: Sequence[tuple[str, torch.Tensor]], stateless: list[str]) -> Share:
+def _share(live: Sequence[tuple[str, torch.Tensor]], stateless: list[str], groups: list[list[str]]) -> Share:
     rank, world = rank_and_world()
     locals_ = share_of([localize(name, tensor, world) for name, tensor in live], rank)
     layout = lay_out((local.name, local.dtype, local.chunk.extent) for local in locals_)
@@ -268,16 +270,25 @@ def _share(live: Sequence[tuple[str, torch.Tensor]], stateless: list[str]) -> Sh
         local.name: [local.dtype, local.shape, local.chunk.offset, local.chunk.extent, layout.slots[local.name].start]
         for local in locals_
     }
-    return Share(tuple(locals_), layout, slices, stateless)
+    return Share(tuple(locals_), layout, slices, stateless, groups)
 
 
 def _stateless(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     return [name for name, parameter in trained_parameters(model, optimizer) if not optimizer.state.get(parameter)]
 
 
+def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    names = [name for name, _ in trained_parameters(model, optimizer)]
+    ends = list(accumulate(len(group["params"]) for group in optimizer.param_groups))
+    return [names[start:end] for start, end in pairwise([0, *ends])]
+
+
 def _identities(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:
-    """Return the identities of all tensors and of the memory that they lie in. This is quick, because every snapshot
-    needs it. A layer that FSDP has gathered has other identities than one that lies in shards."""
+    """Return the sizes of the groups, and the identities of all tensors and of the memory that they lie in. This is
+    quick, because every snapshot needs it. A layer that FSDP has gathered has other identities than one that lies in
+    shards."""
     states = (value for state in optimizer.state.values() for value in state.values())
     tensors = chain(model.parameters(), model.buffers(), (value for value in states if isinstance(value, torch.Tensor)))
-    return tuple((id(tensor), getattr(tensor, "_local_tensor", tensor).data_ptr()) for tensor in tensors)
+    groups = ((number, len(group["params"])) for number, group in enumerate(optimizer.param_groups))
+    places = ((id(tensor), getattr(tensor, "_local_tensor", tensor).data_ptr()) for tensor in tensors)
+    return (*groups, *places)

@@ -131,9 +131,12 @@ class UploadProcess:
         self._memories[slot] = memory
         self._send({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
 
-    def use_layout(self, number: int, size: int, slices: dict[str, list[Any]], stateless: list[str]) -> None:
+    def use_layout(
+        self, number: int, size: int, slices: dict[str, list[Any]], stateless: list[str], groups: list[list[str]]
+    ) -> None:
         """Send the layout `number` of the files; the orders of saves and snapshots name it."""
-        layout = {"do": "layout", "number": number, "bytes": size, "slices": slices, "stateless": stateless}
+        layout: Message = {"do": "layout", "number": number, "bytes": size, "slices": slices}
+        layout |= {"stateless": stateless, "groups": groups}
         self._layouts = [*self._layouts, layout][-LAYOUTS_KEPT:]
         self._send(layout)
 

@@ -240,7 +240,7 @@ class Uploader:
                 report["frozen"] = {"file": frozen.entry.model_dump(mode="json"), "slices": frozen.slices}
         except (StoreError, OSError) as error:
             return {"error": str(error), "refused": isinstance(error, Refused)}
-        rest = {"stateless": layout["stateless"], "rng": order["rng"]}
+        rest = {"stateless": layout["stateless"], "groups": layout["groups"], "rng": order["rng"]}
         return report | rest | {"frozen_named": self._frozen_named}
 
     def _frozen_key(self, order: Message) -> str:
