@@ -14,6 +14,15 @@
         if stop:
             break
 
+Or, with Muster's own engine (which needs more than this file: an image made on Muster's trainer image):
+
+    for step in range(run.load(model, optimizer, scheduler=scheduler) + 1, 1001):     # on any number of ranks
+        ...
+        stop = run.should_stop()
+        run.save(step, model, optimizer, scheduler=scheduler, every=100)     # kept in memory at each step
+        if stop:
+            break
+
 Without Muster around it the program runs as it did: nothing asks it to stop, nothing is reported, and a checkpoint is a
 plain folder below `checkpoints/`. Every rank makes the same calls in the same order.
 """
@@ -22,11 +31,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import math
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,8 +49,10 @@ __all__ = [
     "LightningCallback",
     "checkpoint",
     "checkpoint_dir",
+    "load",
     "resume_dir",
     "resume_step",
+    "save",
     "should_stop",
     "step",
 ]
@@ -70,6 +84,8 @@ def step(number: int, loss: Any = None, tokens: int | None = None, steps: int | 
     """Report a finished step. `loss` and `values` are numbers, or tensors of one: they are read once a second at most,
     so that no GPU is waited for at each step. `tokens` are those of this step, of all ranks; `steps` is how many the
     program will take. `evaluation_loss` decides which checkpoint is the best."""
+    global _steps
+    _steps = steps or _steps
     if (reporter := _reporter()) is not None:
         reporter.stepped(number, loss, tokens, steps, values)
 
@@ -80,8 +96,9 @@ def should_stop() -> bool:
     Every rank gets the same answer at the same call: through torch.distributed where the program uses it, else through
     files of this node. Ranks on several nodes that do not use torch.distributed may differ by a step.
     """
-    global _calls
+    global _calls, _stopping
     _calls += 1
+    _outlive_sigterm()
     asked = os.path.exists(os.environ.get("MUSTER_STOP_FILE") or "")
     group = _group()
     if group is not None:
@@ -89,9 +106,10 @@ def should_stop() -> bool:
 
         flag = torch.tensor([float(asked)])
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
-        return bool(flag.item())
-    if asked and _local_ranks() > 1:
-        return _calls >= _agreed_call(_calls)
+        asked = bool(flag.item())
+    elif asked and _local_ranks() > 1:
+        asked = _calls >= _agreed_call(_calls)
+    _stopping = _stopping or asked
     return asked
 
 
@@ -124,6 +142,41 @@ def checkpoint(number: int) -> Iterator[Path]:
             partial.rename(final)
         shutil.rmtree(old, ignore_errors=True)
         _request(number, final)
+
+
+def save(number: int, model: Any, optimizer: Any, every: int = 1, **state: Any) -> None:
+    """Collective, to be called at each step. Keep the state after step `number` in memory, so that a crash costs no
+    step that is over, and make a checkpoint of it in the background: at each `every`th step, at the last one that
+    `step` knows, and once `should_stop` has said so.
+
+    Model and optimizer are torch's, also sharded by FSDP2. `state` are dicts, or what has `state_dict` and
+    `load_state_dict` (a scheduler, a data loader), of each rank; the random generators belong to it. Without Muster,
+    nothing is kept in memory, and the checkpoints are folders below `checkpoints/`.
+    """
+    if not _savers:
+        where = (Path(checkpoint_dir()), _local_rank(), _local_ranks())
+        _savers.append(_engine().LoopSaver(*where, model, optimizer))
+        atexit.register(_savers[0].finish)
+    is_last = _stopping or number == _steps
+    _savers[0].save(number, model, optimizer, state, is_due=number % every == 0, is_last=is_last)
+
+
+def load(model: Any, optimizer: Any, folder: Any = None, **state: Any) -> int:
+    """Collective. Load what `save` has left in `folder`, by default the one to resume from, into model, optimizer and
+    `state`, and return its step; 0 where there is nothing to resume from. On as many ranks as saved it, training goes
+    on bit for bit; on another number each takes its part of the tensors, and rank 0's `state`."""
+    folder = resume_dir() if folder is None else folder
+    return 0 if folder is None else int(_engine().load(str(folder), model, optimizer, state))
+
+
+def _engine() -> Any:
+    try:
+        return importlib.import_module("muster.trainer.programs.loop_saver")
+    except ImportError as error:
+        raise RuntimeError(
+            f"run.save and run.load need Muster's engine, which this Python lacks ({error}): use an image made on "
+            "Muster's trainer image, or pip install 'muster-train[trainer]'; run.checkpoint needs this file alone"
+        ) from error
 
 
 def HuggingFaceCallback() -> Any:
@@ -232,6 +285,9 @@ class _Reporter:
 
 
 _calls = _saves = 0  # of should_stop and checkpoint; the same on every rank
+_steps: int | None = None  # that the program will take
+_stopping = False  # whether should_stop has said so
+_savers: list[Any] = []  # of run.save: none, or the one
 _reporters: dict[str, _Reporter] = {}
 _groups: list[Any] = []
 _warned: set[str] = set()
@@ -256,6 +312,23 @@ def _as_number(value: Any) -> float | None:
 
 
 # --- agreement ---
+
+
+def _outlive_sigterm() -> None:
+    """Let a program that asks go on to save when its launcher wants it to stop, which it says by this signal too. For
+    any other reason the signal ends the program, as it did."""
+    path = os.environ.get("MUSTER_STOP_FILE")
+    if not path or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def on_signal(number: int, frame: Any) -> None:
+        if not os.path.exists(path):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, on_signal)
 
 
 def _group() -> Any:

@@ -25,10 +25,10 @@ from pydantic.dataclasses import dataclass
 
 from muster.contract.base import Many, Record
 
-# Checkpoints of tensors are of version 1. A folder is of version 2, so that a Muster that knows no folders leaves it
-# alone instead of taking it for a damaged checkpoint.
+# Checkpoints of Muster's trainer are of version 1. A program's are of version 2, so that a Muster that knows no
+# programs leaves them alone instead of taking them for damaged ones.
 FORMAT_VERSION = 2
-TENSORS_VERSION, FOLDER_VERSION = 1, 2
+TRAINER_VERSION, PROGRAM_VERSION = 1, 2
 COMMITS = "commits"
 PINS = "pins"
 READERS = "readers"
@@ -223,11 +223,12 @@ class RunState(Record):
 class Commit(Record):
     """One checkpoint: where its tensors lie, and all that training needs besides them to go on.
 
-    A checkpoint of the kind `folder` is what a program of the user's own left in a folder: its files are opaque, and
+    A checkpoint of the trainer `program` has tensors as one of Muster's trainer does, and nothing else of that.
+    One of the kind `folder` is what a program of the user's own left in a folder: its files are opaque, and
     nothing is known of tensors, data or configuration.
     """
 
-    version: Annotated[int, Field(strict=True, ge=1)] = TENSORS_VERSION
+    version: Annotated[int, Field(strict=True, ge=1)] = TRAINER_VERSION
     kind: Literal["tensors", "folder"] = "tensors"
     trainer: Literal["muster", "program"] = "muster"  # whose state it is: Muster's trainer's, or a program's
     # The name that the program gave the folder, by which it is put back; None: the files lay in the watched folder.
@@ -244,7 +245,8 @@ class Commit(Record):
     mesh: dict[str, Any] = {}  # the parallelism that it was saved under, for the reader's information
     checksum_algorithm: Literal["sha256", "blake2b", "crc32"] = "crc32"
     files: Many[FileEntry]
-    tensors: dict[Name, TensorEntry] = {}  # `model/<parameter>`, `optimizer/<parameter>/<exp_avg | exp_avg_sq | step>`
+    tensors: dict[Name, TensorEntry] = {}  # `model/<parameter>`, `optimizer/<parameter>/<exp_avg | exp_avg_sq | step>`,
+    # and `attached/<rank>`: bytes of a program's, behind their number (8 bytes, the least significant first)
     stateless: Many[Name] = ()  # trained parameters that had no optimizer state yet; every other one has it
     optimizer_groups: Many[OptimizerGroup] = ()  # none in what an older Muster wrote
     cursor: DataCursor = DataCursor(seed=0, epoch=0, sample=0)
@@ -270,15 +272,18 @@ class Commit(Record):
         return sum(file.bytes for file in self.files if file.key.startswith(folder))
 
 
-# Fields that every checkpoint of tensors has; those of a folder have none of them.
-OF_TENSORS: Final = frozenset({"tensors", "cursor", "config", "architecture"})
-_OF_FOLDERS: Final = frozenset({"kind", "trainer", "entry"})
-_NOT_OF_FOLDERS: Final = OF_TENSORS | {"mesh", "stateless", "optimizer_groups", "rng", "tokenizer"}
+# Fields that every checkpoint of Muster's trainer has. A program's has none of them, and a folder no tensors either.
+OF_TRAINER: Final = frozenset({"tensors", "cursor", "config", "architecture"})
+_OF_FOLDERS: Final = frozenset({"kind", "entry"})
+_NOT_OF_PROGRAMS: Final = frozenset({"cursor", "config", "architecture", "tokenizer"})
+_NOT_OF_FOLDERS: Final = _NOT_OF_PROGRAMS | {"tensors", "mesh", "stateless", "optimizer_groups", "rng"}
 
 
 def sealed(commit: Commit) -> bytes:
     """The bytes of a COMMIT: one line of JSON with sorted keys, whose `seal` is the SHA-256 of the same without it."""
-    left_out = _NOT_OF_FOLDERS if commit.kind == "folder" else _OF_FOLDERS
+    left_out = _NOT_OF_FOLDERS if commit.kind == "folder" else _OF_FOLDERS | {"trainer"}
+    if commit.kind == "tensors" and commit.trainer == "program":
+        left_out = _OF_FOLDERS | _NOT_OF_PROGRAMS
     # None is kept: it may mean something in state and rng.
     document = commit.model_dump(mode="json", by_alias=True, exclude=set(left_out))
     return canonical({**document, "seal": seal_of(document)})

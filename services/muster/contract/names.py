@@ -106,6 +106,7 @@ EXIT_RECORD = "exit.json"  # WorkerExit, by the launcher, last of all
 HEARTBEAT = "rank-{rank}.json"  # Heartbeat, by each rank
 RANK_FAILURE = "rank-{rank}.failure.json"  # RankFailure, by a rank that knows why it ends
 PROGRESS = "rank-{rank}.progress.json"  # of a program: steps, by the hook or muster.run in each rank
+SAVER = "rank-{rank}.saver.json"  # {"pid"} of the process that writes a rank's checkpoints, of run.save
 SAVE_REQUEST = "checkpoint-{step}.request.json"  # of a program: {"step", "folder"}, by muster.run
 PREPARED = "prepared.json"  # of a program: what was fetched for it before its start, by trainer/programs/prepare.py
 KEEPER_STATE = "keeper.json"  # of a program: what was committed of it, by trainer/programs/keeper.py

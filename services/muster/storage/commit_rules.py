@@ -15,11 +15,11 @@ from muster.contract.base import problems
 from muster.contract.checkpoint import (
     BYTES_MAX,
     COMMITS,
-    FOLDER_VERSION,
     ITEM_BYTES,
-    OF_TENSORS,
+    OF_TRAINER,
     PARTS,
     PINS,
+    PROGRAM_VERSION,
     QUARANTINE,
     READERS,
     RESUME,
@@ -50,8 +50,11 @@ def check(commit: Commit) -> None:
     _check_files(commit)
     if commit.kind == "folder":
         return _check_folder(commit)
-    if missing := OF_TENSORS - commit.model_fields_set:
+    needed = OF_TRAINER if commit.trainer == "muster" else {"tensors"}
+    if missing := needed - commit.model_fields_set:
         raise InvalidCommit(f"{min(missing)}: is missing")
+    if commit.trainer == "program" and commit.version < PROGRAM_VERSION:
+        raise InvalidCommit(f"a program's is of version {PROGRAM_VERSION}, and it says {commit.version}")
     for name, tensor in commit.tensors.items():
         _check_tensor(name, tensor, commit.files)
     _check_places(commit)
@@ -79,8 +82,8 @@ def _check_files(commit: Commit) -> None:
 
 def _check_folder(commit: Commit) -> None:
     """Check that a program's files can be put back: each has a path of its own, and none lies inside another."""
-    if commit.version < FOLDER_VERSION:
-        raise InvalidCommit(f"a folder is of version {FOLDER_VERSION}, and it says {commit.version}")
+    if commit.version < PROGRAM_VERSION:
+        raise InvalidCommit(f"a folder is of version {PROGRAM_VERSION}, and it says {commit.version}")
     if commit.tensors or commit.rng:
         raise InvalidCommit("it is a folder, and names tensors")
     if commit.entry is not None and (commit.entry in (".", "..") or "/" in commit.entry):

@@ -21,7 +21,7 @@ from muster.contract.base import UserError, problems
 from muster.contract.checkpoint import FORMAT_VERSION, Commit, seal_of
 from muster.storage.commit_rules import InvalidCommit, check
 
-__all__ = ["COMMIT_BYTES_MAX", "InvalidCommit", "NewerCommit", "parse_commit", "refuse_folder"]
+__all__ = ["COMMIT_BYTES_MAX", "InvalidCommit", "NewerCommit", "parse_commit", "refuse_folder", "refuse_program"]
 
 # A commit of a million slices (1,000 tensors on 1,000 ranks) takes 100 MB. What is larger is not read into memory.
 COMMIT_BYTES_MAX: Final = 256 << 20
@@ -79,9 +79,20 @@ def parse_commit(data: bytes, *, step: int | None, folder: str | None) -> Commit
     return commit
 
 
+def refuse_program(commit: Commit, where: str) -> None:
+    """Raises UserError for a checkpoint of a program's, of which nobody but the program can make a model. `where` names
+    its checkpoint folder."""
+    refuse_folder(commit, where)
+    if commit.trainer == "program":
+        raise UserError(
+            f"the checkpoint of step {commit.step} in {where} holds the tensors of a program, and Muster does not know "
+            "the model that they are of; load them in the program: run.load(model, optimizer, folder=...)"
+        )
+
+
 def refuse_folder(commit: Commit, where: str) -> None:
-    """Raises UserError for a checkpoint that is a folder of a program's files, of which nobody but the program can make
-    a model. `where` names its checkpoint folder."""
+    """Raises UserError for a checkpoint that is a folder of a program's files, not tensors. `where` names its
+    checkpoint folder."""
     if commit.kind == "folder":
         raise UserError(
             f"the checkpoint of step {commit.step} in {where} is a folder that a program wrote, not a model that "

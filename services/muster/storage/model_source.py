@@ -17,7 +17,7 @@ from muster.contract.model_config import FromCommit
 from muster.contract.model_size import ModelSize, decoder_size, dimensions_of, position_limit, size_of
 from muster.contract.second_model import SecondModel
 from muster.contract.training import TrainingConfig
-from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, parse_commit, refuse_folder
+from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, parse_commit, refuse_program
 from muster.storage.listing import steps_in
 from muster.storage.model_folder import open_folder
 from muster.storage.opening import open_source, open_store
@@ -116,7 +116,7 @@ def _of_commit(origin: FromCommit, learning: _Learning) -> ModelFacts:
     if origin.uri is None:
         raise UserError(f"model.from: only a server knows where job {origin.job!r} commits; name its folder (uri)")
     commit = _read(open_store(origin.uri, S3Settings.for_a_look(os.environ)), origin)
-    refuse_folder(commit, origin.uri)
+    refuse_program(commit, origin.uri)
     shapes = {
         name.removeprefix(_MODEL): tuple(entry.shape)
         for name, entry in commit.tensors.items()

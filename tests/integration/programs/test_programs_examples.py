@@ -49,14 +49,24 @@ def weights(ranks: list[subprocess.Popen[str]]) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "ranks", "steps"), [("plain", 2, 30), ("trainer", 1, 12)])
-def test_stopped_and_resumed_it_ends_with_the_same_weights(tmp_path: Path, name: str, ranks: int, steps: int) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "changed", "ranks", "steps"),
+    [
+        ("plain", "plain_with_muster", 2, 30),
+        ("plain", "plain_with_save", 2, 30),
+        ("trainer", "trainer_with_muster", 1, 12),
+    ],
+)
+def test_stopped_and_resumed_it_ends_with_the_same_weights(
+    tmp_path: Path, name: str, changed: str, ranks: int, steps: int
+) -> None:
     (tmp_path / "whole").mkdir()
     whole = started(f"{name}.py", ranks, tmp_path / "whole", STEPS=str(steps))
     first = Bench(tmp_path, ranks=ranks)
     write_whole(first.around.worker_dir / STOP, "{}")  # it is asked to stop before its first step is over
     asked = environment(first.around) | {"STEPS": str(steps)}
-    stopped = started(f"{name}_with_muster.py", ranks, first.around.worker_dir, **asked)
+    stopped = started(f"{changed}.py", ranks, first.around.worker_dir, **asked)
     weights(stopped)
     first.ended(*(rank.returncode for rank in stopped))
     assert first.keeper.run() == 0
@@ -64,7 +74,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(tmp_path: Path, name:
     around = surroundings(tmp_path, ranks=ranks, attempt="2", resume_step="1")
     prepared = prepare(around, lambda words: None)
     more = {Env.RESUME_DIR: str(prepared["resumeDir"]), Env.RESUME_STEP: "1", "STEPS": str(steps)}
-    resumed = started(f"{name}_with_muster.py", ranks, around.worker_dir, **environment(around), **more)
+    resumed = started(f"{changed}.py", ranks, around.worker_dir, **environment(around), **more)
     assert weights(resumed) == weights(whole)
 
 

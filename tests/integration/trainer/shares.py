@@ -22,11 +22,11 @@ from muster.contract.base import parse
 from muster.contract.checkpoint import DataCursor
 from muster.contract.evaluation_config import Generation
 from muster.contract.training import TrainingConfig
+from muster.trainer.checkpoint import randomness
 from muster.trainer.config import DataParallel, Ranks, read_ranks
 from muster.trainer.data import Loader, Sample, load_tokenizer
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
-from muster.trainer.train import randomness
 from muster.trainer.train.evaluation import Evaluator, HeldOutSet
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.reduction import Requests, all_reduce_sum

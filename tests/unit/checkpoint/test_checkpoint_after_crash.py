@@ -22,12 +22,13 @@ from muster.trainer.checkpoint import snapshot
 from muster.trainer.checkpoint.channel import Channel
 from muster.trainer.checkpoint.commits import read_commit
 from muster.trainer.checkpoint.coordinator import Coordinator, Job
-from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX, worth_a_commit
+from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.optimizer_state import settings_of
 from muster.trainer.checkpoint.staging import Staging
 from muster.trainer.checkpoint.uploader import STEP_LOG_BYTES_BEFORE, Uploader
 from muster.trainer.launch.process_control import LAUNCHER
+from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 
 
 def test_an_order_is_left_only_while_the_bytes_are_whole() -> None:

@@ -9,7 +9,7 @@ import pytest
 from muster.cli.output import answers
 from muster.cli.render import checkpoints_table, show_commit
 from muster.contract.base import UserError
-from muster.contract.checkpoint import FOLDER_VERSION, Commit, canonical, commit_key, folder_file_key, seal_of, sealed
+from muster.contract.checkpoint import PROGRAM_VERSION, Commit, canonical, commit_key, folder_file_key, seal_of, sealed
 from muster.contract.spec import Keep
 from muster.contract.training import TrainingConfig
 from muster.contract.views import commit_view
@@ -29,7 +29,7 @@ FILES = {"model.bin": b"weights" * 50, "state/rank-0.pt": b"\x00\x01", "frozen-1
 def commit(store: FileStore, step: int, files: dict[str, bytes] = FILES, reused: Commit | None = None) -> Commit:
     entries = [store.write(folder_file_key(step, 1, path), memoryview(data)) for path, data in files.items()]
     made = Commit(
-        version=FOLDER_VERSION, kind="folder", trainer="program", entry=f"checkpoint-{step}", job="j", job_uid="uid",
+        version=PROGRAM_VERSION, kind="folder", trainer="program", entry=f"checkpoint-{step}", job="j", job_uid="uid",
         folder="uid", attempt=1, step=step, committed_at=1e9, world_size=2,
         files=(*entries, *(reused.files if reused else ())),
     )  # fmt: skip
@@ -135,7 +135,7 @@ def test_whoever_needs_a_model_refuses_a_folder_in_one_sentence(store: FileStore
 
 def document(**changes: object) -> bytes:
     made = Commit(
-        version=FOLDER_VERSION, kind="folder", trainer="program", job="j", job_uid="u", attempt=1, step=3,
+        version=PROGRAM_VERSION, kind="folder", trainer="program", job="j", job_uid="u", attempt=1, step=3,
         committed_at=1e9, world_size=1, files=({"key": folder_file_key(3, 1, "a"), "bytes": 1, "checksum": "0" * 8},),
     )  # fmt: skip
     return sealed(made.model_copy(update=changes))
@@ -169,7 +169,15 @@ def test_files_of_a_folder_have_places_of_their_own(paths: list[str], says: str)
 
 
 def test_tensors_need_what_they_always_needed() -> None:
-    made = json.loads(document(kind="tensors", version=1))
+    made = json.loads(document(kind="tensors", trainer="muster", version=1))
     del made["seal"], made["cursor"]
     with pytest.raises(InvalidCommit, match="cursor: is missing"):
         parse_commit(canonical({**made, "seal": seal_of(made)}), step=3, folder=None)
+
+
+def test_tensors_of_a_program_need_no_configuration_and_an_older_muster_leaves_them_alone() -> None:
+    written = document(kind="tensors")
+    assert not {"cursor", "config", "architecture", "tokenizer", "kind", "entry"} & json.loads(written).keys()
+    assert parse_commit(written, step=3, folder=None).trainer == "program"
+    with pytest.raises(InvalidCommit, match="a program's is of version 2, and it says 1"):
+        parse_commit(document(kind="tensors", version=1), step=3, folder=None)

@@ -3,11 +3,13 @@
 import io
 import json
 import os
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.polling import eventually
 from tests.unit.programs.gang_of_keepers import Bench, settle
 
 from muster.contract.checkpoint import FileEntry
@@ -363,3 +365,38 @@ def test_a_worker_whose_rank_failed_does_not_wait_for_what_worker_0_may_order_on
     second.ended(-9)
     assert second.keeper.run() == 0
     assert second.keeper.ended_at is not None
+
+
+def test_a_worker_whose_rank_failed_waits_for_the_order_of_what_is_whole_on_its_node(tmp_path: Path) -> None:
+    """The engine of `run.save` commits on all nodes what dead ranks left, and each keeper hears of it by itself."""
+    first, second = gang(tmp_path)
+    settle(first, second)
+    second.save("step-00000005", part=b"second")
+    request(second, 5)
+    second.ended(-9)
+    keeping = threading.Thread(target=second.keeper.run)
+    keeping.start()
+    eventually(lambda: second.keeper.ended_at is not None, "worker 1's keeper to see its ranks' end")
+    first.save("step-00000005", other=b"first")
+    request(first, 5)
+    first.settle()
+    keeping.join()
+    assert first.loaded(5, tmp_path / "fresh") == {"other": b"first", "part": b"second"}
+
+
+def test_a_part_that_is_about_to_be_renamed_is_waited_for(tmp_path: Path) -> None:
+    first, second = gang(tmp_path)
+    second.stepped(7)
+    second.write(".step-00000005.partial/part", b"second")
+    first.save("step-00000005", other=b"first")
+    while not list(first.store.objects("parts/attempt-1/order.json")):
+        first.look()
+    second.look()
+    (second.folder / ".step-00000005.partial").rename(second.folder / "step-00000005")
+    settle(first, second)
+    assert first.loaded(5, tmp_path / "fresh") == {"other": b"first", "part": b"second"}
+
+
+def request(bench: Bench, step: int) -> None:
+    document = {"step": step, "folder": str(bench.folder / f"step-{step:08d}"), "at": 0.0}
+    write_whole(bench.around.worker_dir / SAVE_REQUEST.format(step=step), json.dumps(document))

@@ -13,12 +13,12 @@ from muster.contract.architecture import Architecture
 from muster.contract.base import parse
 from muster.contract.verifiers import Verifier, score_metrics
 from muster.local import seccomp
+from muster.trainer.checkpoint import randomness
 from muster.trainer.config import DataParallel, Ranks
 from muster.trainer.data import load_tokenizer
 from muster.trainer.data.prompts import Prompt
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.generation import Sampling, generate
-from muster.trainer.train import randomness
 from muster.trainer.train.answering import AnsweredSet, AnswerEvaluator, Scoring
 from muster.trainer.train.writing import Writer, Written
 

@@ -17,9 +17,9 @@ from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.evaluation_config import EarlyStopping
 from muster.contract.optimizer_config import OptimizerConfig, Schedule
 from muster.contract.training import TrainingConfig
+from muster.trainer.checkpoint import randomness
 from muster.trainer.errors import UserError
 from muster.trainer.models.decoder_model import DecoderModel
-from muster.trainer.train import randomness
 from muster.trainer.train.best import Best
 from muster.trainer.train.evaluation import HeldOutResult
 from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, squared_norm

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from muster.contract.checkpoint import Commit, DataCursor
-from muster.trainer.checkpoint import UnusableCommit
-from muster.trainer.train import randomness
+from muster.trainer.checkpoint import UnusableCommit, randomness
 
 
 def commit(*rng: dict[str, Any]) -> Commit:

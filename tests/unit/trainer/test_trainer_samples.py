@@ -14,11 +14,11 @@ from muster.contract.base import InvalidDocument, parse
 from muster.contract.evaluation_config import Generation
 from muster.contract.samples import Samples, samples_key, step_of_samples
 from muster.contract.training import TrainingConfig
+from muster.trainer.checkpoint import randomness
 from muster.trainer.config import Ranks
 from muster.trainer.data import load_tokenizer
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.generation import Sampling, generate
-from muster.trainer.train import randomness
 from muster.trainer.train.samples import SampleMaker
 
 SHAPE = Architecture(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=264, max_positions=64)

@@ -50,6 +50,7 @@ def test_names_and_codes_are_those_of_the_contract() -> None:
     for name in ("EXIT_RECORD", "HEARTBEAT", "HEARTBEATS_PATH", "LAST_HEARTBEAT"):
         assert getattr(names, name) == getattr(contract, name)
     assert names.NOTICES_ENV == NOTICES_ENV
+    assert names.SAVER == contract.SAVER
     assert names.UNEVEN_END_SECONDS == UNEVEN_END_SECONDS
     assert names.rank_mark(3) == contract.rank_mark(3)
     assert (fence.TOKEN_FILE, fence.CA_FILE) == (contract.Env.FENCE_TOKEN_FILE, contract.Env.FENCE_CA_FILE)

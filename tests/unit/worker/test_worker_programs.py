@@ -227,6 +227,24 @@ def test_a_program_that_saves_when_asked(program: Program, committed: bool, code
     assert json.loads((program.folder / "stop.json").read_text())["reason"] == "SIGTERM"
 
 
+def test_what_saves_for_a_dead_rank_is_waited_for(program: Program) -> None:
+    saver = "import json, os, pathlib, signal, sys, time\nos.setsid()\nrank, launcher = map(int, sys.argv[1:])\n"
+    saver += "folder = pathlib.Path(os.environ['MUSTER_WORKER_DIR'])\n"
+    saver += "(folder / '.new').write_text(json.dumps({'pid': os.getpid()}))\n"
+    saver += "(folder / '.new').rename(folder / 'rank-0.saver.json')\n"
+    saver += "while os.getppid() == rank: time.sleep(0.01)\n"
+    saver += "assert os.getppid() == launcher\n"
+    saver += "for part in range(1, 101):\n    time.sleep(0.01)\n    (folder / 'saved').write_text(str(part))\n"
+    program.write("saver.py", saver)
+    text = TOUCH + "import os, signal, subprocess\n"
+    text += "own = [str(os.getpid()), os.environ['MUSTER_LAUNCHER_PID']]\n"
+    text += "subprocess.Popen([sys.executable, 'saver.py', *own])\n"
+    text += "while not pathlib.Path(os.environ['MUSTER_WORKER_DIR'], 'rank-0.saver.json').exists(): time.sleep(0.01)\n"
+    text += "os.kill(os.getpid(), signal.SIGKILL)\n"
+    assert program.run(text).exit_code == 137
+    assert (program.folder / "saved").read_text() == "100"
+
+
 def test_daemons_die_with_the_worker(program: Program) -> None:
     daemon = "import os, signal\nos.setsid()\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     daemon += "open('daemon.new', 'w').write(str(os.getpid()))\nos.rename('daemon.new', 'daemon')\nsignal.pause()\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,9 +23,11 @@ from muster.worker.fence import SECONDS_MAX, FenceUnreachable, StaleAttempt, pas
 from muster.worker.files import read_document, write_document
 from muster.worker.heartbeats import Heartbeats
 from muster.worker.names import (
+    AFTER_CRASH_SECONDS_MAX,
     EXIT_RECORD,
     KEEPER_STATE,
     RANKS_ENDED,
+    SAVER,
     STOP,
     UNEVEN_END_SECONDS,
     Env,
@@ -54,6 +57,7 @@ KEEPER_STOP_SECONDS = 25.0
 KEEPER_SECONDS = 330.0
 KEEPER_START_SECONDS = 30.0  # for a keeper of which nothing is seen yet
 UNEVEN_LOOK_SECONDS = 5.0
+SAVER_FILE = re.compile(SAVER.format(rank="[0-9]+").replace(".", "[.]"))
 
 
 def main() -> int:
@@ -145,6 +149,11 @@ class Stop:
             timer.daemon = True
             timer.start()
 
+    def seconds_left(self) -> float:
+        """Return what is left of the ranks' grace, and a few seconds in any case, once they are asked to stop."""
+        passed = time.time() - self.asked_at if self.asked_at is not None else 0.0
+        return max(self._grace_seconds - passed, 5.0)
+
     def _kill(self) -> None:
         if self._ranks is not None and self._ranks.pids():
             self.killed = True
@@ -225,6 +234,7 @@ class Worker:
         watcher.start()
         ends = ranks.wait(watcher.ended, lambda: self._stop.asked_at is not None)
         watcher.finish()
+        self._let_savers_finish()
         left = kill_all_but(self._helpers)
         output.finish()
         heartbeats.finish()
@@ -253,6 +263,24 @@ class Worker:
         rank = end["rank"] if end["rank"] is not None else ends[0].rank
         self.tail = exit_record.log_tail(output.tail(rank))
         return end
+
+    def _let_savers_finish(self) -> None:
+        """Wait for processes that outlive their ranks to write the checkpoint that these left in memory (run.save)."""
+        saved_by = [
+            document["pid"]
+            for name in os.listdir(self._orders.directory)
+            if SAVER_FILE.fullmatch(name)
+            and (document := read_document(os.path.join(self._orders.directory, name))) is not None
+            and isinstance(document.get("pid"), int)
+        ]
+        deadline = time.monotonic() + AFTER_CRASH_SECONDS_MAX
+        if self._stop.asked_at is not None:
+            deadline = min(deadline, time.monotonic() + self._stop.seconds_left())
+        while (living := children_of([os.getpid()]) & set(saved_by)) and time.monotonic() < deadline:
+            reap_orphans(())
+            if not any(map(is_alive, living)):
+                return
+            time.sleep(0.02)
 
     def _let_keeper_finish(self, ends: tuple[ProcessEnd, ...]) -> bool:
         """Tell the keeper of checkpoints that the ranks are gone, and wait until it has published what is complete.

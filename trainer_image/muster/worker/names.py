@@ -28,6 +28,8 @@ class Env:
 
 
 NOTICES_ENV = "MUSTER_NOTICES"
+# Set by a launcher that adopts the processes that a dead rank leaves running, for its ranks.
+LAUNCHER_ENV = "MUSTER_LAUNCHER_PID"
 
 
 class ExitCode:
@@ -53,6 +55,7 @@ PROGRESS = "rank-{rank}.progress.json"
 PREPARED = "prepared.json"
 KEEPER_STATE = "keeper.json"
 RANKS_ENDED = "ranks-ended.json"
+SAVER = "rank-{rank}.saver.json"
 STOP = "stop.json"
 RESULTS = "results.json"  # $MUSTER_RESULTS
 WORK = "work"  # the working directory, where nobody prepared another
@@ -61,6 +64,9 @@ HEARTBEATS_PATH = "/heartbeats"
 LAST_HEARTBEAT = "lastHeartbeat"
 # As the operator waits for workers of which others ended well (core/causes.py).
 UNEVEN_END_SECONDS = 1_800.0
+# After a crash, for a checkpoint from the ranks' memories. A gang that is silent for longer is taken for hung
+# (core/stalls.py).
+AFTER_CRASH_SECONDS_MAX = 45.0
 
 
 def rank_mark(rank: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from muster.worker.cores import share_cores
 from muster.worker.files import read_document
 from muster.worker.heartbeats import HangPolicy
-from muster.worker.names import PREPARED, RESULTS, STOP, WORK, Env
+from muster.worker.names import LAUNCHER_ENV, PREPARED, RESULTS, STOP, WORK, Env
 
 
 class BadOrders(Exception):
@@ -128,6 +128,7 @@ def program_environment(orders: Orders, environ: Mapping[str, str], ranks_per_no
         **own,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "TORCHELASTIC_RUN_ID": f"{orders.job_uid}-{orders.attempt}",
+        LAUNCHER_ENV: str(os.getpid()),
         Env.WORKER_DIR: orders.directory,
         Env.RESUME_STEP: str(orders.resume_step),
         Env.STOP_FILE: os.path.join(orders.directory, STOP),

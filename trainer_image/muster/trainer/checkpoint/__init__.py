@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from muster.trainer.checkpoint.commits import list_commits, read_commit
     from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit, UnusableCommit
-    from muster.trainer.checkpoint.loader import load, load_weights, resume
+    from muster.trainer.checkpoint.loader import load, load_attached, load_weights, resume
     from muster.trainer.checkpoint.policy import Policy, retained
     from muster.trainer.checkpoint.quarantine import newest_readable
     from muster.trainer.checkpoint.saver import Identity, SaveOutcome, Saver, TrainState
@@ -29,6 +29,7 @@ _HOMES = {
     "UnusableCommit": "failures",
     "list_commits": "commits",
     "load": "loader",
+    "load_attached": "loader",
     "load_weights": "loader",
     "newest_readable": "quarantine",
     "read_commit": "commits",
@@ -48,6 +49,7 @@ __all__ = [
     "UnusableCommit",
     "list_commits",
     "load",
+    "load_attached",
     "load_weights",
     "newest_readable",
     "read_commit",

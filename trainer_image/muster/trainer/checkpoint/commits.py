@@ -6,7 +6,7 @@ from typing import Literal
 
 from muster.contract.address import parse_address
 from muster.contract.checkpoint import Commit, commit_key, sealed
-from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit, refuse_folder
+from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit, refuse_program
 from muster.storage.errors import NotFound, UnfitObject
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
@@ -30,7 +30,7 @@ def read_commit(folder: str, step: int | Literal["best", "last"]) -> Commit:
     Raises CheckpointError where there is none, or it can't be read, UserError where it is a folder of a program's.
     """
     commit = commit_in(open_store(folder, links=False), step)
-    refuse_folder(commit, folder)
+    refuse_program(commit, folder)
     return commit
 
 

@@ -20,6 +20,7 @@ from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.collect import Seen, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.emergency_save import worth_a_commit
+from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.frozen import FrozenFiles, FrozenWeightsMissing, frozen_in, see_all
 from muster.trainer.errors import StaleAttempt
@@ -40,6 +41,7 @@ class Job:
     fence: str | None  # where the current attempt is written; None checks nothing
     world_size: int
     keep: Keep  # which commits are kept
+    entries: Entries | None = None  # folders of the commits, where the store is each node's own
 
 
 class Coordinator:
@@ -91,7 +93,7 @@ class Coordinator:
         except FrozenWeightsMissing as missing:
             self._frozen = None
             outcome |= {"error": str(missing), "frozen_missing": True}
-        except (StoreError, CheckpointError, FenceUnreachable, ValueError) as error:
+        except (StoreError, CheckpointError, FenceUnreachable, ValueError, OSError) as error:
             outcome |= {"error": str(error), "refused": isinstance(error, Refused)}
         self._announce(seq, outcome)
         return outcome
@@ -185,10 +187,18 @@ class Coordinator:
                 "rng": tuple(report["rng"] for report in by_rank),
             }
         )
-        see_all(self._store, files)
+        self._see_all(files)
         self._confirm_attempt()
         publish(self._store, commit)
+        if self._job.entries is not None:
+            self._job.entries.add_commit(commit.step)
         return commit
+
+    def _see_all(self, files: Sequence[FileEntry]) -> None:
+        """Raises StoreError. Where each node has a store of its own, the others' files are seen by those who publish
+        them."""
+        if self._job.entries is None:
+            see_all(self._store, files)
 
     def _frozen_files(self, reports: Sequence[Message]) -> FrozenFiles:
         """Return the frozen files that an earlier COMMIT names, or that all ranks have just written. Raises
@@ -202,7 +212,7 @@ class Coordinator:
         elif self._frozen is None and any(report.get("frozen_named") for report in reports):
             raise FrozenWeightsMissing("the COMMIT that named the frozen weights can't be read any more")
         try:
-            see_all(self._store, found.files)
+            self._see_all(found.files)
         except StoreError as error:
             raise FrozenWeightsMissing(f"the frozen weights are written again with the next save: {error}") from error
         return found

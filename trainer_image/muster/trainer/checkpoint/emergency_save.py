@@ -9,7 +9,7 @@ from typing import Literal
 
 from muster.contract.checkpoint_interval import PRIOR_SAVE_SECONDS
 from muster.storage.checksum import PART_BYTES
-from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX
+from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 
 WORTHWHILE_SECONDS = 2.0  # a wait that nobody minds
 WAITING_SHARE_MAX = 1 / 3  # of the time that is left: so long do the others let terminating ranks go first

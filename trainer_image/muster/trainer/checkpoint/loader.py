@@ -41,7 +41,7 @@ from muster.trainer.checkpoint.optimizer_state import (
     wanted_state,
 )
 from muster.trainer.checkpoint.quarantine import first_good, put_back_newest
-from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors
+from muster.trainer.checkpoint.tensors import ATTACHED_BYTES, DTYPES, Local, attached_name, localize, model_tensors
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a slice begins
@@ -66,6 +66,19 @@ def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimi
     with contextlib.closing(ControlGroup()) as group, contextlib.closing(SharedBuffer()) as buffer:
         trained = None if optimizer is None else (model, optimizer)
         return _load(open_store(folder, links=False), step, dict(model_tensors(model)), trained, group, buffer)
+
+
+def load_attached(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Commit, bytes]:
+    """Load a program's commit as `load` does, from a folder that nobody else changes, and return the bytes that this
+    rank attached to it; rank 0's, where it was made by another number of ranks. Collective."""
+    with contextlib.closing(ControlGroup()) as group, contextlib.closing(SharedBuffer()) as buffer:
+        attached: dict[str, torch.Tensor] = {}
+        store = open_store(folder, links=False)
+        weights = dict(model_tensors(model))
+        commit = _load(store, step, weights, (model, optimizer), group, buffer, attached=attached)
+        framed = b"".join(bytes(tensor.numpy()) for tensor in attached.values())
+        start = ATTACHED_BYTES.size
+        return commit, framed[start : start + ATTACHED_BYTES.unpack_from(framed)[0]] if framed else b""
 
 
 def load_weights(
@@ -116,7 +129,9 @@ def _load(
     check: Callable[[Commit], None] = lambda commit: None,
     own: bool = False,
     without: frozenset[str] = frozenset(),
+    attached: dict[str, torch.Tensor] | None = None,
 ) -> Commit:
+    """`attached` is filled with the bytes that a program's rank attached; such a folder is read without a mark."""
     commit = _agreed_commit(store, step, group, own)
     _compare(commit, weights, trained, without, f"{store.uri} step {step}")
     with _all_or_none(group):
@@ -125,10 +140,15 @@ def _load(
         check(commit)
     settings = settings_to_adopt(commit, *trained, f"{store.uri} step {step}") if trained is not None else []
     state = state_to_fill(commit, *trained) if trained is not None else {}
+    if attached is not None:
+        name = attached_name(group.rank if commit.world_size == group.world_size else 0)
+        if name in commit.tensors:
+            attached[name] = torch.empty(tuple(commit.tensors[name].shape), dtype=torch.uint8)
+        weights = {**weights, **attached}
     live = [*weights.items(), *(named for tensors in state.values() for named in tensors.items())]
     targets = [localize(name, tensor, group.world_size) for name, tensor in live if tensor.numel()]
     needed = [Needed(target, *shared) for target in targets for shared in _overlaps(commit, target)]
-    memory, starts = _fetched(store, commit, needed, group, buffer)
+    memory, starts = _fetched(store, commit, needed, group, buffer, marked=attached is None)
     with torch.no_grad():
         for one in needed:
             _fill(one, memory, starts)
@@ -139,11 +159,11 @@ def _load(
 
 
 def _fetched(
-    store: Store, commit: Commit, needed: Sequence[Needed], group: ControlGroup, buffer: SharedBuffer
+    store: Store, commit: Commit, needed: Sequence[Needed], group: ControlGroup, buffer: SharedBuffer, marked: bool
 ) -> tuple[NodeMemory, Starts]:
     """All bytes that this rank needs, verified; returns only when every rank has its own."""
     reader = Reader(store, commit, node_cache(store.uri, commit.job_uid))
-    with _as_reader(store, commit.step, group):
+    with _as_reader(store, commit.step, group) if marked else contextlib.nullcontext():
         with _all_or_none(group):
             # The headers of the files that this rank needs are read too, to be compared with the COMMIT.
             headers = [reader.header_span(file) for file in sorted({one.slice.file for one in needed})]

@@ -10,16 +10,16 @@ import math
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from muster.contract.address import parse_address
 from muster.contract.base import dump
-from muster.contract.checkpoint import Commit, DataCursor
+from muster.contract.checkpoint import PROGRAM_VERSION, Commit, DataCursor
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.control_group import ControlGroup
@@ -31,6 +31,7 @@ from muster.trainer.checkpoint.emergency_save import (
     new_seconds,
     plan,
 )
+from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.frozen import frozen_in
 from muster.trainer.checkpoint.optimizer_state import settings_of
@@ -57,6 +58,7 @@ class TrainState:
     metrics: dict[str, float]
     best: bool  # whether the evaluation just made is the best so far
     records: tuple[str, ...] = ()  # lines of the step log that may not be written yet
+    attached: bytes = b""  # of this rank, by a program: Muster stores them as they are
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ class Identity:
     attempt: int
     fence: str | None  # where the current attempt is written (trainer.fence); None checks nothing
     folder: str  # `<checkpoint.uri>/<job uid>`
-    config: dict[str, Any]  # the resolved TrainingConfig
-    architecture: dict[str, Any]
-    tokenizer: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)  # the resolved TrainingConfig
+    architecture: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    trainer: Literal["muster", "program"] = "muster"  # a program has none of the three, and no data cursor
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,9 @@ class Saver:
     weights waits for it, an emergency save does what `emergency_save.plan` says. A failed save is an outcome, never an
     exception; only a stale attempt raises (StaleAttempt, from `finished` and `drain`), for such a rank must end."""
 
-    def __init__(self, identity: Identity, keep: Keep, mesh: dict[str, Any]) -> None:
-        """Collective. `mesh` describes the parallelism, for the COMMIT's readers."""
+    def __init__(self, identity: Identity, keep: Keep, mesh: dict[str, Any], entries: Entries | None = None) -> None:
+        """Collective. `mesh` describes the parallelism, for the COMMIT's readers. With `entries` each checkpoint is
+        also a folder of its own; the store may then be of each node."""
         self._control = ControlGroup()
         meeting = self._control.meeting_point()
         init = {
@@ -115,7 +119,9 @@ class Saver:
             "coordinator": [meeting.host, meeting.port],
             "keep": dump(keep),
             "identity": _fixed_fields(identity, mesh) if self._control.rank == 0 else {},
+            "entries": entries.as_message() if entries is not None else None,
         }
+        self._trainer = identity.trainer
         self._process = UploadProcess(init, meeting.listener)
         self._staging = Staging(self._process.use_memory)
         self._in_flight: _InFlight | None = None
@@ -236,7 +242,7 @@ class Saver:
         if self._control.rank == 0:
             order["records"] = state.records
             order["commit"] = {
-                "cursor": dump(state.cursor),
+                **({"cursor": dump(state.cursor)} if self._trainer == "muster" else {}),
                 "tokens": state.tokens,
                 "state": state.state,
                 # JSON has no NaN; a metric without a value says nothing.
@@ -255,7 +261,7 @@ class Saver:
                     memory, frozen = copy
                     self._process.use_frozen(memory, frozen.layout.size, frozen.slices)
                 self._frozen_settled = True
-            if self._staging.lay_out(state.model, state.optimizer):
+            if self._staging.lay_out(state.model, state.optimizer, state.attached):
                 share = self._staging.share
                 groups = share.groups if self._control.rank == 0 else []
                 self._process.use_layout(self._staging.layout, share.layout.size, share.slices, share.stateless, groups)
@@ -323,15 +329,15 @@ def _as_json(order: Message) -> bytes:
 
 
 def _fixed_fields(identity: Identity, mesh: dict[str, Any]) -> dict[str, Any]:
-    return {
+    of_trainer = {"config": identity.config, "architecture": identity.architecture, "tokenizer": identity.tokenizer}
+    own = of_trainer if identity.trainer == "muster" else {"version": PROGRAM_VERSION}
+    return own | {
+        "trainer": identity.trainer,
         "job": identity.job,
         "job_uid": identity.job_uid,
         "folder": parse_address(identity.folder).name or None,
         "attempt": identity.attempt,
         "mesh": mesh,
-        "config": identity.config,
-        "architecture": identity.architecture,
-        "tokenizer": identity.tokenizer,
         "versions": {"muster": _own_version(), "torch": torch.__version__, "python": platform.python_version()},
     }
 

@@ -17,12 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from muster.trainer.checkpoint.chunks import Chunk
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.optimizer_state import state_bytes
 from muster.trainer.checkpoint.shard_file import ShardLayout, lay_out
 from muster.trainer.checkpoint.snapshot import ORDER_BYTES, begin, complete
 from muster.trainer.checkpoint.tensors import (
+    ATTACHED_BYTES,
     Local,
+    attached_name,
     is_frozen,
     localize,
     model_tensors,
@@ -115,6 +118,7 @@ class Staging:
         self._staged: torch.cuda.Event | None = None
         self._completing: threading.Thread | None = None
         self._frozen: Slot | None = None
+        self._attached: torch.Tensor | None = None
 
     @property
     def share(self) -> Share:
@@ -134,22 +138,38 @@ class Staging:
         self._wanted_slots = slots
         self._take(reserve_bytes(model, optimizer), any(tensor.is_cuda for _, tensor in model_tensors(model)))
 
-    def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-        """Settle what this rank writes; True when the file is laid out otherwise than the last one.
+    def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer, attached: bytes = b"") -> bool:
+        """Settle what this rank writes; True when the file is laid out otherwise than the last one. `attached` are
+        bytes that it writes beside.
 
         Copies that are there stay: while this rank copies the next step, they are all that it shares with the others.
         """
-        if self._share is not None and _identities(model, optimizer) == self._seen:
+        self._attach(attached)
+        seen = (*_identities(model, optimizer), (id(self._attached), 0))
+        if self._share is not None and seen == self._seen:
             return False
         weights = [(name, tensor) for name, tensor in model_tensors(model) if not is_frozen(tensor)]
         live = [*weights, *optimizer_tensors(model, optimizer)]
-        share = _share(live, _stateless(model, optimizer), _groups(model, optimizer))
-        known, self._share, self._seen = self._share, share, _identities(model, optimizer)
+        share = _share(live, _stateless(model, optimizer), _groups(model, optimizer), self._attached)
+        known, self._share = self._share, share
+        # Anew, for the layers that FSDP had gathered are in shards since the lines above.
+        self._seen = (*_identities(model, optimizer), (id(self._attached), 0))
         if known is not None and known.file == share.file:
             return False
         self.layout += 1
         self._take(share.layout.size, any(local.data.is_cuda for local in share.locals))
         return True
+
+    def _attach(self, data: bytes) -> None:
+        """Hold bytes behind their number. There is room for more, so that the file keeps its layout when they grow a
+        little."""
+        if not data:
+            self._attached = None
+            return
+        framed = ATTACHED_BYTES.pack(len(data)) + data
+        if self._attached is None or self._attached.numel() < len(framed):
+            self._attached = torch.zeros(max(4096, 1 << (len(framed) - 1).bit_length()), dtype=torch.uint8)
+        self._attached[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
 
     def copy_frozen(self, model: nn.Module) -> tuple[SharedMemory, Share] | None:
         """A copy of this rank's share of what is never trained, in memory of its own; None where all is trained."""
@@ -262,9 +282,17 @@ def reserve_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return total
 
 
-def _share(live: Sequence[tuple[str, torch.Tensor]], stateless: list[str], groups: list[list[str]]) -> Share:
+def _share(
+    live: Sequence[tuple[str, torch.Tensor]],
+    stateless: list[str],
+    groups: list[list[str]],
+    attached: torch.Tensor | None = None,
+) -> Share:
     rank, world = rank_and_world()
     locals_ = share_of([localize(name, tensor, world) for name, tensor in live], rank)
+    if attached is not None:
+        whole = Chunk((0,), tuple(attached.shape))
+        locals_.append(Local(attached_name(rank), whole.extent, whole, attached, (rank,)))
     layout = lay_out((local.name, local.dtype, local.chunk.extent) for local in locals_)
     slices: dict[str, list[Any]] = {
         local.name: [local.dtype, local.shape, local.chunk.offset, local.chunk.extent, layout.slots[local.name].start]

@@ -1,11 +1,13 @@
 """Chunks of tensors, with their names, of a model and its optimizer, whatever shards them.
 
 Names are free of wrappers and of world size: `model/<parameter or persistent buffer>`,
-`optimizer/<parameter>/<state>`. A tensor that two names share (tied weights) appears once, under the first.
+`optimizer/<parameter>/<state>`, and `attached/<rank>` for what a program adds. A tensor that two names share (tied
+weights) appears once, under the first.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -34,6 +36,7 @@ DTYPES: Final = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+ATTACHED_BYTES: Final = struct.Struct("<Q")  # how many bytes are attached, before them
 _WRAPPERS: Final = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 
@@ -93,6 +96,11 @@ def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> It
                     "the optimizer updates a parameter that is not in the model; build it from model.parameters()"
                 )
             yield names[id(parameter)], parameter
+
+
+def attached_name(rank: int) -> str:
+    """Return the name of the bytes that a program's rank attached."""
+    return f"attached/{rank}"
 
 
 def plain_name(name: str) -> str:

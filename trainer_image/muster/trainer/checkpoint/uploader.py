@@ -27,10 +27,12 @@ from muster.storage.opening import open_store
 from muster.storage.store import Store
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, Coordinator, Job
+from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT, left_in
-from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, die_with_adopter, has_adopter, name_process
+from muster.trainer.launch.process_control import die_with_adopter, has_adopter, name_process
+from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 
 # Before the end that the log of steps had when a save was ordered: what it had for that save is behind it.
 STEP_LOG_BYTES_BEFORE = 1 << 20
@@ -52,8 +54,8 @@ class Uploader:
     """Saves what its rank orders.
 
     `init` is the rank's first message {uri, rank, world_size, job_uid, attempt, fence, token, coordinator, identity,
-    keep}, in which `coordinator` is [host, port]. `listener` is the socket on which the uploader of rank 0 meets the
-    others; None on the other ranks.
+    keep, entries}, in which `coordinator` is [host, port]. `listener` is the socket on which the uploader of rank 0
+    meets the others; None on the other ranks.
     """
 
     def __init__(self, rank_process: Channel, init: Message, listener: socket.socket | None) -> None:
@@ -74,6 +76,8 @@ class Uploader:
     def warm_up(self) -> str | None:
         """Make ready for the first save. Returns why the store will take none, where it says so for good."""
         refused: str | None = None
+        if (entries := self._entries) is not None:
+            entries.register()
         try:
             self._store.warm_up()
         except Refused as error:
@@ -186,6 +190,11 @@ class Uploader:
                 outcome = self._coordinator.settle(order, deadline)
             else:
                 outcome = self._ask(report, deadline)
+        if outcome["committed"] and (entries := self._entries) is not None:
+            try:
+                entries.reveal(order["step"])
+            except OSError as error:
+                outcome |= {"committed": False, "error": f"{entries.watched}: {error}"}
         if outcome["committed"]:
             self._committed_records, self._records_from = list(order.get("records", ())), records_from
             if self._cache is not None and copied.is_set():
@@ -238,6 +247,8 @@ class Uploader:
                     self._store.verify(written)
                     frozen.entry = written
                 report["frozen"] = {"file": frozen.entry.model_dump(mode="json"), "slices": frozen.slices}
+            if (entries := self._entries) is not None:
+                entries.add_shards(order["step"], key)
         except (StoreError, OSError) as error:
             return {"error": str(error), "refused": isinstance(error, Refused)}
         rest = {"stateless": layout["stateless"], "groups": layout["groups"], "rng": order["rng"]}
@@ -298,6 +309,11 @@ class Uploader:
         channel.send({"token": self._init["token"], "rank": self._rank})
         return channel
 
+    @property
+    def _entries(self) -> Entries | None:
+        message = self._init.get("entries")
+        return None if message is None else Entries.from_message(message)
+
     def _attach(self, slot: int, descriptor: int, size: int) -> None:
         if slot in self._memories:
             self._memories.pop(slot).close()
@@ -315,6 +331,7 @@ class Uploader:
             fence=init["fence"],
             world_size=self._world,
             keep=Keep.model_validate(init["keep"]),
+            entries=self._entries,
         )
         return Coordinator(self._store, job, listener, init["token"])
 

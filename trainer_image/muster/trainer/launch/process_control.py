@@ -8,10 +8,9 @@ import signal
 import sys
 import time
 
-LAUNCHER = "MUSTER_LAUNCHER_PID"  # set by the launcher for its ranks
-# After a crash, for a commit from the ranks' memories. A gang that is silent for longer is taken for hung
-# (core/stalls.py).
-AFTER_CRASH_SECONDS_MAX = 45.0
+from muster.worker.names import LAUNCHER_ENV
+
+LAUNCHER = LAUNCHER_ENV
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36

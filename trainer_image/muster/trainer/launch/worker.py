@@ -25,7 +25,7 @@ from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.launch.limits import Limits, limit_tasks, processes_max
 from muster.trainer.launch.notices import watch_notices
-from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNCHER, adopt_orphans
+from muster.trainer.launch.process_control import LAUNCHER, adopt_orphans
 from muster.trainer.launch.program import NotPrepared, run_program, runs_program
 from muster.trainer.launch.report import serve_reports, write_termination_message
 from muster.trainer.launch.stack_dumps import dump, record_flights
@@ -43,6 +43,7 @@ from muster.worker.cores import share_cores
 from muster.worker.early_stop import STOP_SIGNALS, end_now
 from muster.worker.fence import SECONDS_MAX as FENCE_SECONDS_MAX
 from muster.worker.fence import FenceUnreachable, StaleAttempt, pass_fence
+from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 from muster.worker.ranks import SHUTDOWN_SECONDS, Ranks, read_layout
 
 # What the kernel answers where a worker may not read or write.

@@ -307,6 +307,8 @@ class FolderKeeper:
         it sees in the folder the very files that worker 0 sees."""
         if listing is not None and listing.files:
             return True
+        if self.ended_at is None and (self._around.watched / f".{order.entry}.partial").exists():
+            return False  # muster.run's; it is about to be renamed
         is_past = progress.step is None or progress.step >= order.step
         return self.ended_at is not None or is_past
 
@@ -325,7 +327,8 @@ class FolderKeeper:
     def _has_answered_last_order(self) -> bool:
         """Worker 0 may still publish what is complete on all workers, as long as they end as they should: it orders
         its last checkpoint when its own ranks are gone. Where the ranks of this worker failed, those of worker 0 may
-        run on, and end only once the operator hears of this failure; nothing more is waited for than what is ordered.
+        run on, and end only once the operator hears of this failure; nothing more is waited for than what is ordered,
+        and for a minute what muster.run has made whole on this node and worker 0 has not ordered yet.
         """
         if self._around.worker == 0:
             return True
@@ -334,6 +337,10 @@ class FolderKeeper:
         except StoreError:
             return False
         more = self._watch.has_ended_well() or (self._around.worker_dir / STOP).exists()
+        newest = max((request["step"] for request in self._watch.requests().values()), default=-1)
+        is_late = self.ended_at is None or time.monotonic() - self.ended_at > PARTS_AFTER_END_SECONDS
+        if newest > self._ordered and not is_late and not (order is not None and order.is_last):
+            return False
         return order is None or ((order.is_last or not more) and order.step <= self._ordered)
 
     # --- what is said ---

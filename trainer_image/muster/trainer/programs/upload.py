@@ -15,7 +15,7 @@ from itertools import groupby
 from pydantic import ValidationError
 
 from muster.contract.address import parse_address
-from muster.contract.checkpoint import FOLDER_VERSION, Commit, FileEntry, folder_file_key, path_in_folder
+from muster.contract.checkpoint import PROGRAM_VERSION, Commit, FileEntry, folder_file_key, path_in_folder
 from muster.storage.checksum import PART_BYTES, crc32
 from muster.storage.errors import StorageError
 from muster.storage.listing import steps_in
@@ -68,7 +68,7 @@ class Publisher:
         metrics = {name: value for name, value in snapshot.metrics.items() if math.isfinite(value)}
         try:
             commit = Commit(
-                version=FOLDER_VERSION, kind="folder", trainer="program", entry=listing.entry,
+                version=PROGRAM_VERSION, kind="folder", trainer="program", entry=listing.entry,
                 job=around.job, job_uid=around.job_uid, folder=parse_address(around.store).name or None,
                 attempt=around.attempt, step=snapshot.step, committed_at=time.time(),
                 world_size=around.workers * around.ranks, files=merged(files), tokens=snapshot.tokens,

@@ -135,9 +135,10 @@ class FolderWatch:
         """The newest request of muster.run for each folder, by the folder's name."""
         newest: dict[str, dict[str, Any]] = {}
         for path in self._around.worker_dir.glob(SAVE_REQUEST.format(step="*")):
-            if (request := read_document(path)) is not None and isinstance(request.get("folder"), str):
+            request = read_document(path) or {}
+            if isinstance(request.get("folder"), str) and isinstance(request.get("step"), int):
                 name = Path(request["folder"]).name
-                if request.get("step", -1) >= newest.get(name, {}).get("step", -1):
+                if request["step"] >= newest.get(name, {}).get("step", -1):
                     newest[name] = request
         return newest
 

@@ -16,7 +16,7 @@ from muster.contract.memory import gib
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
 from muster.contract.text import plural
-from muster.trainer.checkpoint import TrainState, resume
+from muster.trainer.checkpoint import TrainState, randomness, resume
 from muster.trainer.checkpoint.quarantine import must_not_lose_all
 from muster.trainer.config import Ranks, Run, data_parallel
 from muster.trainer.convert.weights import begin_with
@@ -27,7 +27,7 @@ from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
 from muster.trainer.models.compiler import ADVICE, has_compiler, must_have_compiler
 from muster.trainer.models.float8 import must_compute_float8
-from muster.trainer.train import assembly, randomness
+from muster.trainer.train import assembly
 from muster.trainer.train.answering import must_be_able_to_verify
 from muster.trainer.train.best import Best
 from muster.trainer.train.data_report import keep_report

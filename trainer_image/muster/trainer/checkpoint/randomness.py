@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from muster.contract.checkpoint import Commit
-from muster.trainer.checkpoint import UnusableCommit
+from muster.trainer.checkpoint.failures import UnusableCommit
 
 
 def make_deterministic(device: torch.device) -> None:

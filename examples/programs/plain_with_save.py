@@ -1,0 +1,42 @@
+"""A plain training loop: a byte model learns a text, with DistributedDataParallel."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from muster import run
+
+STEPS, ROWS, WIDTH = int(os.environ.get("STEPS", "60")), 16, 8
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(16 * WIDTH, 64), nn.GELU(), nn.Linear(64, 256))
+net = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+text = torch.tensor(list(Path(os.__file__).read_bytes()))
+
+first = run.load(model, optimizer) + 1
+
+for step in range(first, STEPS + 1):
+    draw = torch.Generator().manual_seed(step)
+    at = torch.randint(len(text) - WIDTH, (ROWS * world,), generator=draw)[rank::world]
+    loss = F.cross_entropy(net(torch.stack([text[i : i + WIDTH] for i in at])), text[at + WIDTH])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    run.step(step, loss=loss, steps=STEPS)
+    stop = run.should_stop()
+    run.save(step, model, optimizer, every=10)
+    if stop:
+        break
+
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()[:16]
+if rank == 0:
+    print(f"step {STEPS}: weights {digest}", flush=True)
+dist.destroy_process_group()
