@@ -8,7 +8,9 @@ import torch
 from tests.integration.checkpoint.one_rank import saver, state
 from torch import nn
 
+from muster.contract.checkpoint import Commit, OptimizerGroup
 from muster.trainer.checkpoint import CheckpointMismatch, load, read_commit
+from muster.trainer.checkpoint.optimizer_state import settings_to_adopt
 
 Schedule = torch.optim.lr_scheduler.LRScheduler
 
@@ -90,3 +92,25 @@ def test_a_rate_that_is_a_tensor_stays_one(tmp_path: Path) -> None:
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.25
     assert "made" not in optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize(
+    ("live", "saved"),
+    [(0.1, None), (0.1, "x"), (0.1, True), (0.1, 10**400), ((0.9, 0.99), None), ((0.9, 0.99), [0.9]), (True, 1),
+     ((0.9, 0.99), [0.9, "x"]), (torch.tensor(0.1), [0.1]),
+     (torch.tensor(0.1), 1e300), ("exact", 3), (None, {}), (len, 0.5)],
+)  # fmt: skip
+def test_a_setting_of_another_kind_is_a_difference(live: object, saved: object) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.param_groups[0]["made"] = live
+    group = {"parameters": ("weight", "bias"), "settings": {"made": saved, "lr": 1}}
+    commit = Commit(
+        job="j", job_uid="u", attempt=1, step=1, committed_at=1.0, world_size=1, files=(),
+        optimizer_groups=(OptimizerGroup.model_validate(group),),
+    )  # fmt: skip
+    if live is None:  # it was not set
+        assert settings_to_adopt(commit, model, optimizer, "here")[0]["made"] == saved
+        return
+    with pytest.raises(CheckpointMismatch, match=r"optimizer\.param_groups\[0\]: made is .* in the checkpoint, and "):
+        settings_to_adopt(commit, model, optimizer, "here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -123,7 +124,7 @@ def settings_to_adopt(
 ) -> list[dict[str, Any]]:
     """Return the settings that the commit has for each of the optimizer's groups; none for a group of which it knows
     nothing. Groups are matched by their parameters, whatever their order. Raises CheckpointMismatch where the commit
-    has several settings for one group."""
+    has several settings for one group, or one of another kind than the optimizer's."""
     names = {parameter: name for name, parameter in trained_parameters(model, optimizer)}
     there = {name: group.settings for group in commit.optimizer_groups for name in group.parameters}
     found, wrong = [], []
@@ -135,6 +136,12 @@ def settings_to_adopt(
                 "parameters"
             )
         found.append(settings[0] if settings else {})
+        wrong += [
+            f"optimizer.param_groups[{number}]: {name} is {repr(value)[:100]} in the checkpoint, and "
+            f"{repr(group[name])[:100]} here"
+            for name, value in found[-1].items()
+            if name in group and name not in _OF_THE_HARDWARE and not _is_of_a_kind(group[name], value)
+        ]
     if wrong:
         raise CheckpointMismatch(where, tuple(wrong))
     return found
@@ -146,9 +153,30 @@ def adopt_settings(optimizer: torch.optim.Optimizer, settings: Iterable[Mapping[
         for name, value in saved.items():
             live = group.get(name)
             if isinstance(live, torch.Tensor) and isinstance(value, int | float):
-                live.fill_(value)  # a captured graph reads it where it lies
+                live.fill_(float(value))  # a captured graph reads it where it lies
             elif name not in _OF_THE_HARDWARE:
                 group[name] = tuple(value) if isinstance(live, tuple) else value
+
+
+def _is_of_a_kind(live: Any, saved: Any) -> bool:
+    """Return whether a setting that was saved can take the place of one that the optimizer has."""
+    if isinstance(live, tuple | list):
+        fits = isinstance(saved, list) and len(saved) == len(live)
+        return fits and all(map(_is_of_a_kind, live, saved))
+    if isinstance(live, bool | str):
+        return isinstance(saved, type(live))
+    if isinstance(live, int | float | torch.Tensor):
+        is_number = isinstance(saved, int | float) and not isinstance(saved, bool) and abs(saved) <= sys.float_info.max
+        return is_number and (not isinstance(live, torch.Tensor) or _can_hold(live, float(saved)))
+    return live is None
+
+
+def _can_hold(tensor: torch.Tensor, value: float) -> bool:
+    try:
+        torch.empty((), dtype=tensor.dtype).fill_(value)
+    except RuntimeError:  # it overflows
+        return False
+    return True
 
 
 _NONE: Final = object()  # no value of JSON's
