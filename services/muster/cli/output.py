@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from muster.cli.errors import CliError, Fault
+from muster.contract.text import STEERING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,13 +56,17 @@ def _console(stderr: bool) -> Console:
 
 
 def print_json(document: Any) -> None:
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    _write(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def print_json_line(document: Any) -> None:
     """Print one line of a stream."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    _write(json.dumps(document, ensure_ascii=False))
+
+
+def _write(text: str) -> None:
+    """Write JSON whose strings don't steer the terminal: they mean the same with escapes."""
+    sys.stdout.write(STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Protocol
 
-from muster.contract.text import STEERING
+from muster.contract.text import with_codes
 
 # Brackets of the golden files of templates; in colour the learnt text is green, and what is only read is dim.
 OPEN, CLOSE = "⟦", "⟧"
@@ -60,15 +60,5 @@ def lines(sample: Sample, colour: bool) -> str:
 
 def _painted(stretch: Stretch, colour: bool) -> str:
     if not colour:
-        return f"{OPEN}{_safe(stretch.text)}{CLOSE}" if stretch.learnt else _safe(stretch.text)
-    return f"{GREEN if stretch.learnt else DIM}{_safe(stretch.text)}{PLAIN}"
-
-
-def _safe(text: str) -> str:
-    """The text with the codes of control characters and of those that turn its direction, which would speak to the
-    terminal."""
-    return STEERING.sub(lambda found: _code(ord(found[0])), text)
-
-
-def _code(letter: int) -> str:
-    return f"\\x{letter:02x}" if letter < 256 else f"\\u{letter:04x}"
+        return f"{OPEN}{with_codes(stretch.text)}{CLOSE}" if stretch.learnt else with_codes(stretch.text)
+    return f"{GREEN if stretch.learnt else DIM}{with_codes(stretch.text)}{PLAIN}"

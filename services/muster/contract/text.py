@@ -11,15 +11,24 @@ from typing import Final
 NOTHING = "–"  # what is not known
 # Orders to a terminal, such as colours and a window's title, whole.
 _ORDERS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-# All other control characters but tab and newline, and what turns the direction of letters, so that a line seems to say
-# something else.
-STEERING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# All other control characters but tab and newline, what turns the direction of letters, so that a line seems to say
+# something else, and halves of surrogate pairs, which no terminal and no file takes.
+STEERING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def readable(value: object) -> str:
     """Return foreign text, such as a log line or a model's output, without commands to a terminal, and with a dot for
     each other control character."""
     return STEERING.sub("·", _ORDERS.sub("", str(value)))
+
+
+def with_codes(text: str) -> str:
+    """Return foreign text, such as a name in a record, with codes in place of what steers a terminal."""
+    return STEERING.sub(lambda found: _code(ord(found[0])), text)
+
+
+def _code(letter: int) -> str:
+    return f"\\x{letter:02x}" if letter < 256 else f"\\u{letter:04x}"
 
 
 def plural(count: float, noun: str, many: str = "") -> str:

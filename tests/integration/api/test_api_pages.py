@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.integration.api.platform import Platform, platform
+from tests.tidy.repository import ROOT
 
 
 @pytest.fixture
@@ -37,6 +38,19 @@ async def test_the_docs_name_every_operation_and_fetch_nothing(local: Platform) 
     assert not re.search(r"<script|<link|<iframe|<img|src=|@import|url\(", page.text)
     before = await local.client.get("/api/v1/docs")
     assert (before.status_code, before.headers["location"]) == (308, "/docs")
+
+
+async def test_every_address_in_the_documents_is_served(local: Platform) -> None:
+    """The page about clients named one that was a 404. A base of addresses, as OpenAI's clients have it, is served
+    where something below it is."""
+    described = (await local.client.get("/api/v1/openapi.json")).json()["paths"]
+    address = re.compile(r"https?://(?:localhost|127\.0\.0\.1):8642(/[\w./-]*\w)")
+    documents = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    found = {path for document in documents for path in address.findall(document.read_text())}
+    assert "/api/v1/openapi.json" in found, "the test can fail"
+    for path in found:
+        if not any(each == path or each.startswith(f"{path}/") for each in described):
+            assert (await local.client.get(path)).status_code == 200, path
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])

@@ -1,6 +1,7 @@
 """Tables: aligned columns, whole rows in a pipe, wrapped last columns on a terminal, ten thousand rows quickly."""
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from muster.cli.errors import CliError
 from muster.cli.follow import print_line
 from muster.cli.jobs import _last_samples
-from muster.cli.output import answers, say, show_error
+from muster.cli.output import answers, print_json, print_json_line, say, show_error
 from muster.cli.render import show_jobs, show_samples
 from muster.cli.table import Styled, Table
 from muster.client.errors import MusterError
@@ -108,6 +109,17 @@ def test_no_text_of_others_steers_the_terminal(capsys: pytest.CaptureFixture[str
         assert not set(text) & set("\x1b\x07\r\u202e\x9b\u2066")
     assert "second line" in printed.out.splitlines()[-2]
     assert printed.out.splitlines()[-1].endswith("\ttab")
+
+
+def test_documents_steer_no_terminal_and_hold_what_they_held(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the lines of `muster logs --json`, which a worker wrote; half a character can't even be printed."""
+    line = {"text": "\x1b]0;owned\x07 \x9b31m \u202e \u2066 \x7f é\ttab \ud83d"}
+    for show in (print_json, print_json_line):
+        show(line)
+        shown = capsys.readouterr().out
+        assert not set(shown) & set("\x1b\x07\x9b\u202e\u2066\x7f\ud83d")
+        assert "é" in shown
+        assert json.loads(shown) == line
 
 
 def test_the_last_samples_are_asked_for_where_there_are_prompts(capsys: pytest.CaptureFixture[str]) -> None:

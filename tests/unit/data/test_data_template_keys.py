@@ -225,6 +225,39 @@ def test_what_nobody_learns_or_sees_is_counted(tmp_path: Path) -> None:
     )
 
 
+def test_a_name_of_a_key_or_column_speaks_to_no_terminal_and_ends_no_report(tmp_path: Path) -> None:
+    """Half a character in it was a traceback once the data were read."""
+    record = asked("x", **{"mood\ud83d": "glad"}) | {"other\x1b[2J\ud83d": "s"}
+    path = write_jsonl(tmp_path / "a.jsonl", [record])
+    folder = folder_of(tmp_path / "t", CHATML, IM, "<|im_end|>")
+    kinds = stored(path, tmp_path / "cache", str(folder), format="openai-chat").meta.kinds
+    assert [words for words in kinds if "`mood\\ud83d`" in words]
+    assert "records hold a column that is not read: other\\x1b[2J\\ud83d" in kinds
+
+
+def test_an_answer_that_is_a_call_without_words_is_learnt(tmp_path: Path) -> None:
+    """Beside one in words; such pairs were left out as ones with an empty answer."""
+    tokenizer = made(tmp_path, TEXT_OR_OBJECT)
+    question, worded = asked("b")["messages"]
+    for key, call in (
+        ("tool_calls", called('{"x": 1}')["messages"][1]["tool_calls"]),
+        ("function_call", {"name": "f", "arguments": '{"x": 1}'}),
+    ):
+        answer = {"role": "assistant", "content": None, key: call}
+        one = preference.pair({"prompt": [question], "chosen": [answer], "rejected": [worded]})
+        assert one.fault == ""
+        first, second = preference.parts(one, tokenizer)
+        learnt = [
+            tokenizer.spell([token for part in side if part.loss_mask for token in part.ids])
+            for side in (first, second)
+        ]
+        assert learnt == ['f({"x": 1})<|im_end|>', "b<|im_end|>"]
+        assert preference.labelled({"prompt": [question], "completion": [answer], "label": True}).fault == ""
+    nothing = {"role": "assistant", "content": ""}
+    silent = preference.pair({"prompt": [question], "chosen": [nothing], "rejected": [worded]})
+    assert silent.fault == preference.NO_ANSWER
+
+
 SYSTEM = chat_record(("system", "Answer in French."), ("user", "hi"), ("assistant", "salut"))
 LATER = {"messages": [*asked()["messages"], *SYSTEM["messages"]]}
 

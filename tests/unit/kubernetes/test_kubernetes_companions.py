@@ -1,6 +1,9 @@
 """What stands beside a gang's pods: only its members, the operator and Prometheus reach them; one account reads."""
 
+import re
+
 import pytest
+from tests.tidy.repository import ROOT
 from tests.unit.kubernetes.making import make_job
 
 from muster.operator.kubernetes.companions import NAME_LENGTH_MAX, fence_binding, network_policy, service
@@ -46,6 +49,13 @@ def test_accounts_of_any_length_have_bindings_of_their_own(length: int) -> None:
     first, second = (fence_binding("team", "a" * (length - 1) + end, False)["metadata"]["name"] for end in "ab")
     assert first != second
     assert len(first) <= NAME_LENGTH_MAX
+
+
+def test_the_documents_remove_the_bindings_of_workers_by_their_label() -> None:
+    """A name would find none: each account has its own."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    ((key, value),) = re.findall(r"kubectl delete rolebinding -n team -l (\S+)=(\w+)", text)
+    assert fence_binding("team", "default", namespaced=False)["metadata"]["labels"][key] == value
 
 
 def test_one_service_names_all_workers_of_a_namespace() -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from muster.contract.data_config import Source
 from muster.contract.data_formats import columns_of
 from muster.contract.data_report import EXAMPLES_MAX
+from muster.contract.text import with_codes
 from muster.storage import conversations
 from muster.storage.data_format import of_another_format, renamed_columns
 from muster.storage.records import RawRecord, Record, parsed
@@ -130,14 +131,14 @@ class RecordReader:
         """Note the columns that nobody reads."""
         unread = [name for name in record if name not in self._read] if isinstance(record, Mapping) else []
         for name in unread:
-            words = f"records {NOT_READ}{name}"
+            words = f"records {NOT_READ}{with_codes(name)}"
             if record[name] is not None and (words in self.kinds or len(self.kinds) < COLUMNS_MAX):
                 self.kinds[words] += 1
 
     def _note_keys(self, fitted: Fitted, what: str) -> None:
         """Note what becomes of further keys of messages."""
         for key in sorted(fitted.unread):
-            self.kinds[f"{what} hold `{key}` in their messages, {UNREAD}"] += 1
+            self.kinds[f"{what} hold `{with_codes(key)}` in their messages, {UNREAD}"] += 1
         for key, name in sorted(fitted.renamed.items()):
             self.kinds[f"{what} hold `{key}` in their messages, which the chat template reads as `{name}`"] += 1
 

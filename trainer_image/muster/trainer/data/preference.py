@@ -245,7 +245,10 @@ def _must_be_answers(
 
 
 def _says_something(side: tuple[Turn, ...] | str) -> bool:
-    return bool(side) if isinstance(side, str) else any(turn.loss_mask and turn.content for turn in side)
+    """Return whether an answer has words or calls a tool."""
+    if isinstance(side, str):
+        return bool(side)
+    return any(turn.loss_mask and (turn.content or turn.more.get("tool_calls")) for turn in side)
 
 
 def _turns(side: tuple[Turn, ...] | str) -> tuple[Turn, ...]:
