@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 from tests.polling import eventually
 from torch import nn
 
-from muster.contract.checkpoint import NumericGuardState
+from muster.contract.checkpoint import DataCursor, NumericGuardState
 from muster.contract.names import HEARTBEAT
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.local.processes import is_stopped
@@ -34,6 +34,7 @@ from muster.trainer.train.numeric_guard import (
     SKIPPED_IN_A_ROW_MAX,
     NumericGuard,
 )
+from muster.trainer.train.progress import Progress
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.straggler_timer import Stragglers, StragglerTimer
 
@@ -197,6 +198,14 @@ def test_a_resumed_run_judges_as_an_uninterrupted_one() -> None:
     assert resumed.state() == whole.state()
     assert resumed.judge(9.0, 1e6, 302) == whole.judge(9.0, 1e6, 302) != ""
     NumericGuard().restore({})
+
+
+def test_the_last_line_counts_what_was_not_learnt_from() -> None:
+    """Those of skipped steps, and what a later attempt passed over: a job is not done as if it had used all."""
+    progress = Progress(steps=9, cursor=DataCursor(seed=0, epoch=0, sample=72), step=9)
+    assert progress.last_line(0) == "done after step 9"
+    progress.skipped_data.append({"epoch": 0, "sample": 16, "samples": 24})
+    assert progress.last_line(8) == "done after step 9; 32 samples skipped, not learnt from"
 
 
 # --- stragglers ---

@@ -15,7 +15,6 @@ from muster.contract.commits_read import REWARD_MODEL
 from muster.contract.memory import gib
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
-from muster.contract.text import plural
 from muster.trainer.checkpoint import TrainState, randomness, resume
 from muster.trainer.checkpoint.quarantine import must_not_lose_all
 from muster.trainer.config import Ranks, Run, data_parallel
@@ -345,9 +344,7 @@ class Trainer:
             if self.progress.trial is not None:
                 report_verdict(self.progress.trial, self.run.folder, say)
             early = f": the held-out {self.best.metric} stopped improving" if self.best.stop else ""
-            skipped = self.rank_state.steps.skipped_samples + self.progress.passed_over
-            not_learnt = f"; {plural(skipped, 'sample')} skipped, not learnt from" if skipped else ""
-            say(f"done after step {self.progress.step}{early}{not_learnt}")
+            say(self.progress.last_line(self.rank_state.steps.skipped_samples, early))
         return ExitCode.DONE
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from muster.contract.checkpoint import Commit, DataCursor
 from muster.contract.status import DataSkip
+from muster.contract.text import plural
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
@@ -40,6 +41,12 @@ class Progress:
     def passed_over(self) -> int:
         """Number of samples that were left out after attempts that ended with a numeric failure."""
         return sum(each["samples"] for each in self.skipped_data)
+
+    def last_line(self, skipped_samples: int, early: str = "") -> str:
+        """Return the log's last line. Samples of skipped steps and data that was passed over have taught nothing."""
+        skipped = skipped_samples + self.passed_over
+        not_learnt = f"; {plural(skipped, 'sample')} skipped, not learnt from" if skipped else ""
+        return f"done after step {self.step}{early}{not_learnt}"
 
     def advance(self, outcome: StepOutcome) -> None:
         """Count a step that is done."""
