@@ -38,6 +38,18 @@ def test_training_alone(tmp_path: Path) -> None:
     assert lines[-1] == "data: training: 10 documents, 70 tokens, 10 samples of 16 tokens per epoch"
 
 
+def test_the_count_of_documents_leaves_out_those_that_give_no_sample(tmp_path: Path) -> None:
+    """The line before names two of three as too long to be learnt from."""
+    records = [chat_record(("user", "x" * length), ("assistant", "y")) for length in (1, 40, 40)]
+    path = write_jsonl(tmp_path / "chats.jsonl", records)
+    lines: list[str] = []
+    given = config([{"source": str(path), "format": "openai-chat"}], truncation="drop")
+    data = opened(given, tmp_path / "cache", lines)
+    assert data.train.samples_per_epoch == 1
+    assert any("2 conversations are left out" in line for line in lines), lines
+    assert any(line.startswith("data: training: 1 document, 6 tokens, 1 sample ") for line in lines), lines
+
+
 @pytest.mark.parametrize(
     ("documents", "holdout", "words"),
     [
