@@ -66,7 +66,7 @@ def print_json_line(document: Any) -> None:
 
 def _write(text: str) -> None:
     """Write JSON whose strings don't steer the terminal: they mean the same with escapes."""
-    sys.stdout.write(STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+    sys.stdout.write(STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
     sys.stdout.flush()
 
 

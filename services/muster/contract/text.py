@@ -24,7 +24,7 @@ def readable(value: object) -> str:
 
 def with_codes(text: str) -> str:
     """Return foreign text, such as a name in a record, with codes in place of what steers a terminal."""
-    return STEERING.sub(lambda found: _code(ord(found[0])), text)
+    return STEERING.sub(lambda match: _code(ord(match[0])), text)
 
 
 def _code(letter: int) -> str:
