@@ -9,7 +9,8 @@ from typing import Any
 
 from muster.cli.cluster_connection import PLURAL, cluster_errors, message_of
 from muster.cli.cluster_rights import operator_rights, own_rights
-from muster.cli.examined_cluster import ExaminedCluster, Finding, Lines
+from muster.cli.examined_cluster import ExaminedCluster
+from muster.cli.findings import Finding, Lines
 from muster.cli.store_probe import checkpoint_store
 from muster.contract.names import GROUP, VERSION
 from muster.contract.schema import definition

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.cli.cluster_connection import PLURAL
-from muster.cli.examined_cluster import ExaminedCluster, Lines
+from muster.cli.examined_cluster import ExaminedCluster
+from muster.cli.findings import Lines
 from muster.contract.names import GROUP
 
 

@@ -1,32 +1,15 @@
-"""The cluster that `muster doctor` examines, and a line of what it finds."""
+"""The cluster that `muster doctor` examines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from muster.cli.cluster_connection import TIMEOUT_SECONDS, Cluster
 
-State = Literal["ok", "warning", "failure"]
-Line = tuple[State, str] | tuple[State, str, str]  # what Finding has beside its check
-Lines = Iterator[Line]
 STORE_SECONDS_MAX = 90.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line. `next_step` is empty where nothing needs to be done."""
-
-    check: str
-    state: State
-    message: str
-    next_step: str = ""
-
-    def document(self) -> dict[str, str]:
-        line = asdict(self)
-        return {"check": line["check"], "state": line["state"], "message": line["message"], "next": line["next_step"]}
 
 
 @dataclass

@@ -12,7 +12,14 @@ from muster.cli.errors import Exit
 from muster.cli.options import Json, StateFolder
 from muster.cli.output import print_json
 
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of virtual nodes; each worker occupies one.")]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        min=1,
+        help="Number of virtual nodes. Default: 1 with all GPUs of the machine; without GPUs 4, each for one worker.",
+    ),
+]
 
 
 def up(
@@ -24,7 +31,11 @@ def up(
     nodes: Nodes = None,
     gpus_per_node: Annotated[
         int | None,
-        typer.Option("--gpus-per-node", min=0, help="GPUs of each virtual node; this machine must have them."),
+        typer.Option(
+            "--gpus-per-node",
+            min=0,
+            help="GPUs of each virtual node; this machine must have them. Default: all that it has, over the nodes.",
+        ),
     ] = None,
     stop_jobs: Annotated[
         bool,

@@ -7,7 +7,8 @@ import time
 import uuid
 from typing import Any
 
-from muster.cli.examined_cluster import STORE_SECONDS_MAX, ExaminedCluster, Line, Lines
+from muster.cli.examined_cluster import STORE_SECONDS_MAX, ExaminedCluster
+from muster.cli.findings import Line, Lines
 from muster.storage.settings import platform_variables
 
 POLL_SECONDS = 1.0

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -81,6 +82,7 @@ def run(options: PlatformOptions) -> None:
     Raises CliError: exit 2 when it can't start here, exit 1 when a part of it doesn't come up.
     """
     refuse_missing_extras()
+    options = with_own_gpus(options)
     refuse_absent_gpus(options)
     lock = running.Lock(options.state)
     stop = _Stop(options.parent_pid)
@@ -140,6 +142,34 @@ def refuse_missing_extras() -> None:
             "pip install 'muster-train[all]'",
             "extras-missing",
         )
+
+
+def with_own_gpus(options: PlatformOptions, environ: Mapping[str, str] = os.environ) -> PlatformOptions:
+    """Return the options with the GPUs of this machine divided over the nodes, as far as they leave that open."""
+    if gpus.pretends(environ) or any(f"MUSTER_OPERATOR_{name}" in environ for name in ("NODES", "GPUS_PER_NODE")):
+        return options
+    if options.gpus_per_node is not None and options.nodes is not None:
+        return options
+    there = gpus.own_gpu_count(environ)
+    if options.gpus_per_node is None and there:
+        nodes = options.nodes or 1
+        return replace(options, nodes=nodes, gpus_per_node=there // nodes)
+    if options.gpus_per_node and there >= options.gpus_per_node:
+        return replace(options, nodes=there // options.gpus_per_node)
+    return options
+
+
+def describe_gpus(options: PlatformOptions) -> str:
+    """Return the line about the GPUs that jobs may have."""
+    nodes, per_node = options.nodes or DEFAULT_NODES, options.gpus_per_node or 0
+    there = gpus.gpu_count() or 0
+    if there and not per_node:
+        return f"No job gets the {plural(there, 'GPU')} of this machine; `muster up --nodes 1` gives them away"
+    if not per_node:
+        return f"No GPU is given away: {plural(nodes, 'node')} for jobs with gang.gpusPerNode: 0"
+    model = gpus.gpu_model()
+    given = f"{nodes * per_node} × {model}" if model else plural(nodes * per_node, "GPU")
+    return f"{given}: {plural(nodes, 'node')} of {per_node} (--nodes and --gpus-per-node divide them otherwise)"
 
 
 def refuse_absent_gpus(options: PlatformOptions) -> None:
@@ -248,7 +278,9 @@ def _welcome(options: PlatformOptions) -> None:
     say(f"Muster is up at {options.url} (state: {options.state.root})", "bold green")
     say(f"  Every request needs a token: yours is in {options.state.admin_token}, where `muster` finds it")
     say(f"  {_what_jobs_reach()}")
-    if options.gpus_per_node and gpus.pretends(os.environ):
+    if not gpus.pretends(os.environ):
+        say(f"  {describe_gpus(options)}")
+    elif options.gpus_per_node:
         say(
             f"  {Env.PRETEND_GPUS} is set: the GPUs of these nodes are pretended, and their jobs train on the CPU",
             "yellow",
@@ -309,6 +341,7 @@ def detach(options: PlatformOptions) -> None:
     """Run `muster up --detach`: start it in the background, and return when it answers. Raises CliError as `run`
     does."""
     refuse_missing_extras()
+    options = with_own_gpus(options)
     refuse_absent_gpus(options)
     if (other := running.who(options.state)) is not None:
         raise running.already_running(options.state, other)
@@ -328,6 +361,8 @@ def detach(options: PlatformOptions) -> None:
     if json_wanted():
         print_json_line({"url": here.url, "pid": here.pid, "state": str(options.state.root)})
     say(f"Muster is up at {here.url} (pid {here.pid}, log: {log})", "bold green")
+    if not gpus.pretends(os.environ):
+        say(f"  {describe_gpus(options)}")
     say(f"  {running.stop_command(options.state)}    stops it")
 
 

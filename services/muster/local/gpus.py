@@ -36,6 +36,27 @@ def _nvml_count() -> int:
     return 0
 
 
+def gpu_model() -> str:
+    """Return the model of this machine's first GPU, such as `H100 80GB HBM3`; empty if NVML does not say it."""
+    with contextlib.suppress(Exception):
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        name = nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0))
+        return (name.decode() if isinstance(name, bytes) else str(name)).removeprefix("NVIDIA ")
+    return ""
+
+
+def own_gpu_count(environ: Mapping[str, str]) -> int:
+    """Return the number of GPUs that a platform may give away unasked: all of the machine, or the first ones, where
+    CUDA_VISIBLE_DEVICES names those; none where it names others, because workers get GPUs from the first one on."""
+    there = gpu_count() or 0
+    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return there
+    indices = [each.strip() for each in visible.split(",") if each.strip()]
+    first_ones = indices == [str(number) for number in range(len(indices))]
+    return len(indices) if first_ones and len(indices) <= there else 0
+
+
 def has_control_device() -> bool:
     """Return whether the device exists through which every CUDA program reaches NVIDIA's driver."""
     return (DEVICES / "nvidiactl").exists() or any((DEVICES / name).exists() for name in _UNCOUNTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ from muster.cli.cluster_checks import _leader, _operator, _storage_class
 from muster.cli.cluster_connection import Cluster
 from muster.cli.cluster_rights import OPERATOR_RIGHTS, operator_rights
 from muster.cli.examined_cluster import ExaminedCluster
+from muster.cli.machine_checks import ExaminedMachine, examine_machine, torch_against_driver
 from muster.cli.store_probe import checkpoint_store, probe_pod, verdict
+from muster.contract.layout import State
 
 IMAGE, URI = "registry.example/muster:1", "s3://checkpoints/team"
 SETTINGS = {
@@ -272,3 +275,49 @@ def test_the_roles_of_the_chart_have_every_right_that_is_asked_for() -> None:
     roles = (Path(__file__).parents[3] / "helm/muster/templates/operator-rbac.yaml").read_text()
     for right in OPERATOR_RIGHTS:
         assert right.resource in roles, right
+
+
+FACTS = {"torch": "2.13.0", "built_for": "CUDA 13.0", "driver": "580.65.06", "count": 8, "words": "", "visible": None}
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "words", "step"),
+    [
+        ({}, "ok", "2.13.0 for CUDA 13.0; it sees 8 GPUs", ""),
+        (
+            {"torch": "2.13.0+cpu", "built_for": "", "count": 0},
+            "failure",
+            "was built without CUDA",
+            "a torch with CUDA",
+        ),
+        (
+            {"driver": "550.54.14", "count": 0},
+            "failure",
+            "needs driver 580; this one is 550.54.14",
+            "driver 580 or newer",
+        ),
+        ({"built_for": "CUDA 12.8", "driver": "550.54.14"}, "ok", "2.13.0 for CUDA 12.8", ""),
+        ({"count": 0, "words": "CUDA unknown error"}, "failure", "sees 0 of 8 GPUs (CUDA unknown error)", "nvidia-smi"),
+        ({"count": 2, "visible": "0,1"}, "warning", "sees 2 of 8 GPUs", "CUDA_VISIBLE_DEVICES=0,1 hides some"),
+    ],
+)
+def test_torch_is_held_against_the_driver(facts: dict[str, Any], state: str, words: str, step: str) -> None:
+    found = torch_against_driver(FACTS | facts, 8)
+    assert found[0] == state
+    assert words in found[1]
+    assert step in found[2]
+
+
+def test_a_machine_without_a_cluster_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.local.gpus.gpu_count", lambda: 0)
+    monkeypatch.setattr("muster.local.gpus.driver_version", lambda: "")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = {each.check: each for each in examine_machine(ExaminedMachine(State(tmp_path / "new" / "state"), port))}
+    assert list(found) == ["python", "packages", "gpus", "torch", "disk", "port", "shared memory", "isolation of jobs"]
+    assert (found["python"].state, found["packages"].state, found["gpus"].state) == ("ok", "ok", "ok")
+    assert f"free for {tmp_path}/new/state" in found["disk"].message
+    assert (found["port"].state, found["port"].next_step) == ("warning", f"muster up --port {port + 1}")
+    assert not (tmp_path / "new").exists()

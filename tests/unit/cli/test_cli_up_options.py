@@ -100,7 +100,7 @@ def test_ports() -> None:
         (0, 1, 8, "1 node with 8 GPUs each are asked for, and no GPU is here", "muster up, for jobs with gang.gpus"),
         (
             8,
-            None,
+            4,
             8,
             "4 nodes with 8 GPUs each are asked for, and 8 GPUs are here",
             "muster up --nodes 1 --gpus-per-node 8",
@@ -125,6 +125,37 @@ def test_gpus_that_are_not_there_are_not_given_away(
     assert raised.value.exit_code == Exit.USAGE
     assert raised.value.next_step.startswith(next_step)
     assert "MUSTER_PRETEND_GPUS=1" in raised.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "environ", "expected", "words"),
+    [
+        (8, (None, None), {}, (1, 8), "8 × H100 80GB HBM3: 1 node of 8"),
+        (8, (4, None), {}, (4, 2), "8 × H100 80GB HBM3: 4 nodes of 2"),
+        (8, (None, 2), {}, (4, 2), "8 × H100 80GB HBM3: 4 nodes of 2"),
+        (8, (None, 0), {}, (None, 0), "No job gets the 8 GPUs of this machine; `muster up --nodes 1` gives them away"),
+        (1, (4, None), {}, (4, 0), "No job gets the 1 GPU of this machine; `muster up --nodes 1` gives them away"),
+        (0, (None, None), {}, (None, None), "No GPU is given away: 4 nodes for jobs with gang.gpusPerNode: 0"),
+        (None, (None, None), {}, (None, None), "No GPU is given away: 4 nodes for jobs with gang.gpusPerNode: 0"),
+        (8, (None, None), {"CUDA_VISIBLE_DEVICES": "0,1"}, (1, 2), "2 × H100 80GB HBM3: 1 node of 2"),
+        (8, (None, None), {"CUDA_VISIBLE_DEVICES": "2,3"}, (None, None), "No job gets the 8 GPUs of this machine"),
+        (8, (None, None), {"MUSTER_OPERATOR_NODES": "3"}, (None, None), "No job gets the 8 GPUs of this machine"),
+        (8, (None, None), {"MUSTER_PRETEND_GPUS": "1"}, (None, None), "No job gets the 8 GPUs of this machine"),
+    ],
+)
+def test_the_machines_gpus_are_found(
+    there: int | None,
+    given: tuple[int | None, int | None],
+    environ: dict[str, str],
+    expected: tuple[int | None, int | None],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.local.gpus.gpu_count", lambda: there)
+    monkeypatch.setattr("muster.local.gpus.gpu_model", lambda: "H100 80GB HBM3")
+    options = up.with_own_gpus(up.PlatformOptions(State(Path("/s")), nodes=given[0], gpus_per_node=given[1]), environ)
+    assert (options.nodes, options.gpus_per_node) == expected
+    assert up.describe_gpus(options).startswith(words)
 
 
 def test_pretended_gpus_are_asked_for_and_said(

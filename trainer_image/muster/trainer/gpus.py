@@ -28,6 +28,7 @@ class GpuFacts:
     control_device: bool  # /dev/nvidiactl, without which no program reaches a GPU
     words: str = ""  # torch's own, on why it sees none
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    nccl: str = ""  # the version of NCCL in torch; empty: it has none
 
 
 def read_facts(environ: Mapping[str, str] = os.environ) -> GpuFacts:
@@ -50,7 +51,16 @@ def read_facts(environ: Mapping[str, str] = os.environ) -> GpuFacts:
         control_device=has_control_device(),
         words=words,
         visible=environ.get("CUDA_VISIBLE_DEVICES"),
+        nccl=_nccl_version() if torch.version.cuda else "",
     )
+
+
+def _nccl_version() -> str:
+    import torch
+
+    if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
+        return ""
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def must_have_gpus(facts: GpuFacts, ranks: int) -> None:
