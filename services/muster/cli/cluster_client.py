@@ -32,6 +32,13 @@ _UNFORESEEN = {
     "allowedBy": None,
     "evictions": [],
 }
+_UNCHECKED: dict[str, Any] = {
+    "refusals": [],
+    "faults": [],
+    "warnings": [],
+    "estimate": None,
+    "notEstimated": "Muster's API reads models and data; `muster estimate FILE --here` does so on this machine",
+}
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ class ClusterClient:
         submission = self._parsed(document)
         self._objects.create(submission, dry_run=True)
         plan = plan_view(submission.name, self.cluster.namespace, submission.labels, submission.spec)
-        return {"accepted": True, **plan, "admission": _UNFORESEEN, "refusals": [], "warnings": []}
+        return {"accepted": True, **plan, "admission": _UNFORESEEN, **_UNCHECKED}
 
     def submit(self, document: Any) -> dict[str, Any]:
         return job_view(self._objects.create(self._parsed(document), dry_run=False))

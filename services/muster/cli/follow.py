@@ -19,6 +19,7 @@ from muster.client import following
 from muster.client.exchange import StreamEvent
 from muster.client.following import Moment
 from muster.client.steps import walk
+from muster.contract.log_words import step_words
 from muster.contract.text import readable
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from muster.cli.options import JobsClient
 
 PLAIN_LINE_SECONDS = 10.0
+WAIT_LINE_SECONDS = 15.0  # of a phase without steps: whoever watches must see that something still goes on
 # What the live line says anyway, or what the reader has just done.
 _QUIET_EVENTS = {"job.created", "job.queued", "job.running", "job.starting", "job.waiting", "job.stopping"}
 
@@ -47,6 +49,7 @@ class Display:
     _last_attempt: int = 0
     _last_line_at: float = 0.0
     _last_phase: str = ""
+    _phase_since: float = 0.0
 
     def __enter__(self) -> Display:
         if console().is_terminal:
@@ -75,14 +78,17 @@ class Display:
             self._line(moment)
 
     def _line(self, moment: Moment) -> None:
-        """Print a line, as for a pipe: each phase once, and progress now and then."""
+        """Print a line, as for a pipe: each phase, progress now and then, and that a wait lasts."""
         now = time.monotonic()
-        changed = moment.phase != self._last_phase
-        if not changed and (moment.phase != "Running" or now - self._last_line_at < PLAIN_LINE_SECONDS):
+        if moment.phase != self._last_phase:
+            self._last_phase, self._phase_since = moment.phase, now
+        elif now - self._last_line_at < (PLAIN_LINE_SECONDS if moment.phase == "Running" else WAIT_LINE_SECONDS):
             return
-        self._last_phase, self._last_line_at = moment.phase, now
+        self._last_line_at = now
         running = moment.phase == "Running" and moment.progress
         detail = format_progress_line(moment.progress) if running else moment.status["because"]
+        if (lasted := now - self._phase_since) >= WAIT_LINE_SECONDS and not running:
+            detail += f", for {formatting.duration(lasted)}"
         say(f"{formatting.clock(time.time())}  {moment.phase} (attempt {moment.status['attempt']}): {detail}")
 
     def _picture(self, moment: Moment) -> Group:
@@ -137,8 +143,7 @@ def conclude(job: dict[str, Any]) -> Exit:
     if status["phase"] == "Succeeded":
         progress = status.get("progress") or {}
         say(f"{name} succeeded: {format_progress_line(progress, ended=True)}", "bold green")
-        if checkpoint := status.get("checkpoint"):
-            say(f"  checkpoints: {checkpoint['uri']}")
+        say_next_steps(job)
         return Exit.OK
     say(f"{name} {'was cancelled' if status['phase'] == 'Cancelled' else 'failed'}: {status['because']}", "bold red")
     failure = status.get("lastFailure") or {}
@@ -151,15 +156,40 @@ def conclude(job: dict[str, Any]) -> Exit:
     return Exit.FAILED
 
 
-def follow_log(client: JobsClient, job_id: str, params: dict[str, Any], label_workers: bool) -> None:
-    """Print log lines as they are written, attempt after attempt, until the job ends."""
+def say_next_steps(job: dict[str, Any]) -> None:
+    """Say what can be done with a job that succeeded, by commands with its name."""
+    name, checkpoint, prefix = job["metadata"]["name"], job["status"].get("checkpoint"), command_prefix()
+    if (job.get("spec") or {}).get("program"):
+        steps = [(f"logs {name}", "what it wrote")]
+        if checkpoint:
+            steps.append((f"checkpoints ls {name}", "what is kept of its checkpoint folder"))
+    elif checkpoint:
+        steps = [
+            (f"chat {name}", "try the model, at its best checkpoint"),
+            (f"export {name} --to FOLDER", "a folder that transformers opens"),
+            (f"serve {name}", "the commands that serve it by vLLM or SGLang"),
+            (f"open {name}", "its curves, samples and data in a browser"),
+        ]
+    else:
+        steps = [(f"open {name}", "its curves and log in a browser")]
+    width = max(len(command) for command, _ in steps)
+    for command, words in steps:
+        say(f"  {prefix} {command:<{width}}    {words}")
+    if checkpoint:
+        say(f"  checkpoints: {checkpoint['uri']}", "dim")
+
+
+def follow_log(client: JobsClient, job_id: str, params: dict[str, Any], label_workers: bool, raw: bool = False) -> None:
+    """Print log lines as they are written, attempt after attempt, until the job ends; step records in words, unless
+    they are wanted `raw`."""
     for event in client.stream(f"jobs/{job_id}/logs", follow="true", **params):
         document = _document(event)
         if json_wanted():
             print_json_line({"event": event.event, **document})
         elif event.event == "log":
             prefix = f"{document['worker']}| " if label_workers else ""
-            print_line(prefix + document["line"])
+            line = document["line"]
+            print_line(prefix + (line if raw else step_words(line) or line))
         elif event.event == "attempt":
             say(f"--- attempt {document['attempt']} ---", "bold")
         elif event.event == "end":

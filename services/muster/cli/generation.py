@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from muster.cli.checkpoints import folder_of
+from muster.cli.errors import usage
 from muster.cli.options import Json, Server
 from muster.cli.trainer_tool import run_tool
 
@@ -35,7 +36,15 @@ Stops = Annotated[list[str] | None, typer.Option("--stop", help="Stop before thi
 
 def generate(
     where: JobOrFolder,
-    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue; with --chat, the user's message.")] = "",
+    text: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="Text to continue.", show_default=False)
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt", help="Text to continue, also one that begins with a dash; with --chat, the user's message."
+        ),
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Answer as the assistant, using the model's chat template.")
     ] = False,
@@ -53,7 +62,10 @@ def generate(
 
     Runs on this machine's CPU in fp32, with the adapter merged into the model.
     """
-    asked = {"checkpoint": folder_of(where, server), "step": step, "prompt": prompt, "system": system}
+    if (text is None) == (prompt is None):
+        what = "the prompt is given twice" if text is not None else "there is no prompt"
+        raise usage(what, f'muster generate {where} "Once upon a time"', "no-prompt")
+    asked = {"checkpoint": folder_of(where, server), "step": step, "prompt": prompt or text or "", "system": system}
     _run(asked, ["--chat"] if chat else [], tokens, temperature, top_p, seed, stop)
 
 

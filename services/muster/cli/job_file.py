@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,24 @@ class JobFile:
         return self.document.place_of(path) != self.document.place_of(parent)
 
 
+# Keys of which a job has exactly one. Whoever sets one on the command line means it in place of the file's.
+_ONE_OF: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("spec", "training", "length"): ("steps", "tokens", "epochs"),
+    ("spec", "training", "model"): ("preset", "architecture", "from", "source"),
+}
+
+
+def in_place_of_others(patch: dict[str, Any]) -> dict[str, Any]:
+    """Return a merge patch on a spec with null for what each key of `_ONE_OF` in it stands in the place of."""
+    for (_, *path), rivals in _ONE_OF.items():
+        here: Any = patch
+        for part in path:
+            here = here.get(part) if isinstance(here, dict) else None
+        if isinstance(here, dict) and any(here.get(key) is not None for key in rivals):
+            here.update({key: None for key in rivals if key not in here})
+    return patch
+
+
 def read_job_file(source: str) -> JobFile:
     """Read a file, or standard input for `-`. Raises CliError (exit 2) that names line and column."""
     name = "standard input" if source == "-" else source
@@ -75,9 +93,19 @@ def set_value(file: JobFile, assignment: str) -> None:
     for index, part in enumerate(parts[:-1]):
         here = _step_into(here, part, parts[index + 1], path)
     _assign(here, parts[-1], value, path)
+    _leave_out_rivals(here, parts)
     full = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     file.settings.pop(full, None)
     file.settings[full] = f"--set {assignment}"
+
+
+def _leave_out_rivals(here: Any, parts: list[str | int]) -> None:
+    """Take out what a file says in place of the key that was set, where a job has exactly one of several."""
+    for place, rivals in _ONE_OF.items():
+        if tuple(parts[:-1]) == place and parts[-1] in rivals:
+            for rival in rivals:
+                if rival != parts[-1] and rival in here:
+                    del here[rival]
 
 
 def explaining(faults: Sequence[Fault]) -> str:

@@ -66,16 +66,15 @@ def submit(
             hold_gang(document, hold)
         with packed_source(document, client) as source:
             plan = story.request_plan(client, document)
-            estimate, unknown = story.request_estimate(client, document)
             if dry_run and json:
-                print_json({**plan, "estimate": estimate})
+                print_json(plan)
             elif not json:
-                story.show_plan(plan, estimate, unknown)
+                story.show_plan(plan)
             if source is not None:
                 source.show()
             if dry_run:
-                raise typer.Exit(Exit.FAILED if story.does_not_fit(estimate) else Exit.OK)
-            if not (yes or story.agreed(estimate, json)):
+                raise typer.Exit(Exit.FAILED if story.does_not_fit(plan) else Exit.OK)
+            if not (yes or story.agreed(plan, json)):
                 say("Nothing was submitted.")
                 raise typer.Exit(Exit.FAILED)
             if source is not None:
@@ -95,7 +94,8 @@ def estimate(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Estimate the memory, time and cost of a job without submitting it. Exit code 1 if it does not fit.
+    """Estimate the memory, time and cost of a job without submitting it. Exit code 1 if it does not fit, or would fail
+    at its start.
 
     A server estimates from the speed of earlier jobs like it. Without one, published figures are used.
     """
@@ -118,7 +118,7 @@ def estimate(
         print_json(found)
     else:
         story.show(found)
-    if found.get("fits") is False:
+    if found.get("fits") is False or found.get("faults"):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -268,12 +268,14 @@ def clone(
     """Submit a copy of a job, with changes from --set."""
     from muster.cli import submit as story
     from muster.cli.follow import follow as watch
-    from muster.cli.job_file import JobFile, set_value
+    from muster.cli.job_file import JobFile, in_place_of_others, set_value
 
     patch = JobFile({"spec": {}}, "--set")
     for assignment in settings or []:
         set_value(patch, assignment)
-    body = ({"name": name} if name else {}) | ({"spec": patch.data["spec"]} if patch.data["spec"] else {})
+    body = ({"name": name} if name else {}) | (
+        {"spec": in_place_of_others(patch.data["spec"])} if patch.data["spec"] else {}
+    )
     with connect(server) as client:
         made = client.post(f"jobs/{client.job_id(job)}:clone", body, key=str(uuid.uuid4()))
         if not follow:

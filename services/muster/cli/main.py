@@ -41,6 +41,7 @@ from muster.cli import (
 from muster.cli.errors import CliError, Exit, cli_error
 from muster.cli.options import choose_cluster
 from muster.cli.output import show_error
+from muster.client.address import ENV_SERVER
 from muster.client.errors import MusterError
 
 EXIT_CODES = "Exit codes: 0 done · 1 the job failed or the server said no · 2 bad input · 3 no server · 130 Ctrl-C"
@@ -138,9 +139,14 @@ def root(
     namespace: Annotated[
         str | None, typer.Option("--namespace", help="With --context: another namespace than the context's.")
     ] = None,
+    server: Annotated[
+        str | None, typer.Option("--server", help="Address of the API, as after the command (env: MUSTER_SERVER).")
+    ] = None,
 ) -> None:
     """Muster runs LLM training jobs and brings them back by itself after crashes, hangs, bad GPUs and preemptions."""
     choose_cluster(context, namespace)
+    if server is not None:
+        os.environ[ENV_SERVER] = server
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ PHASE_STYLE = {
     "Cancelled": "dim",
 }
 ENDED = ("Succeeded", "Failed", "Cancelled")
+_JOB_COLUMNS = ("PHASE", ">STEP", ">LOSS", ">TOKENS/S", ">ETA", ">ATTEMPT", ">RESTARTS", ">AGE", "BECAUSE")
 LOG_LINES = 12
 SAMPLES_SHOWN = 4
 SAMPLE_CHARACTERS = 100  # of a prompt, and of what was written after it
@@ -42,37 +43,40 @@ def unicode_ok(console: Console) -> bool:
     return console.encoding.lower().replace("-", "") in ("utf8", "utf16", "utf32")
 
 
+# Columns of the list that a narrow terminal has no room for, the least needed first.
+_DISPENSABLE = ("RESTARTS", "ATTEMPT", "TOKENS/S", "ETA", "AGE", "OWNER", "PROJECT")
+
+
 def show_jobs(pages: Iterable[Sequence[dict[str, Any]]]) -> None:
-    """Print the jobs page by page, as they come."""
+    """Print the jobs page by page, as they come. On a terminal each has one line, of the columns that fit."""
+    console = answers()
     widths: list[int] = []
-    whose = False
+    whose, without = False, 0
     for page in filter(None, pages):
         whose = whose or (not widths and len({(job.get("project"), job.get("owner")) for job in page}) > 1)
-        table = jobs_table(page, time.time(), widths, whose)
-        answers().print(table, soft_wrap=True)
+        table = jobs_table(page, time.time(), widths, whose, _DISPENSABLE[:without])
+        while not widths and console.is_terminal and without < len(_DISPENSABLE) and not table.fits(console.width):
+            without += 1
+            table = jobs_table(page, time.time(), widths, whose, _DISPENSABLE[:without])
+        console.print(table, soft_wrap=True)
         widths = table.widths
 
 
-def jobs_table(jobs: Sequence[dict[str, Any]], now: float, widths: Sequence[int] = (), whose: bool = False) -> Table:
+def jobs_table(
+    jobs: Sequence[dict[str, Any]],
+    now: float,
+    widths: Sequence[int] = (),
+    whose: bool = False,
+    without: Sequence[str] = (),
+) -> Table:
     """A page of the list. `widths` are those of the page before; the first page has none, and the header. `whose` adds
-    project and owner, which on a machine of one person say nothing."""
-    columns = (
-        "NAME",
-        *(("PROJECT", "OWNER") if whose else ()),
-        "PHASE",
-        ">STEP",
-        ">LOSS",
-        ">TOKENS/S",
-        ">ETA",
-        ">ATTEMPT",
-        ">RESTARTS",
-        ">AGE",
-        "BECAUSE",
-    )
-    table = Table(*columns, header=not widths, widths=widths)
+    project and owner, which on a machine of one person say nothing. Columns `without` are left out."""
+    columns = ("NAME", *(("PROJECT", "OWNER") if whose else ()), *_JOB_COLUMNS)
+    kept = [index for index, column in enumerate(columns) if column.removeprefix(">") not in without]
+    table = Table(*(columns[index] for index in kept), header=not widths, widths=widths, cut=True)
     for job in jobs:
         ended = job["phase"] in ENDED
-        table.add_row(
+        cells = (
             job["name"],
             *((job.get("project", ""), job.get("owner", "")) if whose else ()),
             phase_cell(job["phase"]),
@@ -85,6 +89,7 @@ def jobs_table(jobs: Sequence[dict[str, Any]], now: float, widths: Sequence[int]
             formatting.duration(now - epoch_seconds(job["createdAt"])),
             one_line(job["because"]),
         )
+        table.add_row(*(cells[index] for index in kept))
     return table
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
-from muster.cli.errors import CliError, Exit, cli_error
+from muster.cli.errors import CliError, Exit, cli_error, usage
 from muster.cli.job_file import JobFile, explaining, read_job_file, set_value
 from muster.cli.options import command_prefix
 from muster.cli.output import answers, json_wanted, print_json, say
@@ -17,8 +17,9 @@ from muster.cli.paths import Send, make_absolute
 from muster.cli.table import Table
 from muster.client.documents import project_of
 from muster.client.errors import MusterError
+from muster.contract.base import Problem
 from muster.contract.names import Label
-from muster.contract.plan_words import joint_facts, joint_warnings
+from muster.contract.plan_words import does_not_fit, plan_facts
 
 if TYPE_CHECKING:
     from muster.cli.options import JobsClient
@@ -31,10 +32,14 @@ def prepare(
     local: bool,
     project: str | None = None,
     send: Callable[[str | None], Send] | None = None,
+    sweep: bool = False,
 ) -> JobFile:
     """The document to send: read, with --set, --name and --project applied and relative paths made absolute; or, where
-    the server is not `local`, uploaded by what `send` gives for the job's project."""
+    the server is not `local`, uploaded by what `send` gives for the job's project. A sweep is refused unless `sweep`.
+    """
     file = read_job_file(source)
+    if not sweep:
+        refuse_sweep(file, source)
     for assignment in settings:
         set_value(file, assignment)
     if name is not None:
@@ -48,6 +53,12 @@ def prepare(
             labels[Label.PROJECT] = project
     make_absolute(file, local, send(project_of(file.data)) if send is not None else None)
     return file
+
+
+def refuse_sweep(file: JobFile, source: str) -> None:
+    """Raise CliError (exit 2) for a document of a sweep, which is many jobs."""
+    if "sweep" in file.data:
+        raise usage(f"{file.name} is a sweep, and this command takes one job", f"muster sweep {source}", "is-a-sweep")
 
 
 def uploader(client: JobsClient, asks: bool) -> Callable[[str | None], Send] | None:
@@ -83,11 +94,17 @@ def uploader(client: JobsClient, asks: bool) -> Callable[[str | None], Send] | N
 
 
 def request_plan(client: JobsClient, file: JobFile) -> dict[str, Any]:
-    """The server's dry run. Raises CliError with the line of every fault, also for what a submission would refuse."""
+    """Return the server's dry run (replies.Plan).
+
+    Raises CliError with the line of every fault, also for what a submission would refuse, and for what would end the
+    job at its start: a model that can't be trained, data that is not there or that its task can't learn from.
+    """
     with placed(file):
         plan = client.plan(file.data)
     if not plan["accepted"]:
         raise _refused(plan, file)
+    if faults := tuple(file.fault(Problem(each["path"], each["message"])) for each in plan.get("faults", ())):
+        raise CliError("the job would fail at its start", Exit.FAILED, "would-fail", file.name, faults)
     return plan
 
 
@@ -96,49 +113,19 @@ def send(client: JobsClient, file: JobFile) -> dict[str, Any]:
         return client.submit(file.data)
 
 
-def request_estimate(client: JobsClient, file: JobFile) -> tuple[dict[str, Any] | None, str]:
-    """Return the server's estimate of a training, or None and why there is none.
-
-    Raises CliError with the line of every fault for which the job would fail at its start: a model that can't be
-    trained, data that is not there or that its task can't learn from.
-    """
-    from muster.client.connection import Connection
-    from muster.contract.base import Problem
-
-    spec = file.data.get("spec")
-    if not isinstance(client, Connection) or not isinstance(spec, dict) or spec.get("training") is None:
-        return None, ""
-    try:
-        with placed(file):
-            estimate: dict[str, Any] = client.post("jobs:estimate", file.data)
-    except CliError as error:
-        if error.code == "invalid_job":
-            raise
-        return None, error.what
-    if found := estimate["faults"]:
-        faults = tuple(file.fault(Problem(each["path"], each["message"])) for each in found)
-        raise CliError("the job would fail at its start", Exit.FAILED, "would-fail", file.name, faults)
-    return estimate, ""
-
-
-def show_plan(plan: dict[str, Any], estimate: dict[str, Any] | None = None, unknown: str = "") -> None:
-    """Show what the job would do, and need; `unknown` says why there is no estimate."""
+def show_plan(plan: dict[str, Any]) -> None:
+    """Show what the job would do, need, take and cost."""
     table = Table("", "", header=False)
-    for name, words in joint_facts(plan, estimate):
+    for name, words in plan_facts(plan):
         table.add_row(name, words)
     answers().print(table, soft_wrap=True)
-    show_warnings({"warnings": joint_warnings(plan, estimate)})
-    if unknown:
+    show_warnings(plan)
+    if unknown := plan.get("notEstimated"):
         say(f"not estimated: {unknown}", "dim")
-    for gap in (estimate or {}).get("gaps", ()):
+    for gap in (plan.get("estimate") or {}).get("gaps", ()):
         say(f"not known: {gap}", "dim")
-    if does_not_fit(estimate):
-        say(f"does not fit: {(estimate or {})['advice']}", "bold red")
-
-
-def does_not_fit(estimate: dict[str, Any] | None) -> bool:
-    """Return whether the estimate says that a rank needs more memory than it may have."""
-    return estimate is not None and estimate["fits"] is False
+    if advice := does_not_fit(plan):
+        say(f"does not fit: {advice}", "bold red")
 
 
 def show_warnings(plan: dict[str, Any]) -> None:
@@ -159,12 +146,12 @@ def confirmed(question: str = "Submit?", by_default: bool = True) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes", *([""] if by_default else []))
 
 
-def agreed(estimate: dict[str, Any] | None, json: bool) -> bool:
-    """Ask whether to submit the job, with No as the default for one that does not fit.
+def agreed(plan: dict[str, Any], json: bool) -> bool:
+    """Ask whether to submit the job, with No as the default for one that does not fit into memory.
 
     Raises CliError for one that does not fit where nobody can be asked.
     """
-    if not does_not_fit(estimate):
+    if not does_not_fit(plan):
         return json or confirmed()
     if json or not on_terminal():
         next_step = "change the job as `muster estimate` advises, or submit it all the same with --yes"
@@ -196,8 +183,6 @@ def placed(file: JobFile) -> Iterator[None]:
 
 
 def _refused(plan: dict[str, Any], file: JobFile) -> CliError:
-    from muster.contract.base import Problem
-
     faults = tuple(file.fault(Problem(r.get("path") or "", r["message"])) for r in plan["refusals"])
     code = plan["refusals"][0]["code"] if plan["refusals"] else "refused"
     next_step = "`--name` submits it under another name" if code == "name_taken" else ""

@@ -59,7 +59,7 @@ def create(
 
     with connect(server) as client:
         api(client)
-        document = prepare(file, name, settings or [], client.server.local, project)
+        document = prepare(file, name, settings or [], client.server.local, project, sweep=True)
         with placed(document):
             sweep = client.post("sweeps", document.data, key=str(uuid.uuid4()))
         say(f"Created {sweep['name']} ({sweep['id']}): {sweep['trials']} trials", "bold green")

@@ -29,13 +29,14 @@ Cell = str | Styled
 class Table:
     """Rows of cells, for `Console.print`. The last cell of a row may have several lines.
 
-    Columns are as wide as their widest cell. On a terminal the last column is wrapped; in a pipe nothing is, so that
-    `grep` finds whole rows.
+    Columns are as wide as their widest cell. On a terminal the last column is wrapped, or each row `cut` to one line;
+    in a pipe neither is done, so that `grep` finds whole rows.
     """
 
-    def __init__(self, *columns: str, header: bool = True, widths: Sequence[int] = ()) -> None:
+    def __init__(self, *columns: str, header: bool = True, widths: Sequence[int] = (), cut: bool = False) -> None:
         """`columns` are the titles; `>` before one aligns its column to the right. `widths` are those of the page
         before."""
+        self._cut = cut
         self._titles = [column.removeprefix(">") for column in columns]
         self._right = [column.startswith(">") for column in columns]
         self._rows: list[Sequence[Cell]] = [[Styled(title, "bold") for title in self._titles]] if header else []
@@ -47,9 +48,15 @@ class Table:
         for index, cell in enumerate(cells):
             self.widths[index] = max(self.widths[index], _width(_text(cell)))
 
+    def fits(self, width: int) -> bool:
+        """Return whether the last column has room for some words in lines of this width."""
+        return sum(self.widths[:-1]) + len(GAP) * (len(self.widths) - 1) + WRAP_WIDTH_MIN <= width
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         indent = sum(self.widths[:-1]) + len(GAP) * (len(self.widths) - 1)
         room = options.max_width - indent if console.is_terminal else 0
+        if self._cut and console.is_terminal:
+            room = max(room, WRAP_WIDTH_MIN)
         for cells in self._rows:
             yield from self._line(console, cells, room if room >= WRAP_WIDTH_MIN else 0, indent)
 
@@ -62,7 +69,8 @@ class Table:
             text, last = _text(cell), index == len(cells) - 1
             space = " " * (self.widths[index] - _width(text))
             if last and not self._right[index]:
-                text, space = f"\n{' ' * indent}".join(_wrapped(text, room)), ""
+                lines = [_shortened(text, room)] if self._cut and room else _wrapped(text, room)
+                text, space = f"\n{' ' * indent}".join(lines), ""
             plain += space if self._right[index] else ""
             if isinstance(cell, Styled) and cell.style:
                 yield Segment(plain)
@@ -84,6 +92,18 @@ def _width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
+
+
+def _shortened(text: str, room: int) -> str:
+    """Return the text on one line, with an ellipsis where it ends too late for the room."""
+    line = " ".join(text.split())
+    if _width(line) <= room:
+        return line
+    if line.isascii():
+        return f"{line[: room - 3].rstrip()}..."
+    while _width(line) > room - 3:
+        line = line[:-1]
+    return f"{line.rstrip()}..."
 
 
 def _wrapped(text: str, room: int) -> list[str]:

@@ -11,6 +11,7 @@ from muster.cli.errors import Exit
 from muster.cli.options import Job, Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.table import Table
+from muster.contract.log_words import in_words
 
 FollowStream = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
 
@@ -23,10 +24,12 @@ def logs(
     ] = None,
     worker: Annotated[str, typer.Option("--worker", help="Worker to show, or `all`.")] = "0",
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Print step records as they were written, in JSON.")] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Print the workers' logs. They are kept per attempt after the workers are gone."""
+    """Print the workers' logs, with the record of each step in words. They are kept per attempt after the workers are
+    gone."""
     from muster.cli.follow import follow_log
 
     if worker != "all" and not worker.isdigit():
@@ -35,15 +38,15 @@ def logs(
         job_id = client.job_id(job)
         try:
             if follow:
-                follow_log(client, job_id, {"attempt": attempt, "worker": worker, "tail": tail}, worker == "all")
+                follow_log(client, job_id, {"attempt": attempt, "worker": worker, "tail": tail}, worker == "all", raw)
             else:
-                _print_logs(client, job_id, attempt, worker, tail)
+                _print_logs(client, job_id, attempt, worker, tail, raw)
         except KeyboardInterrupt:
             say(f"\nDetached; {job} goes on.")
             raise typer.Exit(Exit.INTERRUPTED) from None
 
 
-def _print_logs(client: Any, job_id: str, attempt: int | None, worker: str, tail: int | None) -> None:
+def _print_logs(client: Any, job_id: str, attempt: int | None, worker: str, tail: int | None, raw: bool) -> None:
     first = client.get(f"jobs/{job_id}/logs", attempt=attempt, worker=0 if worker == "all" else worker, tail=tail)
     numbers = first["workers"] if worker == "all" else [int(worker)]
     documents = []
@@ -59,6 +62,7 @@ def _print_logs(client: Any, job_id: str, attempt: int | None, worker: str, tail
         if not json_wanted():
             if len(numbers) > 1:
                 say(f"--- worker {number} ---", "bold")
+            text = text if raw else in_words(text)
             typer.echo(text, nl=not text.endswith("\n") and bool(text))
             if not text:
                 say("Nothing is written yet.")
@@ -183,7 +187,11 @@ def why(job: Job, server: Server = None, json: Json = False) -> None:
         table.add_row("queue", f"position {queue['position']} of {queue['queued']}")
     if document.get("retryAt"):
         table.add_row("next try", formatting.moment(document["retryAt"]))
+    if document.get("best"):
+        table.add_row("best", document["best"])
     answers().print(table, soft_wrap=True)
+    for warning in document.get("warnings", ()):
+        answers().print(f"warning: {warning}", style="yellow", soft_wrap=True)
     failure = document.get("lastFailure")
     if failure and document["phase"] != "Succeeded":
         show_failure(failure)

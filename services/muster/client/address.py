@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -108,6 +109,8 @@ def _read_token(path: Path) -> str | None:
 
 def _checked(url: str) -> str:
     url = url.strip().rstrip("/")
+    if "://" not in url and re.fullmatch(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", url):
+        url = f"http://{url}"  # of this machine, where nothing else is meant
     if not url.startswith(("http://", "https://")) or "@" in url:
         raise InvalidRequest(f"a server address looks like http://127.0.0.1:8642, not {url!r}", "bad-server")
     return url.removesuffix("/api/v1")

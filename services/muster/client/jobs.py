@@ -183,7 +183,8 @@ class Jobs:
         return Job(self._connection, found)
 
     def plan(self, job: JobSource, *, name: str | None = None, project: str | None = None) -> Plan:
-        """Return the plan of a submission, or its refusals. Nothing is stored, and a source folder is not uploaded."""
+        """Return the plan of a submission, or its refusals: what it would do, need and cost, and the faults that would
+        end it at its start. Nothing is stored, and a source folder is not uploaded."""
         sent = job_document(job, name, project, self._connection.server.local)
         if (source := source_folder(sent.data)) is not None:
             del source.holder[source.key]

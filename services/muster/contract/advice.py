@@ -133,10 +133,12 @@ def advice(
     spec: Mapping[str, Any] | None = None,
     name: str = "JOB",
     folder: str = "",
+    one_machine: bool = False,
 ) -> list[str]:
     """Return the next steps for the job of that name, the most useful first; none when nothing needs to be done.
 
     Where no API knows the job by its name, `folder` is its checkpoint folder, which commands take instead.
+    `one_machine` says that the nodes are those of a `muster up`.
     """
     if cancel and not status.phase.terminal:
         return ["Nothing: the job is being cancelled and ends when its last worker is gone."]
@@ -146,6 +148,8 @@ def advice(
         return list(_BY_CODE[status.code])
     if status.phase == Phase.SUSPENDED or suspend:
         return [f"Continue the job when you are ready: `muster resume {name}`."]
+    if one_machine and (start := start_with(status.code, status.because, spec or {})):
+        return [start, f"Or clone the job with a smaller gang: `muster clone {name} --set gang.gpusPerNode=0`."]
     if status.code == "NodeTooSmall" and (fields := _LIMITS.findall(status.because)):
         return [f"Clone the job with a smaller {' and '.join(fields)}: no node has that much."]
     if (spec or {}).get("program") and status.code in _PROGRAM_BY_CODE:
@@ -179,6 +183,19 @@ def advice(
     return [*found, *_stopped_programs(status.progress)]
 
 
+def start_with(code: str, because: str, spec: Mapping[str, Any]) -> str:
+    """Return how to start a platform of one machine that could run the gang which this one never can; empty where its
+    nodes are not what the reason names."""
+    of_gpus = code == "NodeTooSmall" and "gang.gpusPerNode" in because
+    if not (of_gpus or code == "GangTooLarge"):
+        return ""
+    gang = spec.get("gang") or {}
+    nodes, per_node = gang.get("nodes", 1), gang.get("gpusPerNode", 0)
+    least = nodes.get("min", 1) if isinstance(nodes, dict) else nodes
+    options = f"--nodes {least} --gpus-per-node {per_node}"
+    return f"This platform was started with less: `muster down`, then `muster up {options}` where the machine has that."
+
+
 def _stopped_programs(progress: Progress | None) -> Iterator[str]:
     """A model's programs that hung or took too much memory: their score of 0 alone does not show that."""
     for name, share in {**progress.values, **progress.evaluation_values}.items() if progress else ():
@@ -199,8 +216,12 @@ def _by_failure(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
 
 
 def _out_of_memory(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
-    """Advise by the limit that was hit, the container's memory or the device's, and only with what this job has left to
-    change."""
+    """Advise by the changes that the message names, where the trainer has worked out which are enough. Else by the
+    limit that was hit, the container's memory or the device's, and only with what this job has left to change."""
+    if "It fits with " in failure.message:
+        return ["Clone the job with all that one of the reason's changes names: less than that is not enough."]
+    if "Nothing that leaves the job as it is makes it fit" in failure.message:
+        return ["Clone the job with what the reason names: no other setting makes this model fit there."]
     gang, training = spec.get("gang") or {}, spec.get("training") or {}
     memory = (gang.get("resources") or {}).get("memory")
     if failure.exit_code != ExitCode.OUT_OF_MEMORY:  # the kernel killed it: the container's limit, or the node's memory
@@ -248,7 +269,8 @@ def _queued(status: JobStatus, ahead: int) -> list[str]:
     if ahead:
         jobs = f"{ahead} jobs come" if ahead > 1 else "1 job comes"
         return [
-            f"Wait: {jobs} before this one in the queue.",
+            f"Wait until the capacity that the reason names is free: {jobs} before this one in the queue, as far as "
+            "they fit (`muster queue`).",
             "Or submit with a higher priority, or a smaller gang.nodes.",
         ]
     return ["Wait until the capacity that the reason names is free, or clone the job with a smaller gang."]

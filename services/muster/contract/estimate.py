@@ -101,7 +101,7 @@ class Estimate(Record):
     price: float | None = None  # of the whole run
     currency: str = "USD"  # of all prices here
     commits: CommitCost
-    # Faults of the training data for which the job would fail at its start.
+    # Faults for which the job would fail at its start: of its data, and of rows that its model can't read.
     faults: Many[Warned] = ()
     warnings: Many[Warned] = ()
     gaps: Many[str] = ()  # what could not be estimated, and why
@@ -118,8 +118,9 @@ class Known:
     records: Sequence[Measured] = ()  # of jobs that ran on this server
     rank_bytes: int | None = None  # memory that a rank has on a CPU; None: not known
     data: DataShape | None = None  # None: the training data was not looked at
-    data_faults: tuple[tuple[str, str], ...] = ()  # (path, message) of each source that no worker could train on
+    data_faults: tuple[tuple[str, str], ...] = ()  # (path, message) of each source that no worker could use
     data_gap: str = ""  # why the training data was not looked at
+    evaluation_gap: str = ""  # why some of the evaluation's data was not looked at
 
 
 NO_ESTIMATE = "a program is not estimated: nothing is known of its model, its batch and its speed before it runs"
@@ -160,10 +161,19 @@ def estimate_job(spec: JobSpec, known: Known) -> Estimate:
         price=share * speed.hours if share is not None and speed and speed.hours is not None else None,
         currency=known.prices.currency,
         commits=_commits(spec, size, speed),
-        faults=tuple(Warned(path=f"spec.training.{path}", message=message) for path, message in known.data_faults),
-        warnings=warnings_of(training, size, known.position_limit, known.data, tokens),
+        faults=_faults(training, known.data_faults, known.position_limit),
+        warnings=warnings_of(training, size, known.data, tokens, steps),
         gaps=_gaps(spec, known, machine, speed, options),
     )
+
+
+def _faults(
+    training: TrainingConfig, data_faults: tuple[tuple[str, str], ...], limit: int | None
+) -> tuple[Warned, ...]:
+    faults, length = list(data_faults), training.data.sequence_length
+    if limit is not None and length > limit:
+        faults.append(("data.sequenceLength", f"{length} is longer than the {limit} positions of the model"))
+    return tuple(Warned(path=f"spec.training.{path}", message=message) for path, message in faults)
 
 
 # --- memory ---
@@ -390,6 +400,8 @@ def _gaps(
         )
     if not options:
         gaps.append("cheapest gang: the model fits into no gang of an instance type with a GPU and a price")
+    if known.evaluation_gap:
+        gaps.append(f"format of the evaluation data: {known.evaluation_gap}")
     if known.data is None:
         gaps.append(f"epochs and row lengths: {known.data_gap or 'the training data was not looked at'}")
     return tuple(gaps)

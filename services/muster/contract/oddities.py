@@ -6,21 +6,28 @@ import math
 from typing import TYPE_CHECKING
 
 from muster.contract.data_config import WEIGHT_SHARE_ODD
+from muster.contract.text import plural
 
 if TYPE_CHECKING:
     from muster.contract.training import TrainingConfig
 
 
-def oddities_of(training: TrainingConfig) -> tuple[tuple[str, str], ...]:
-    """Return the warnings, as (path, text), about settings that are allowed and seldom meant."""
-    schedule, steps = training.optimizer.schedule, training.known_steps()
+def oddities_of(
+    training: TrainingConfig, steps: int | None = None, about: str = "about "
+) -> tuple[tuple[str, str], ...]:
+    """Return the warnings, as (path, text), about settings that are allowed and seldom meant. `steps` are those of a
+    run whose length the data decides; `about` precedes them, and is empty where they are exact."""
+    schedule = training.optimizer.schedule
+    if (planned := training.known_steps()) is not None:
+        steps, about = planned, ""
     found = []
     if steps is not None and schedule.warmup_steps >= steps:
         found.append(
             (
                 "optimizer.schedule.warmupSteps",
-                f"{schedule.warmup_steps} steps of warm-up are all of the {steps} steps of the run: the learning "
-                f"rate ends at {training.optimizer.lr * steps / schedule.warmup_steps:.3g} and never decays",
+                f"{plural(schedule.warmup_steps, 'step')} of warm-up are all of the {about}{plural(steps, 'step')} of "
+                f"the run: the learning rate ends at {training.optimizer.lr * steps / schedule.warmup_steps:.3g} and "
+                "never decays",
             )
         )
     elif steps == 1 and schedule.name not in ("constant", "inverse_sqrt") and schedule.min_ratio < 1:

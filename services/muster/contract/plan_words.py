@@ -15,8 +15,13 @@ RESUMES = "by the program; data position not checked"
 BEGINS_ANEW = "no checkpoint of the program's is kept yet, so that a restart begins anew"
 
 
+# What somebody looks for first.
+_FIRST = ("job", "project", "training", "model", "data", "gang", "memory of a rank", "time and price", "length")
+
+
 def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the facts of a dry run (replies.Plan), without refusals and warnings. A fact may have several lines."""
+    """Return the facts of a dry run (replies.Plan), without refusals, faults and warnings. A fact may have several
+    lines. The estimate, where there is one, knows more of the model and the length."""
     job, spec = plan["job"], plan["job"]["spec"]
     facts = [("job", f"{job['name']}  ({job['namespace']})")]
     if job.get("project") not in (None, "default"):
@@ -24,18 +29,9 @@ def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts += _training(spec, plan) if spec.get("training") else _program(spec, plan)
     if (admission := plan.get("admission")) is not None:
         facts.append(("queue", "\n".join(admission_lines(admission))))
-    return facts
-
-
-# What somebody looks for first.
-_FIRST = ("job", "project", "training", "model", "data", "gang", "memory of a rank", "time and price", "length")
-
-
-def joint_facts(plan: Mapping[str, Any], estimate: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Return the facts of a dry run and of an estimate of the same job, each once: the estimate knows more of both."""
-    if estimate is None:
-        return plan_facts(plan)
-    found = dict(plan_facts(plan))
+    if (estimate := plan.get("estimate")) is None:
+        return facts
+    found = dict(facts)
     estimated = {name: words for name, words in estimate_facts(estimate) if name != "gang"}
     if formats := estimated.pop("data", None):
         found["data"] += f"\n{formats}"
@@ -43,10 +39,10 @@ def joint_facts(plan: Mapping[str, Any], estimate: Mapping[str, Any] | None) -> 
     return sorted(found.items(), key=lambda fact: _FIRST.index(fact[0]) if fact[0] in _FIRST else len(_FIRST))
 
 
-def joint_warnings(plan: Mapping[str, Any], estimate: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    """Return the warnings of both, each once."""
-    warnings = [*plan["warnings"], *(estimate or {}).get("warnings", ())]
-    return list({(each["path"], each["message"]): each for each in warnings}.values())
+def does_not_fit(plan: Mapping[str, Any]) -> str:
+    """Return what to change of a job whose ranks need more memory than they may have; empty for any other."""
+    estimate = plan.get("estimate") or {}
+    return (estimate["advice"] or "it needs more memory than there is") if estimate.get("fits") is False else ""
 
 
 def _training(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -189,7 +185,7 @@ def _length(estimate: Mapping[str, Any]) -> str:
     if steps := estimate.get("steps"):
         parts.append(f"{steps:,} steps of {amount(estimate['tokens'] / steps)} tokens")
         parts.append(f"{amount(estimate['tokens'])} tokens")
-        parts.append(f"{estimate['tokensPerParameter']:.3g} per parameter")
+        parts.append(f"{estimate['tokensPerParameter']:.3g} tokens per parameter")
     if epochs := estimate.get("epochs"):
         parts.append(f"{epochs:.3g} epochs")
     return ", ".join(parts) or "only the data says how long an epoch is"
@@ -208,9 +204,9 @@ def _commits(commits: Mapping[str, Any]) -> str:
     if commits.get("seconds"):
         each += f" ({duration(commits['seconds'])})"
     if commits.get("uploadSeconds"):
-        each += f", under way {duration(commits['uploadSeconds'])}"
+        each += f", each uploads in {duration(commits['uploadSeconds'])}"
     if commits["firstBytes"] > commits["bytes"]:
-        each += f"; with what is frozen {size(commits['firstBytes'])}"
+        each += f"; the first, with the frozen weights, {size(commits['firstBytes'])}"
     return each
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from muster.contract.base import Time
+from muster.contract.estimate import Estimate
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.prices import Bill
 from muster.contract.samples import Samples
@@ -149,7 +150,11 @@ class Admission(Reply):
 class Plan(Reply):
     """Plan of a submission. `parameters` is null where the model's shape comes from a checkpoint or a folder, and
     `admission` where the job would be refused. Of a program `parameters` and `samplesPerStep` are null, and
-    `accumulation` is empty."""
+    `accumulation` is empty.
+
+    `refusals` say why a submission would be refused. `faults` say why the job would fail at its start, as far as the
+    server can read its model and data. `estimate` has memory, time and price, and is null where `notEstimated` says
+    why, and where there are refusals or the model can't be trained. `warnings` has those of the estimate too."""
 
     accepted: bool
     job: PlannedJob
@@ -160,7 +165,10 @@ class Plan(Reply):
     samples_per_step: int | None
     admission: Admission | None = None
     refusals: list[Finding]
+    faults: list[Finding] = []
     warnings: list[Finding]
+    estimate: Estimate | None = None
+    not_estimated: str = ""
 
 
 class AttemptList(Reply):
@@ -251,7 +259,8 @@ class QueuePlace(Reply):
 
 class Why(Reply):
     """Explanation of a job's state: `code` for programs, `because` in words, `since` when it has been in its phase. No
-    attempt begins before `retry_at`; `next` says what to do."""
+    attempt begins before `retry_at`; `next` says what to do. Of a training that succeeded `best` says which checkpoint
+    is the best, and `warnings` what makes it doubtful that it has learnt."""
 
     id: str
     name: str
@@ -264,6 +273,8 @@ class Why(Reply):
     last_failure: Failure | None
     retry_at: Time | None
     restarts: Restarts
+    best: str = ""
+    warnings: list[str] = []
     next: list[str]
 
 

@@ -8,6 +8,7 @@ from muster.contract.base import Record
 from muster.contract.model_size import ModelSize
 from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.oddities import oddities_of
+from muster.contract.text import plural
 from muster.contract.training import TrainingConfig
 
 # Full fine-tuning and LoRA differ by about ten in their best learning rate (Schulman & Thinking Machines 2025, "LoRA
@@ -41,27 +42,26 @@ class DataShape:
     exact: bool = False
     lengths: tuple[int, int, int] | None = None  # tokens of the documents at the 50th, 90th and 99th percentile
     formats: tuple[str, ...] = ()  # of each source, as its files look
-    faults: tuple[tuple[str, str], ...] = ()  # (path, what is wrong) of each source that the task can't learn from
 
 
 def warnings_of(
-    training: TrainingConfig, size: ModelSize, position_limit: int | None, data: DataShape | None, tokens: int | None
+    training: TrainingConfig, size: ModelSize, data: DataShape | None, tokens: int | None, steps: int | None
 ) -> tuple[Warned, ...]:
     """All warnings about a training configuration.
 
-    `position_limit` is the number of positions that the model was made for; None where no limit is known. `data` is
-    None where it was not looked at. `tokens` counts those of the whole run; None where that is not known.
+    `data` is None where it was not looked at. `tokens` and `steps` count those of the whole run; None where that is not
+    known.
     """
-    found = [Warned(path=f"training.{path}", message=words) for path, words in oddities_of(training)]
+    found = [Warned(path=f"spec.training.{path}", message=words) for path, words in oddities_of(training, steps)]
     found += _learning_rate(training)
-    found += _length(training, size, position_limit, tokens)
+    found += _length(training, size, tokens, steps)
     found += _data(training, data, tokens)
     return tuple(found)
 
 
 def _learning_rate(training: TrainingConfig) -> list[Warned]:
     lr, tuned = training.optimizer.lr, training.model.source is not None or training.model.from_ is not None
-    path, batch = "training.optimizer.lr", training.batch.tokens_per_step
+    path, batch = "spec.training.optimizer.lr", training.batch.tokens_per_step
     if training.adapter is not None:
         if lr > LR_ADAPTER_MAX:
             return [_warned(path, f"{lr:g} is high for an adapter; 1e-4 to 5e-4 is usual")]
@@ -70,7 +70,7 @@ def _learning_rate(training: TrainingConfig) -> list[Warned]:
             found.append(_warned(path, f"{lr:g} is low for an adapter: about ten times the rate of whole training"))
         if batch > TOKENS_PER_STEP_ADAPTER_MAX:
             words = f"{batch:,} tokens a step are many for an adapter, which learns less from large batches"
-            found.append(_warned("training.batch.tokensPerStep", words))
+            found.append(_warned("spec.training.batch.tokensPerStep", words))
         return found
     if tuned and lr > LR_WHOLE_MAX:
         return [_warned(path, f"{lr:g} is high to fine-tune all weights; 1e-5 to 5e-5 is usual")]
@@ -79,28 +79,27 @@ def _learning_rate(training: TrainingConfig) -> list[Warned]:
     return []
 
 
-def _length(training: TrainingConfig, size: ModelSize, position_limit: int | None, tokens: int | None) -> list[Warned]:
-    found, length = [], training.data.sequence_length
-    if position_limit is not None and length > position_limit:
-        words = f"{length} is longer than the {position_limit} positions of the model: the job will be refused"
-        found.append(_warned("training.data.sequenceLength", words))
-    steps = training.known_steps()
+def _length(training: TrainingConfig, size: ModelSize, tokens: int | None, steps: int | None) -> list[Warned]:
+    found = []
     if steps is not None and steps < FEW_STEPS:
-        found.append(_warned("training.length", f"the run has {steps} steps; few batches teach little"))
+        about = "" if training.known_steps() is not None else "about "
+        found.append(
+            _warned("spec.training.length", f"the run has {about}{plural(steps, 'step')}; few batches teach little")
+        )
     fresh = training.model.source is None and training.model.from_ is None
     if fresh and tokens is not None and tokens < TOKENS_PER_PARAMETER * size.parameters / 4:
         words = (
             f"{tokens / size.parameters:.2g} tokens per parameter; about {TOKENS_PER_PARAMETER:g} make the best model "
             "for the compute"
         )
-        found.append(_warned("training.length", words))
+        found.append(_warned("spec.training.length", words))
     return found
 
 
 def _data(training: TrainingConfig, data: DataShape | None, tokens: int | None) -> list[Warned]:
     if data is None:
         return []
-    found, about = [_warned(f"training.{path}", words) for path, words in data.faults], "" if data.exact else "about "
+    found, about = list[Warned](), "" if data.exact else "about "
     epochs = training.length.epochs
     if epochs is None and tokens is not None and data.tokens:
         epochs_made = tokens / data.tokens
@@ -109,7 +108,17 @@ def _data(training: TrainingConfig, data: DataShape | None, tokens: int | None) 
     if epochs_made > EPOCHS_MAX:
         amount = f", of {about}{data.tokens:,} tokens" if data.tokens else ""
         words = f"the data is seen {epochs_made:.3g} times{amount}; after {EPOCHS_MAX:g} it is mostly learnt by heart"
-        found.append(_warned("training.length", words))
+        found.append(_warned("spec.training.length", words))
+    tuned = training.model.source is not None or training.model.from_ is not None
+    for number, format in enumerate(data.formats):
+        if training.task == "sft" and tuned and format == "prompt-completion":
+            words = "prompts and completions are learnt as they stand, without the model's chat template, by which"
+            words += " `muster chat` asks: ask by `muster generate`, or write them as `messages`"
+            found.append(_warned(f"spec.training.data.train[{number}].format", words))
+    batch = training.batch.tokens_per_step
+    if data.tokens and data.tokens < batch:
+        words = f"a step takes {batch:,} tokens, and all of the training data has {about}{data.tokens:,}"
+        found.append(_warned("spec.training.batch.tokensPerStep", f"{words}: one step sees some of it twice"))
     if data.lengths is not None:
         found += _rows(training, data.lengths, about)
     return found
@@ -118,7 +127,7 @@ def _data(training: TrainingConfig, data: DataShape | None, tokens: int | None) 
 def _rows(training: TrainingConfig, lengths: tuple[int, int, int], about: str) -> list[Warned]:
     """Rows against documents: what is cut off or split, and what is padding."""
     half, most, nearly_all = lengths
-    length, path = training.data.sequence_length, "training.data.sequenceLength"
+    length, path = training.data.sequence_length, "spec.training.data.sequenceLength"
     if training.task == "sft" and most > length:
         words = f"a tenth of the conversations have more than {about}{most:,} tokens, and rows have {length:,}"
         return [_warned(path, f"{words}: the rest of them is not learnt")]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muster.contract.base import UserError
 from muster.contract.data_config import Source
-from muster.contract.data_formats import SHAPES, columns_of, looks_like, shapes_of
+from muster.contract.data_formats import SHAPES, columns_of, fits_task, looks_like, shapes_of
 from muster.contract.redaction import redact
 from muster.storage.file_beginnings import begins_as_json, may_be_stand_in, refuse_stand_in
 from muster.storage.records import Record, read_records
@@ -60,11 +60,33 @@ def of_known_format(source: Source, files: Sequence[File], task: str | None = No
         raise UserError(f"data source {redact(source.source)}: has nothing to train on: all its files are empty")
     found = looks_like(first.value, source.field, task)
     if found is None:
-        raise UserError(
-            f"{first.place}: has columns that no format has: {columns_of(first.value)}. Say which they are: `format: "
-            "jsonl` with `field` for a column of text, or the `format` of conversations with `columns`"
-        )
+        words = f"{first.place}: has columns that no format has: {columns_of(first.value)}"
+        raise UserError(f"{words}. {_say_which(source, first, task)}")
     return source.model_copy(update={"format": found}), tuple(records)
+
+
+# Names that data sets have for what Muster calls prompt and completion, the most telling first.
+_PROMPTS = ("prompt", "question", "instruction", "query", "input", "user", "human")
+_COMPLETIONS = ("completion", "answer", "response", "output", "reply", "target", "assistant")
+_TEXTS = ("text", "content", "document", "body", "article")
+
+
+def _say_which(source: Source, first: Record, task: str | None) -> str:
+    """Return the line to write for the source, where the columns' names tell their meaning; else what is missing."""
+    names = {str(name).lower(): str(name) for name in first.value} if isinstance(first.value, Mapping) else {}
+    asked, answered, text = (
+        next((names[word] for word in words if word in names), None) for words in (_PROMPTS, _COMPLETIONS, _TEXTS)
+    )
+    address = redact(source.source)
+    if asked and answered and fits_task("prompt-completion", task or "sft"):
+        columns = f"columns: {{prompt: {asked}, completion: {answered}}}"
+        return f"Write the source as {{source: {address}, format: prompt-completion, {columns}}}"
+    if text and fits_task("jsonl", task or "pretrain"):
+        return f"Write the source as {{source: {address}, format: jsonl, field: {text}}}"
+    return (
+        "Say which they are: `format: jsonl` with `field` for a column of text, or the `format` of conversations with "
+        "`columns`"
+    )
 
 
 def _refuse_splits(source: Source, files: Sequence[File]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from muster.contract.address import parse_address
@@ -20,19 +20,22 @@ from muster.storage.settings import S3Settings
 from muster.storage.sources import File, find
 from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
 
-SAMPLE_BYTES: Final = 4 << 20  # that are read of all sources together
+SAMPLE_BYTES: Final = 4 << 20  # that are read of all sources of the training together
+EVALUATION_SAMPLE_BYTES: Final = 1 << 16  # that are read of each source of the evaluation: its first records are enough
 ROWS_MAX: Final = 2_000  # that are read of a table
 FILES_MAX: Final = 20_000
 
 
 @dataclass(frozen=True)
 class DataLook:
-    """Result of a look at the training data. `shape` is None where a source can't be read from here; `gap` says why.
-    `faults` are pairs of a path in the training and a message, for each source that no worker could train on."""
+    """Result of a look at the data. `shape` is None where a source of the training can't be read from here; `gap` says
+    why. `evaluation_gap` says which sources of the evaluation can't. `faults` are pairs of a path in the training and a
+    message, for each source that no worker could read or that the task can't learn from."""
 
     shape: DataShape | None = None
     faults: tuple[tuple[str, str], ...] = ()
     gap: str = ""
+    evaluation_gap: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,42 +48,67 @@ class _Look:
     lengths: list[float]  # of some, in bytes
 
 
-def look_at(training: TrainingConfig) -> DataShape | None:
-    """Return the shape of the data, or None if a source can't be read from here: it is on another machine's disk, on
-    the web, built in or missing."""
-    return examine(training).shape
+@dataclass
+class _Findings:
+    """Looks at sources so far, with what was wrong with some and why others could not be read."""
 
+    task: str
+    same_disk: bool
+    looks: list[_Look] = field(default_factory=list)
+    faults: list[tuple[str, str]] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
 
-def examine(training: TrainingConfig, same_disk: bool = True) -> DataLook:
-    """Look at the first records of every source. `same_disk` says whether the workers' files are this machine's."""
-    looks, faults, gaps = list[_Look](), list[tuple[str, str]](), list[str]()
-    for number, source in enumerate(training.data.train):
+    def add(self, path: str, source: Source, budget: int) -> None:
+        """Look at a source, whose place in the training is `path`, and read about `budget` bytes of it."""
         kind = parse_address(source.source).scheme
         if kind not in ("file", "s3"):
-            gaps.append(f"{source.source} is not read before the job starts")
-            continue
-        if kind == "file" and not same_disk:
-            gaps.append(f"{source.source} lies on the workers' disks, which the server does not see")
-            continue
+            self.gaps.append(f"{source.source} is not read before the job starts")
+            return
+        if kind == "file" and not self.same_disk:
+            self.gaps.append(f"{source.source} lies on the workers' disks, which the server does not see")
+            return
         try:
             files = find(source.source, source.format, files_max=FILES_MAX, settings=S3Settings.for_a_look(os.environ))
         except (OSError, StorageError, ValueError, UserError) as error:
             # A job may name another store, or another account, by variables of its own.
             if kind == "file" and isinstance(error, UserError):
-                faults.append((f"data.train[{number}].source", str(error)))
-            gaps.append(str(error))
-            continue
+                self.faults.append((f"{path}.source", str(error)))
+            self.gaps.append(str(error))
+            return
         try:
-            looks.append(_look(source, files, training.task, SAMPLE_BYTES // len(training.data.train)))
+            look = _look(source, files, self.task, budget)
         except UserError as error:
-            faults.append((f"data.train[{number}]", str(error)))
-            gaps.append(str(error))
+            self.faults.append((path, str(error)))
+            self.gaps.append(str(error))
+            return
         except (OSError, StorageError, ValueError) as error:
-            gaps.append(str(error))
-    if gaps or not any(look.lengths for look in looks):
-        return DataLook(None, tuple(faults), "; ".join(gaps) or "no record of it has a text")
-    shape = _shape(training, looks)
-    return DataLook(shape, shape.faults)
+            self.gaps.append(str(error))
+            return
+        self.looks.append(look)
+        if not fits_task(look.format, self.task):
+            words = f"the files look like this: {wrong_format(look.format, self.task)}"
+            self.faults.append((f"{path}.format", words))
+
+
+def look_at(training: TrainingConfig) -> DataShape | None:
+    """Return the shape of the training data, or None if a source can't be read from here: it is on another machine's
+    disk, on the web, built in or missing."""
+    return examine(training).shape
+
+
+def examine(training: TrainingConfig, same_disk: bool = True) -> DataLook:
+    """Look at the first records of every source, of the evaluation's too. `same_disk` says whether the workers' files
+    are this machine's."""
+    taught, scored = _Findings(training.task, same_disk), _Findings(training.task, same_disk)
+    for number, source in enumerate(training.data.train):
+        taught.add(f"data.train[{number}]", source, SAMPLE_BYTES // len(training.data.train))
+    for path, source in training.evaluation.sources() if training.evaluation is not None else ():
+        scored.add(f"evaluation.{path}", source, EVALUATION_SAMPLE_BYTES)
+    faults, evaluation_gap = (*taught.faults, *scored.faults), "; ".join(scored.gaps)
+    if taught.gaps or not any(look.lengths for look in taught.looks):
+        gap = "; ".join(taught.gaps) or "no record of it has a text"
+        return DataLook(None, faults, gap, evaluation_gap)
+    return DataLook(_shape(training, taught.looks), faults, evaluation_gap=evaluation_gap)
 
 
 def _shape(training: TrainingConfig, looks: Sequence[_Look]) -> DataShape:
@@ -95,11 +123,6 @@ def _shape(training: TrainingConfig, looks: Sequence[_Look]) -> DataShape:
         exact=False,
         lengths=(at[0], at[1], at[2]),
         formats=tuple(look.format for look in looks),
-        faults=tuple(
-            (f"data.train[{number}].format", f"the files look like this: {wrong_format(look.format, training.task)}")
-            for number, look in enumerate(looks)
-            if not fits_task(look.format, training.task)
-        ),
     )
 
 

@@ -38,5 +38,6 @@ def estimate_with_storage(
         data=look.shape,
         data_faults=look.faults,
         data_gap=look.gap,
+        evaluation_gap=look.evaluation_gap,
     )
     return estimate_job(spec, known)

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from muster.contract.status import Phase
 from muster.contract.times import epoch_seconds
 
 DAY_SECONDS = 86_400.0
 RECOVERIES_MAX = 30
+_ENDED = frozenset(phase for phase in Phase if phase.terminal)
 _ENDED_BY_FAULT = ("failed", "preempted", "rejected")
 
 
@@ -78,6 +80,8 @@ def recoveries(jobs: Iterable[tuple[str, str, Mapping[str, Any]]], now: float) -
             ended = _time(attempt.get("endedAt"))
             if ended is None or ended < now - DAY_SECONDS or attempt.get("outcome") not in _ENDED_BY_FAULT:
                 continue
+            if index == len(attempts) - 1 and status.get("phase") in _ENDED:
+                continue  # nothing follows: it is the job's end, and no recovery
             trained = [_time(later.get("firstStepAt")) for later in attempts[index + 1 :]]
             again = next((at for at in trained if at is not None), None)
             found.append(

@@ -1,17 +1,11 @@
-"""A log's lines as its page shows them: one rank's, the step records in words, all else as it was written. Pure."""
+"""A log's lines as its page shows them: those of one rank. Pure."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from typing import Any
 
 from muster.contract.names import rank_mark
-from muster.contract.text import amount, duration, loss
 
-_BEGINS = '{"'  # a step record is one JSON object on its line (trainer's StepLog)
-_BYTES_MAX = 4_000  # a record has some 500
 _ANY_RANK = re.compile(re.escape(rank_mark(0)).replace("0", "[0-9]+"))
 
 
@@ -22,47 +16,3 @@ def of_rank(text: str, rank: int, first_rank: int) -> str:
         return "\n".join(line for line in lines if not _ANY_RANK.match(line))
     chosen = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
     return "\n".join([*chosen, ""] if chosen else [])
-
-
-def in_words(text: str) -> str:
-    return "\n".join(step_words(line) or line for line in text.split("\n"))
-
-
-def step_words(line: str) -> str:
-    """Return the words for a step record; empty for anything else, also for one that is cut or holds what no trainer
-    writes."""
-    if not line.startswith(_BEGINS) or '"step"' not in line or len(line) > _BYTES_MAX:
-        return ""
-    try:
-        record = json.loads(line)
-        if record["type"] != "step":
-            return ""
-        return "   ".join(_parts(record))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return ""
-
-
-def _parts(record: dict[str, Any]) -> list[str]:
-    step, steps = int(record["step"]), record.get("steps")
-    parts = [f"step {step:,}{f'/{int(steps):,}' if steps else ''}"]
-    if step > 0:
-        seconds = float(record["stepSeconds"])
-        parts += [
-            f"loss {_number(record['loss'])}",
-            f"grad {float(record['gradNorm']):.3g}",
-            f"lr {float(record['lr']):.3g}",
-            f"{amount(float(record['tokensPerSecond']))} tokens/s",
-            f"{seconds:.3g} s" if seconds < 100 else duration(seconds),
-        ]
-        if record.get("mfu") is not None:
-            parts.append(f"MFU {100 * float(record['mfu']):.1f}%")
-    if record.get("evaluationLoss") is not None:
-        parts.append(f"evaluation loss {_number(record['evaluationLoss'])}")
-    if record.get("skipped"):
-        parts.append(f"skipped: {str(record['skipped'])[:200]}")
-    return parts
-
-
-def _number(value: Any) -> str:
-    number = float(value)
-    return loss(number) if math.isfinite(number) else str(number)

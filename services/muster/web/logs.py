@@ -16,10 +16,11 @@ from pydantic import BeforeValidator, Field
 from starlette.concurrency import run_in_threadpool
 
 from muster.contract.gang import ranks_per_node
+from muster.contract.log_words import in_words
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Logs, Services, ServicesDependency
 from muster.web.job import JobId, show
-from muster.web.log_lines import in_words, of_rank
+from muster.web.log_lines import of_rank
 from muster.web.session import Visitor
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", include_in_schema=False)

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from muster.contract import text
 from muster.contract.times import epoch_seconds
@@ -94,7 +94,8 @@ def environment() -> Environment:
         "loss": text.loss,
         "metric": metric_words,
         "plural": text.plural,
-        "sentence": lambda words: words[:1].upper() + words[1:],
+        "code": code,
+        "sentence": sentence,
         "share": text.share,
         "size": text.size,
         "time": time_element,
@@ -109,6 +110,23 @@ def clip(value: object, characters: int = 300) -> str:
     whole = str(value)
     shown = text.readable(whole[: characters * 4])  # what is taken out may leave less
     return shown if len(whole) <= characters else shown[: characters - 1] + "…"
+
+
+def sentence(words: str) -> str:
+    """Return the words with a capital at their beginning; a cause in its spelling for programs (`user_error:`) is said
+    as people say it."""
+    first, space, rest = words.partition(" ")
+    first = first.replace("_", " ") if re.fullmatch("[a-z]+(_[a-z]+)+:?", first) else first
+    return first[:1].upper() + first[1:] + space + rest
+
+
+def code(words: str) -> Markup:
+    """Return the words with what stands between backticks as code; an odd backtick stays as it is."""
+    parts = words.split("`")
+    if len(parts) % 2 == 0:
+        return escape(words)
+    spelled = (Markup("<code>{}</code>").format(part) if n % 2 else escape(part) for n, part in enumerate(parts))
+    return Markup("").join(spelled)
 
 
 def metric_words(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from muster.contract.plan_words import describe_eviction, joint_facts, joint_warnings
+from muster.contract.plan_words import describe_eviction, does_not_fit, plan_facts
 from muster.documents.examples import Example, examples, on_this_machine
 from muster.documents.yaml_text import write_yaml
 from muster.web import api
@@ -86,7 +86,13 @@ async def submit(request: Request, services: ServicesDependency, form: Posted) -
     )
     if form.one("verb") == "write":
         typed = Typed(written(typed.fields), typed.key, typed.fields, sent=True)
-    elif form.one("verb") == "submit":
+    elif form.one("verb") in ("submit", "anyway"):
+        checked = await api.drafting.check(services, form.caller, typed.text, typed.original)
+        # A plan that would be refused is left to the submission, which answers a repeated one with its job.
+        if checked.plan is not None and (
+            checked.faults or (form.one("verb") == "submit" and does_not_fit(checked.plan))
+        ):
+            return await _show(request, services, form.caller, typed, kept_back=True)
         try:
             made = await api.drafting.submit(services, form.caller, typed.text, typed.key, typed.original)
         except ApiError as refused:
@@ -99,12 +105,20 @@ async def submit(request: Request, services: ServicesDependency, form: Posted) -
 
 
 async def _show(
-    request: Request, services: Services, visitor: Principal, typed: Typed, refused: ApiError | None = None
+    request: Request,
+    services: Services,
+    visitor: Principal,
+    typed: Typed,
+    refused: ApiError | None = None,
+    kept_back: bool = False,
 ) -> Response:
+    """Show the page with what would become of the text. `kept_back` says that it was to be submitted, and was not: it
+    would fail at its start, or does not fit into memory."""
     checked = api.drafting.Checked()
     if typed.text.strip() and visitor.may(Scope.WRITE):
         checked = await api.drafting.check(services, visitor, typed.text, typed.original)
     faults = checked.faults or (refused.errors if refused is not None else ())
+    plan = checked.plan or {}
     return page(
         request,
         "submit.html",
@@ -120,13 +134,14 @@ async def _show(
         refusal=refused.detail if refused is not None and not faults else "",
         lines=typed.text.split("\n"),
         plan=checked.plan,
-        estimate=checked.estimate,
-        unknown=checked.unknown,
-        facts=[] if checked.plan is None else joint_facts({**checked.plan, "admission": None}, checked.estimate),
-        evictions=[describe_eviction(each) for each in _evictions(checked)],
-        warnings=_warnings(checked),
-        cheapest=_cheapest(checked.estimate or {}),
-        gaps=(checked.estimate or {}).get("gaps", ()),
+        kept_back=kept_back,
+        estimate=plan.get("estimate"),
+        unknown=plan.get("notEstimated", ""),
+        facts=plan_facts({**plan, "admission": None}) if plan else [],
+        evictions=[describe_eviction(each) for each in (plan.get("admission") or {}).get("evictions", [])],
+        warnings=[(each["path"], each["message"]) for each in plan.get("warnings", ())],
+        cheapest=_cheapest(plan.get("estimate") or {}),
+        gaps=(plan.get("estimate") or {}).get("gaps", ()),
         examples=tuple(examples().values()),
         methods=METHODS,
         models=MODELS,
@@ -139,20 +154,6 @@ async def _guessed(services: Services, visitor: Principal) -> dict[str, str]:
     """Return the guessed fields: as many GPUs as the largest node has."""
     nodes = (await api.overview(services, visitor, waiting_max=0)).nodes
     return {"gpus": str(max((node["gpus"] for node in nodes["items"]), default=0)), "project": visitor.home}
-
-
-def _evictions(checked: api.drafting.Checked) -> list[dict[str, Any]]:
-    admission = (checked.plan or {}).get("admission") or {}
-    evictions: list[dict[str, Any]] = admission.get("evictions", [])
-    return evictions
-
-
-def _warnings(checked: api.drafting.Checked) -> list[tuple[str, str]]:
-    """Return (path, message) of each warning, and of what would end the job at its start."""
-    if checked.plan is None:
-        return []
-    warnings = [*(checked.estimate or {}).get("faults", ()), *joint_warnings(checked.plan, checked.estimate)]
-    return list(dict.fromkeys((each["path"], each["message"]) for each in warnings))
 
 
 def _cheapest(estimate: dict[str, Any]) -> str:

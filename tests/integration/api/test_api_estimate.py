@@ -82,7 +82,7 @@ async def test_a_model_that_does_not_fit_comes_with_arithmetic_and_a_change(here
 async def test_storage_that_answers_nobody_holds_up_nothing_else(
     here: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.api.core.estimates.routes.SECONDS_MAX", 0.2)
+    monkeypatch.setattr("muster.api.core.estimates.service.SECONDS_MAX", 0.2)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(6))  # as many as two cores are given
     with silent_server() as url:
         for name, value in {"MUSTER_S3_ENDPOINT": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():

@@ -325,6 +325,14 @@ async def test_a_projects_files_stay_within_its_limit(tmp_path: Path) -> None:
         assert len((await people.ask("nlp-member", "GET", "/files")).json()["items"]) == 1
 
 
+async def test_a_form_is_not_taken_for_the_file(local: Platform) -> None:
+    form = {"files": {"file": ("chat.jsonl", DATA)}, "params": {"name": "chat.jsonl", "purpose": "fine-tune"}}
+    refused = await local.client.post("/api/v1/files", **form)
+    assert (refused.status_code, refused.json()["code"]) == (415, "unsupported_media_type")
+    assert "--data-binary @FILE" in refused.json()["detail"]
+    assert (await local.get("/files"))["items"] == []
+
+
 async def test_data_that_can_not_be_learnt_from_says_its_first_bad_line(local: Platform) -> None:
     bad = DATA + b'{"messages": [{"role": "wizard", "content": "x"}]}\n' + b"oops\n"
     found = await taken_in(local, (await upload(local, bad))["id"])

@@ -90,8 +90,8 @@ async def test_a_dry_run_names_what_is_allowed_and_odd(
     wanted["spec"]["training"]["optimizer"] = {"schedule": {"name": "cosine", "warmupSteps": warmup}}
     plan = (await here.client.post("/api/v1/jobs", params={"dryRun": True}, json=wanted)).json()
     assert (plan["accepted"], plan["refusals"]) == (True, [])
-    told = {warning["path"]: warning["message"] for warning in plan["warnings"]}
-    assert words in told[f"spec.training.{path}"]
+    told = [warning["message"] for warning in plan["warnings"] if warning["path"] == f"spec.training.{path}"]
+    assert any(words in message for message in told)
 
 
 async def test_every_fault_is_named_with_its_path(here: Platform) -> None:

@@ -44,7 +44,11 @@ def test_a_finished_job_in_every_view(platform: House, finished: str) -> None:
     commits = platform.ask("checkpoints", "ls", finished)
     assert [commit["step"] for commit in commits["items"]][-1] == 12
     assert "best" in platform.muster("checkpoints", "ls", finished).stdout
-    assert platform.ask("why", finished)["phase"] == "Succeeded"
+    why = platform.ask("why", finished)
+    assert why["phase"] == "Succeeded"
+    assert why["best"].startswith("The best checkpoint is step ")
+    assert "length: the run had 12 steps; few batches teach little" in why["warnings"]
+    assert "The best checkpoint is step " in platform.muster("why", finished).stdout
 
 
 def test_logs_of_every_worker_outlive_it(platform: House, finished: str) -> None:
@@ -53,7 +57,10 @@ def test_logs_of_every_worker_outlive_it(platform: House, finished: str) -> None
     records = [json.loads(line) for line in logs["items"][0]["text"].splitlines() if line.startswith("{")]
     assert [record["step"] for record in records if record.get("type") == "step"][-1] == 12
     assert platform.muster("logs", finished, "--tail", "1").stdout.count("\n") == 1
-    followed = platform.muster("logs", finished, "--follow")
+    words = platform.muster("logs", finished).stdout.splitlines()
+    assert [line for line in words if line.startswith("step 12/12   loss ")]
+    assert not [line for line in words if line.startswith('{"type": "step"')]
+    followed = platform.muster("logs", finished, "--follow", "--raw")
     assert followed.stdout.splitlines() == logs["items"][0]["text"].splitlines()
     assert followed.stderr.splitlines()[-1] == "--- Succeeded ---"
     assert "error: " in platform.muster("logs", finished, "--attempt", "9", expect=1).stderr
@@ -115,6 +122,10 @@ def test_what_can_t_work_is_refused_before_it_holds_a_gang(platform: House, tmp_
     chats = tmp_path / "chats.jsonl"
     chats.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
     assert "openai-chat is not for task pretrain" in refused(f"training.data.train=[{{source: {chats}}}]")
+    held_out = f"training.evaluation={{every: 6, data: [{{source: {chats}}}]}}"
+    assert "evaluation.data[0].format: the files look like this: format openai-chat" in refused(held_out)
+    estimated = platform.muster("estimate", str(path), "--set", held_out, expect=1)
+    assert estimated.stderr.count("format openai-chat is not for task pretrain") == 1
     hub = refused("training.model={source: Qwen/Qwen3-8B}", expect=2)
     assert "next:  for the repository of the Hugging Face hub write hf://Qwen/Qwen3-8B" in hub
     large = platform.muster("submit", str(path), "--set", "training.model={preset: llama-8b}", expect=1)
@@ -166,15 +177,15 @@ def test_bad_input_is_named_with_its_line(
 
 
 def test_a_job_that_fails_by_its_own_fault_is_exit_code_1_with_the_reason(platform: House) -> None:
-    evaluation = {"every": 6, "data": [{"source": "nothing-here/*.txt"}]}  # which no submission looks at
-    file = platform.job_file("faulty", evaluation=evaluation)
+    (platform.root / "one.txt").write_text("A single document can't be divided. " * 40)  # which no submission foresees
+    file = platform.job_file("faulty", data={"train": [{"source": "one.txt"}], "sequenceLength": 32})
     result = platform.muster("submit", str(file), "--yes", "--wait", expect=1)
     assert "faulty failed: " in result.stderr
     assert "user_error in attempt 1: " in result.stderr
-    assert f"{platform.root}/nothing-here" in result.stderr
+    assert "evaluation.holdout keeps whole documents out of training" in result.stderr
     why = platform.ask("why", "faulty")
     assert why["lastFailure"]["exitCode"] == 80
-    assert "nothing-here" in platform.muster("why", "faulty").stdout
+    assert "evaluation.holdout keeps whole documents" in " ".join(platform.muster("why", "faulty").stdout.split())
     assert platform.ask("get", "faulty")["status"]["attempt"] == 1, "a user's fault is not tried again"
 
 

@@ -16,6 +16,7 @@ from tests.integration.api.test_api_scale import store
 from tests.integration.web.pages import Browser, lived, notes
 
 from muster.contract.names import LOG, rank_mark
+from muster.contract.status import Phase
 from muster.web.app import READING_AT_ONCE, create_app
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
@@ -90,6 +91,11 @@ async def test_a_jobs_pages_tell_its_story(here: Platform, browser: Browser) -> 
         "Loss from 3.49",
     ):
         assert words in page, words
+    assert 'id="recovering"' not in page
+    here.operate(uid, phase=Phase.STARTING, because="attempt 2 on 2 nodes, resuming from step 80")
+    await here.phase(uid, "Starting")
+    recovers = html.unescape((await browser.get(f"/jobs/{uid}")).text)
+    assert "It recovers. Attempt 1 ended by infrastructure: worker 1 was killed by signal 9</p>" in recovers
     shares = [float(share) for share in re.findall(r'<td class="number">([\d.]+)%</td>', page)]
     assert sum(shares[:-1]) == pytest.approx(100.0)
     events = (await browser.get(f"/jobs/{uid}/events")).text

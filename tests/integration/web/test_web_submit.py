@@ -14,6 +14,8 @@ from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform
 from tests.integration.web.pages import Browser, notes
 
+from muster.contract.plan_words import describe_memory
+from muster.contract.replies import Plan
 from muster.documents.examples import examples
 from muster.web.app import create_app
 from muster.web.submit_form import FIELDS
@@ -71,6 +73,37 @@ async def test_the_form_writes_the_document_and_submits_it(here: Platform, brows
     assert reply.status_code == 303, reply.text
     assert notes(await browser.get(reply.headers["location"])) == ["Submitted."]
     assert (await here.get("/jobs"))["items"][0]["name"] == "mine"
+
+
+async def test_the_dry_run_and_the_page_tell_one_plan(here: Platform, browser: Browser, tmp_path: Path) -> None:
+    wanted = document("mine")
+    training = wanted["spec"]["training"]
+    training |= {"evaluation": {"every": 1, "data": [{"source": str(tmp_path / "nosuch.jsonl")}]}}
+    reply = await here.client.post("/api/v1/jobs", params={"dryRun": True}, json=wanted)
+    answer = Plan.model_validate(reply.json())
+    (fault,) = answer.faults
+    assert (answer.accepted, fault.path, answer.not_estimated) == (True, "spec.training.evaluation.data[0].source", "")
+    assert answer.estimate is not None
+    assert [(each.path, each.message) for each in answer.estimate.faults] == [(fault.path, fault.message)]
+    form = {"form_token": await browser.form_token("/submit"), "key": "k", "document": yaml.safe_dump(wanted)}
+    for verb in ("check", "submit", "anyway"):
+        shown = plan(await browser.post("/submit", form | {"verb": verb}))
+        assert ("It would fail at its start" in shown, "It was not submitted" in shown) == (True, verb != "check")
+        assert fault.message in shown
+        assert all(" ".join(warning.message.split()) in shown for warning in answer.warnings)
+        assert describe_memory(reply.json()["estimate"]) in shown
+    training |= {"evaluation": None, "model": {"preset": "llama-8b"}}
+    form["document"] = yaml.safe_dump(wanted)
+    shown = plan(await browser.post("/submit", form | {"verb": "submit"}))
+    assert "it does not fit into memory. Submit it all the same" in shown
+    assert (await here.get("/jobs"))["items"] == []
+    assert (await browser.post("/submit", form | {"verb": "anyway"})).status_code == 303
+    training |= {"model": {"source": str(tmp_path)}}
+    broken = (
+        await here.client.post("/api/v1/jobs", params={"dryRun": True}, json=wanted | {"metadata": {"name": "b"}})
+    ).json()
+    assert (broken["accepted"], broken["estimate"], broken["faults"][0]["path"]) == (True, None, "spec.training.model")
+    assert "holds no config.json" in broken["faults"][0]["message"]
 
 
 async def test_the_same_words_sent_twice_are_one_job_and_others_another(here: Platform, browser: Browser) -> None:

@@ -80,6 +80,19 @@ def test_there_is_advice_for_every_state_and_cause() -> None:
         assert bool(found) != running, (phase, cause)
 
 
+def test_a_job_that_this_platform_was_started_without_is_told_how_to_start_it() -> None:
+    words = "gang needs 1 node with 8 GPUs each; gang.gpusPerNode is 8 and the largest node has 0"
+    status = JobStatus(phase=Phase.QUEUED, code="NodeTooSmall", because=words)
+    spec = {"gang": {"nodes": {"min": 2, "max": 4}, "gpusPerNode": 8}}
+    given: dict[str, Any] = {"suspend": False, "cancel": False, "handed_over": True, "ahead": 0, "spec": spec}
+    first, second = advice(status, **given, name="mine", one_machine=True)
+    assert "`muster up --nodes 2 --gpus-per-node 8`" in first
+    assert "`muster clone mine --set gang.gpusPerNode=0`" in second
+    assert advice(status, **given) == ["Clone the job with a smaller gang.gpusPerNode: no node has that much."]
+    memory = status.model_copy(update={"because": "gang.resources.memory is 9 TiB and the largest node has 24 GiB"})
+    assert "gang.resources.memory" in advice(memory, **given, one_machine=True)[0]
+
+
 NO_MORE = "NodeTooSmall"
 KILLED = Failure(cause=Cause.OUT_OF_MEMORY, attempt=1, at=1.0, message="worker 0 on a: OOMKilled", exit_code=137)
 TOLD = KILLED.model_copy(update={"exit_code": int(ExitCode.OUT_OF_MEMORY)})
@@ -111,6 +124,18 @@ TOLD = KILLED.model_copy(update={"exit_code": int(ExitCode.OUT_OF_MEMORY)})
             {"gang": {"nodes": 2}, "training": {"batch": {"microBatch": 4}, "parallel": {"shard": "ddp"}}},
             ["smaller training.batch.microBatch", "fsdp", "activationCheckpointing"],
             ["gang.resources"],
+        ),
+        (
+            JobStatus(
+                phase=Phase.FAILED,
+                code="BudgetSpent",
+                last_failure=TOLD.model_copy(
+                    update={"message": "a rank needs about 90 GiB … It fits with bf16 and 8 ranks in place of 1"}
+                ),
+            ),
+            {"gang": {"nodes": 2}, "training": {"batch": {"microBatch": 4}, "parallel": {"shard": "ddp"}}},
+            ["all that one of the reason's changes names"],
+            ["microBatch", "fsdp", "activationCheckpointing"],
         ),
     ],
 )

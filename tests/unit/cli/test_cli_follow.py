@@ -1,6 +1,7 @@
 """Watching a job: what is new at each look, what a pipe is told, and how the end decides the exit code."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +124,41 @@ def test_the_end_decides_the_exit_code(phase: str, code: Exit, words: str, capsy
     assert words in text
     assert ("user_error in attempt 1: no such file: x" in text) is (phase == "Failed")
     assert ("  | [b] c" in text) is (phase == "Failed"), "brackets are not markup"
+
+
+@pytest.mark.parametrize(
+    ("spec", "kept", "commands"),
+    [
+        ({"training": {}}, True, ["chat mine", "export mine --to FOLDER", "serve mine", "open mine"]),
+        ({"training": {}}, False, ["open mine"]),
+        ({"program": {"command": ["a"]}}, True, ["logs mine", "checkpoints ls mine"]),
+        ({"program": {"command": ["a"]}}, False, ["logs mine"]),
+    ],
+)
+def test_success_leads_on(
+    spec: dict[str, Any], kept: bool, commands: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = job("Succeeded", progress={"step": 20}, checkpoint={"uri": "file:///ck"} if kept else None)
+    conclude(ended | {"spec": spec})
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert [line.split("    ")[0].split("muster ")[1].strip() for line in lines[: len(commands)]] == commands
+    assert lines[len(commands) :] == (["  checkpoints: file:///ck"] if kept else [])
+
+
+def test_a_long_start_is_said_every_fifteen_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([100.0, 110.0, 116.0, 120.0, 132.0])
+    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: next(clock), time=lambda: 0.0))
+    with Display("mine") as display:
+        for _ in range(5):
+            display.show(Moment(job("Starting")))
+    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "Starting (attempt 1): because Starting",
+        "Starting (attempt 1): because Starting, for 16s",
+        "Starting (attempt 1): because Starting, for 32s",
+    ]
 
 
 def test_ctrl_c_detaches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from muster.cli import generation
+from muster.cli.errors import CliError
 from muster.cli.main import app
 
 
@@ -29,6 +30,16 @@ def test_what_was_chosen_reaches_the_tool(calls: list[Any]) -> None:
         (tool, *where, "--step=40", "--system=be short", "--interactive", "--tokens=512", "--temperature=0.0",
          "--top-p=1.0", "--seed=0"),
     ]  # fmt: skip
+
+
+def test_the_prompt_stands_after_the_job_or_behind_its_option(calls: list[Any]) -> None:
+    assert CliRunner().invoke(app, ["generate", "job", "Once upon"], catch_exceptions=False).exit_code == 0
+    assert "--prompt=Once upon" in calls[0]
+    for wrong in (["generate", "job"], ["generate", "job", "a", "--prompt", "b"]):
+        with pytest.raises(CliError) as raised:
+            CliRunner().invoke(app, wrong, catch_exceptions=False)
+        assert raised.value.next_step == 'muster generate job "Once upon a time"'
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("wrong", [["--tokens", "0"], ["--top-p", "0"], ["--temperature", "-1"]])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cli.errors import CliError, Exit
-from muster.cli.job_file import JobFile, read_job_file, set_value
+from muster.cli.job_file import JobFile, in_place_of_others, read_job_file, set_value
 from muster.contract.base import Problem
 
 
@@ -24,6 +24,17 @@ def test_every_float_comes_back(number: float) -> None:
     document = JobFile({"spec": {}}, "job.yaml")
     set_value(document, f"spec.x={number!r}")
     assert document.data["spec"]["x"] == number
+
+
+def test_a_setting_stands_in_place_of_what_it_excludes(tmp_path: Path) -> None:
+    file = read(tmp_path, "spec: {training: {length: {epochs: 3}, model: {source: a, revision: b}}}")
+    set_value(file, "training.length.steps=5")
+    set_value(file, "spec.training.model.preset=muster-1m")
+    assert file.data["spec"]["training"] == {"length": {"steps": 5}, "model": {"preset": "muster-1m", "revision": "b"}}
+    patch = in_place_of_others({"training": {"length": {"steps": 5}, "optimizer": {"lr": 1}}})
+    length = {"steps": 5, "tokens": None, "epochs": None}
+    assert patch == {"training": {"length": length, "optimizer": {"lr": 1}}}
+    assert in_place_of_others({"gang": {"nodes": 2}}) == {"gang": {"nodes": 2}}
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ def test_no_server_is_exit_code_3_with_the_next_step(tmp_path: Path) -> None:
         "error: no Muster server is named, and none runs on this machine",
         "next:  start one with `muster up`, or name one with --server or MUSTER_SERVER",
     ]
+    before = muster("--server", "http://127.0.0.1:9", "ls", tmp_path=tmp_path)
+    assert (before.returncode, "no Muster answers at http://127.0.0.1:9: " in before.stderr) == (3, True)
     named = muster("ls", "--server", "http://127.0.0.1:9", tmp_path=tmp_path)
     assert named.returncode == 3
     assert "no Muster answers at http://127.0.0.1:9: connection refused" in named.stderr

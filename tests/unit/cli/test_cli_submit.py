@@ -142,6 +142,15 @@ def test_nonsense_is_left_for_the_server_to_refuse(tmp_path: Path, text: str) ->
     assert submit.prepare(str(path), None, [], local=False).data == before
 
 
+def test_a_sweep_is_told_its_command(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("sweep: {parameters: {}}\nspec: {}\n")
+    with pytest.raises(CliError, match="is a sweep") as raised:
+        submit.prepare(str(path), None, [], local=True)
+    assert raised.value.next_step == f"muster sweep {path}"
+    assert submit.prepare(str(path), None, [], local=True, sweep=True).data["sweep"] == {"parameters": {}}
+
+
 def test_the_name_and_the_settings_win(file: Path) -> None:
     document = submit.prepare(str(file), "other", ["training.length.steps=5"], local=True)
     assert document.data["metadata"]["name"] == "other"

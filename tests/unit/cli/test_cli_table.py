@@ -76,6 +76,27 @@ def test_ten_thousand_jobs_have_one_header(capsys) -> None:  # type: ignore[no-u
     assert lines[10_000].startswith("job-9999  Suspended  3/10  2.5000")
 
 
+@pytest.mark.parametrize(
+    ("width", "missing", "there"),
+    [(200, (), ("RESTARTS", "AGE")), (80, ("RESTARTS", "ATTEMPT"), ("AGE", "LOSS")), (60, ("ETA", "AGE"), ("LOSS",))],
+)
+def test_the_list_fits_the_terminal(
+    width: int, missing: tuple[str, ...], there: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr("muster.cli.render.answers", lambda: console)
+    because = "worker 0 failed: " + "a long story " * 20
+    show_jobs([[{**job(n), "because": because} for n in range(3)], [job(3)]])
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 5, "a line for each job"
+    assert max(map(len, lines)) <= width
+    assert lines[1].endswith("...")
+    titles = lines[0].split()
+    assert not set(missing) & set(titles)
+    assert {*there, "NAME", "PHASE", "BECAUSE"} <= set(titles)
+
+
 def evaluation(count: int) -> dict[str, Any]:
     samples = [{"prompt": f"Say\n{n}", "text": f"[{n}]", "finished": n % 2 == 0} for n in range(count)]
     return {"step": 1200, "attempt": 2, "at": "2026-01-01T00:00:00Z", "samples": samples}

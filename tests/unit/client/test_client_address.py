@@ -36,7 +36,12 @@ def test_the_muster_up_of_this_machine_is_found_while_it_lives(tmp_path: Path) -
         find_server(None, environ(tmp_path))
 
 
-@pytest.mark.parametrize("address", ["localhost:8642", "ftp://x", "http://user:password@host"])
+@pytest.mark.parametrize("address", ["127.0.0.1:8642", "localhost:8642", "[::1]:8642"])
+def test_an_address_of_this_machine_needs_no_scheme(tmp_path: Path, address: str) -> None:
+    assert find_server(address, environ(tmp_path)).url == f"http://{address}"
+
+
+@pytest.mark.parametrize("address", ["other:8642", "localhost:x", "ftp://x", "http://user:password@host"])
 def test_an_address_that_is_none_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(InvalidRequest, match=r"a server address looks like http://127\.0\.0\.1:8642"):
         find_server(address, environ(tmp_path))

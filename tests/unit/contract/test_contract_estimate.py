@@ -271,7 +271,7 @@ def test_what_an_experienced_colleague_would_say(
     training: dict[str, Any], data: DataShape | None, path: str, words: str
 ) -> None:
     found = estimate_job(spec(**training), known(data=data)).warnings
-    assert any(warning.path == f"training.{path}" and words in warning.message for warning in found), found
+    assert any(warning.path == f"spec.training.{path}" and words in warning.message for warning in found), found
 
 
 def test_a_usual_job_is_not_warned_of() -> None:
@@ -279,6 +279,30 @@ def test_a_usual_job_is_not_warned_of() -> None:
     assert estimate_job(usual, known(data=DataShape(tokens=2**30, lengths=(300, 900, 2000)))).warnings == ()
 
 
-def test_rows_beyond_the_models_positions_are_told() -> None:
-    warnings = estimate_job(spec(model=FOLDER), known(position_limit=2048)).warnings
-    assert any("2048 positions" in warning.message for warning in warnings)
+def test_rows_beyond_the_models_positions_would_end_the_job() -> None:
+    found = estimate_job(spec(model=FOLDER), known(position_limit=256))
+    assert [(each.path, each.message) for each in found.faults] == [
+        ("spec.training.data.sequenceLength", "4096 is longer than the 256 positions of the model")
+    ]
+    assert estimate_job(spec(model=FOLDER), known(position_limit=4096)).faults == ()
+
+
+def test_prompts_without_a_template_are_warned_of_where_a_model_has_one() -> None:
+    data = DataShape(tokens=2**30, formats=("prompt-completion",))
+    sources = {"train": [{"source": "x"}], "sequenceLength": 512}
+    tuned = spec(model=FOLDER, task="sft", data=sources, adapter={"kind": "lora"}, optimizer={"lr": 2e-4})
+    (warning,) = estimate_job(tuned, known(data=data)).warnings
+    assert warning.path == "spec.training.data.train[0].format"
+    assert "`muster generate`" in warning.message
+    chats = DataShape(tokens=2**30, formats=("openai-chat",))
+    assert estimate_job(tuned, known(data=chats)).warnings == ()
+
+
+def test_an_epoch_of_three_steps_is_warned_of_as_a_run_of_three_steps_is() -> None:
+    job = spec(model=FOLDER, length={"epochs": 1}, optimizer={"lr": 1e-5, "schedule": {"warmupSteps": 10}})
+    tokens = job.training_config.batch.tokens_per_step
+    found = {(each.path, each.message) for each in estimate_job(job, known(data=DataShape(tokens=3 * tokens))).warnings}
+    assert ("spec.training.length", "the run has about 3 steps; few batches teach little") in found
+    assert any("10 steps of warm-up are all of the about 3 steps" in message for _, message in found)
+    little = estimate_job(job, known(data=DataShape(tokens=tokens // 2))).warnings
+    assert any("one step sees some of it twice" in each.message for each in little)

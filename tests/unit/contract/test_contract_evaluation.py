@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from muster.contract.base import InvalidDocument, dump, parse
+from muster.contract.outcome import best_checkpoint, outcome_warnings
+from muster.contract.status import JobStatus
 from muster.contract.training import TrainingConfig
 
 HELD: dict[str, Any] = {"data": [{"source": "held.jsonl"}]}
@@ -26,6 +28,49 @@ def config(
         },
         "training",
     )
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "evaluations", "best", "warned"),
+    [
+        (
+            {"holdout": 0.1},
+            [(0, 5.4), (150, 3.72), (300, 3.94)],
+            "The best checkpoint is step 150 (evaluation 3.7200); it overfits from there: the evaluation is 3.9400 at "
+            "step 300.",
+            (),
+        ),
+        (
+            {"holdout": 0.1},
+            [(0, 5.43), (150, 5.37), (300, 5.37)],
+            "The best checkpoint is step 150 (evaluation 5.3700).",
+            ("evaluation: it hardly improved, from 5.4300 before training to 5.3700 at best",),
+        ),
+        (
+            {"sets": {"code": HELD}, "metric": "code/loss"},
+            [(0, 5.0), (150, 2.0)],
+            "The best checkpoint is step 150.",
+            (),
+        ),
+        ({"holdout": 0.1}, [], "The best checkpoint is step 150.", ()),
+    ],
+)
+def test_what_came_of_a_training(
+    evaluation: dict[str, Any], evaluations: list[tuple[int, float]], best: str, warned: tuple[str, ...]
+) -> None:
+    training = config(evaluation, top={"optimizer": {"lr": 1e-5, "schedule": {"warmupSteps": 2}}})
+    checkpoint = {"step": 300, "uri": "file:///ck", "committedAt": 1.0, "bestStep": 150}
+    status = JobStatus.model_validate({"progress": {"step": 300}, "checkpoint": checkpoint})
+    assert best_checkpoint(training, status, evaluations) == best
+    assert outcome_warnings(training, status, evaluations) == warned
+    assert best_checkpoint(training, JobStatus(), evaluations) == ""
+
+
+def test_a_run_of_three_steps_is_warned_of_when_it_is_over() -> None:
+    training = config({"holdout": 0.1}, top={"length": {"epochs": 3}, "optimizer": {"schedule": {"warmupSteps": 10}}})
+    warm_up, length = outcome_warnings(training, JobStatus.model_validate({"progress": {"step": 3}}), [])
+    assert warm_up.startswith("optimizer.schedule.warmupSteps: 10 steps of warm-up are all of the 3 steps of the run")
+    assert length == "length: the run had 3 steps; few batches teach little"
 
 
 def metrics(evaluation: dict[str, Any], **more: Any) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from muster.contract.training import TrainingConfig
 from muster.storage import records, sources
 from muster.storage.conversations import conversation
 from muster.storage.data_format import of_known_format
-from muster.storage.data_shape import look_at
+from muster.storage.data_shape import examine, look_at
 from muster.storage.records import read_records
 from muster.trainer.data import prepare
 from muster.trainer.errors import UserError
@@ -295,12 +295,11 @@ def test_the_plan_confirms_the_format(tmp_path: Path) -> None:
     as_parquet(path, RECORDS["sharegpt"])
     shape = look_at(sft(path))
     assert shape is not None
-    assert (shape.formats, shape.faults, shape.documents) == (("sharegpt",), (), 5)
+    assert (shape.formats, shape.documents) == (("sharegpt",), 5)
     wrong = sft(path).model_copy(update={"task": "pretrain"})
-    shape = look_at(wrong)
-    assert shape is not None
-    assert shape.faults[0][0] == "data.train[0].format"
-    assert "format sharegpt is not for task pretrain" in shape.faults[0][1]
+    ((where, words),) = examine(wrong).faults
+    assert where == "data.train[0].format"
+    assert "format sharegpt is not for task pretrain" in words
 
 
 def test_a_look_does_not_follow_a_loop_of_links(tmp_path: Path) -> None:

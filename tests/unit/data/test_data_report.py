@@ -113,10 +113,10 @@ def test_all_faults_are_told_with_file_and_line(tmp_path: Path, capsys: pytest.C
     empty, stranger = chat_record(("user", "a"), ("assistant", "")), chat_record(("bot", "a"))
     path = write_jsonl(tmp_path / "bad.jsonl", [*chats(1), empty, stranger])
     with path.open("a") as file:
-        file.write("{oops\n")
+        file.write("{oops\n" + json.dumps(stranger) + "\n")
     told = inspected(capsys, str(path), code=ExitCode.USER_ERROR)["error"]
-    assert told.startswith("3 faults:\n")
-    for line, words in ((2, "empty assistant turn"), (3, "is 'bot'"), (4, "is not valid JSON")):
+    assert told.startswith("4 faults:\n")
+    for line, words in ((2, "empty assistant turn"), (3, "is 'bot'"), (4, "is not valid JSON"), (5, "is 'bot'")):
         assert any(f"{path}, line {line}: " in each and words in each for each in told.splitlines())
 
 

@@ -108,9 +108,28 @@ def test_data_that_no_worker_could_read_is_a_fault(tmp_path: Path) -> None:
     assert [path for path, _ in look.faults] == ["data.train[0].source", "data.train[1]"]
     assert "does not exist" in look.faults[0][1]
     assert "columns that no format has" in look.faults[1][1]
+    told = training(tmp_path, task="sft", data={"train": sources[1:], "sequenceLength": 32})
+    ((_, words),) = examine(told).faults
+    columns = "columns: {prompt: question, completion: answer}"
+    assert words.endswith(
+        f"Write the source as {{source: {sources[1]['source']}, format: prompt-completion, {columns}}}"
+    )
     elsewhere = examine(job, same_disk=False)
     assert elsewhere.faults == ()
     assert "lies on the workers' disks" in elsewhere.gap
+
+
+def test_the_evaluations_data_is_looked_at_as_the_trainings_is(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    missing, chats = [{"source": str(tmp_path / "nosuch.jsonl")}], [{"source": str(tmp_path / "chat.jsonl")}]
+    evaluation = {"every": 1, "data": missing, "sets": {"chats": {"data": chats}}}
+    data = {"train": [{"source": str(tmp_path / "a.txt")}], "sequenceLength": 32}
+    look = examine(training(tmp_path, data=data, evaluation=evaluation))
+    assert look.shape is not None
+    assert [path for path, _ in look.faults] == ["evaluation.data[0].source", "evaluation.sets.chats.data[0].format"]
+    assert "nosuch.jsonl" in look.evaluation_gap
+    assert examine(training(tmp_path, data=data)).faults == ()
 
 
 def test_data_that_is_elsewhere_is_not_guessed(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_recoveries_are_those_of_the_last_day_with_the_time_until_training_went_
     ]
     found = recoveries([("id", "job", {"attempts": attempts}), ("new", "new", {})], NOW)
     assert [(each.attempt, each.seconds) for each in found] == [(5, None), (3, 100.0), (2, 200.0)]
+    over = recoveries([("id", "job", {"attempts": attempts, "phase": "Failed"})], NOW)
+    assert [each.attempt for each in over] == [3, 2], "the last attempt is the job's end, and no recovery"
     assert found[0] == Recovery("id", "job", 5, NOW - 50, "hang", "", 0, None)
 
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from muster.contract.log_words import in_words, step_words
 from muster.contract.names import rank_mark
-from muster.web.log_lines import in_words, of_rank, step_words
+from muster.web.log_lines import of_rank
 
 RECORD = {
     "type": "step",

@@ -25,6 +25,15 @@ def test_what_steers_a_terminal_is_not_shown_and_nothing_is_without_end() -> Non
     assert clip("short") == "short"
 
 
+def test_commands_are_code_and_causes_are_words() -> None:
+    made = environment().from_string("{{ a|code }}|{{ b|sentence }}|{{ c|sentence }}")
+    shown = made.render(a="try `muster <b>` or `x`", b="out_of_memory: it's large", c="attempt 2_000 of my_job")
+    assert shown == (
+        "try <code>muster &lt;b&gt;</code> or <code>x</code>|Out of memory: it&#39;s large|Attempt 2_000 of my_job"
+    )
+    assert str(environment().from_string("{{ a|code }}").render(a="an odd ` one")) == "an odd ` one"
+
+
 def test_everything_is_escaped() -> None:
     made = environment().from_string("{{ a }}|{{ b|time }}")
     assert made.render(a="<script>alert(1)</script>", b=None) == "&lt;script&gt;alert(1)&lt;/script&gt;|–"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,32 +10,26 @@ from muster.api.core import idempotency
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
-from muster.api.core.estimates.routes import estimate
 from muster.api.core.http.body import document_of, off_the_loop
 from muster.api.core.idempotency import Attempted
+from muster.api.core.planning.whole_plan import whole_plan
 from muster.api.core.services import Services
 from muster.api.core.submission import clone
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.core.submission.service import Submissions, Submitted
 from muster.api.core.submission.storing import ExtraRows
-from muster.contract.base import Problem, dump
-from muster.contract.estimate import NO_ESTIMATE
+from muster.contract.base import Problem
 from muster.contract.spec import Submission
 from muster.documents.document import Document
-
-ESTIMATE_SECONDS_MAX = 4.0  # somebody waits with the text before them; a model's headers far away may take longer
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Result of checking a text: `faults` say why it would be refused, each with its line where the text has one;
-    otherwise `plan` is the dry run's reply (replies.Plan), and `estimate` (contract.estimate) is None where `unknown`
-    says why."""
+    """Result of checking a text: `faults` say why it would be refused, or fail at its start, each with its line where
+    the text has one. `plan` is the dry run's reply (replies.Plan); None for a text that would be refused."""
 
     faults: tuple[Problem, ...] = ()
     plan: dict[str, Any] | None = None
-    estimate: dict[str, Any] | None = None
-    unknown: str = ""
 
 
 async def check(services: Services, caller: Principal, text: str, original: JobRow | None = None) -> Checked:
@@ -44,22 +37,14 @@ async def check(services: Services, caller: Principal, text: str, original: JobR
     it was cloned."""
     try:
         document, submission = await _read(caller, text, original)
-        plan = await services[Submissions].plan(caller, submission)
+        plan = await whole_plan(services, caller, submission)
     except ApiError as refused:
         if refused.status >= 500:
             raise
         return Checked(tuple(refused.errors) or (Problem("", refused.detail),))
-    if not plan["accepted"]:
-        return Checked(tuple(document.located(Problem(each["path"], each["message"])) for each in plan["refusals"]))
-    if submission.spec.program is not None:
-        return Checked(plan=plan, unknown=NO_ESTIMATE)
-    try:
-        async with asyncio.timeout(ESTIMATE_SECONDS_MAX):
-            return Checked(plan=plan, estimate=dump(await estimate(services, caller, submission)))
-    except TimeoutError:
-        return Checked(plan=plan, unknown="the model's storage takes long to answer; `muster estimate` waits for it")
-    except ApiError as refused:
-        return Checked(plan=plan, unknown=refused.detail)
+    reasons = plan["refusals"] or plan["faults"]
+    faults = tuple(document.located(Problem(each["path"], each["message"])) for each in reasons)
+    return Checked(faults, plan if plan["accepted"] else None)
 
 
 async def submit(

@@ -32,12 +32,12 @@ from muster.api.core.metrics import routes as metrics
 from muster.api.core.metrics.steps import StepLogs
 from muster.api.core.mirror import Mirror, MirrorListener
 from muster.api.core.observability import Metrics
+from muster.api.core.planning import routes as planning
 from muster.api.core.profiles import routes as profiles
 from muster.api.core.relay import Relay
 from muster.api.core.services import Services
 from muster.api.core.settings import Settings
 from muster.api.core.submission import input_pins
-from muster.api.core.submission import routes as submission
 from muster.api.core.why import routes as why
 from muster.documents.prices import load_prices
 from muster.storage.listing import CommitListing
@@ -48,7 +48,7 @@ RELAY_SECONDS_MIN = 0.1  # a single job is handed over at once, the jobs of a bu
 ROUTERS: tuple[APIRouter, ...] = tuple(
     module.router
     for module in (
-        estimates, submission, jobs, attempts, events, checkpoints, metrics, curves, profiles, logs, why, fleet
+        estimates, planning, jobs, attempts, events, checkpoints, metrics, curves, profiles, logs, why, fleet
     )
 )  # fmt: skip
 ROUTERS_OF_THE_SERVER: tuple[APIRouter, ...] = (health.router, pages.router)

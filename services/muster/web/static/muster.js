@@ -91,7 +91,10 @@ async function look(address, push) {
   if (push) history.pushState(null, "", address);
   tend(document);
   const now = document.querySelector(".job-heading")?.dataset;
-  if (before && now && now.phase !== before) say(`${now.name} is ${now.phase}`);
+  if (before && now && now.phase !== before) {
+    say(`${now.name} is ${now.phase}`);
+    for (const each of document.querySelectorAll("#notices .good")) each.remove(); // it is of an act that is past now
+  }
   document.dispatchEvent(new CustomEvent("muster:shown"));
 }
 

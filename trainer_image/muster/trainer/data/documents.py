@@ -114,7 +114,14 @@ class RecordReader:
         """The documents in order; empty ones are passed over. Raises UserError."""
         source = self._source
         for one in raw:
-            record = parsed(one, self._columns)
+            try:
+                record = parsed(one, self._columns)
+            except UserError as error:
+                # A line that is no JSON says nothing of the next one. A column that is missing is missing in all.
+                if self._faults is None or self._columns:
+                    raise
+                self._faults.append(str(error))
+                continue
             try:
                 self._note_columns(record.value)
                 if source.format in COMPARISONS:

@@ -49,6 +49,7 @@ class CloneRequest(BaseModel):
 
 
 def plan_document(draft: Draft, refusals: list[dict[str, str]], admission: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the plan without an estimate (planning.py adds it)."""
     view = plan_view(draft.name, draft.namespace, draft.labels, draft.spec)
     view["job"]["project"] = draft.project
     return {
@@ -56,7 +57,10 @@ def plan_document(draft: Draft, refusals: list[dict[str, str]], admission: dict[
         **view,
         "admission": admission,
         "refusals": refusals,
+        "faults": [],
         "warnings": [finding("warning", problem) for problem in draft.warnings],
+        "estimate": None,
+        "notEstimated": "",
     }
 
 

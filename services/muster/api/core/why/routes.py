@@ -6,6 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
 
 from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads
@@ -14,11 +16,15 @@ from muster.api.core.http.openapi import AT, UID, problems, shown
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs import repository
 from muster.api.core.jobs.examples import FAILURE
+from muster.api.core.metrics.steps import StepLogs
+from muster.api.core.metrics.tables import finite
 from muster.api.core.mirror import status_of
-from muster.api.core.services import ServicesDependency
+from muster.api.core.services import Services, ServicesDependency
 from muster.contract.advice import advice, unreadable
 from muster.contract.base import dump
+from muster.contract.outcome import best_checkpoint, outcome_warnings
 from muster.contract.replies import Why
+from muster.contract.spec import JobSpec
 from muster.contract.status import Phase, Restarts
 from muster.contract.times import rfc3339
 from muster.contract.views import with_times
@@ -38,6 +44,8 @@ _EXAMPLE: dict[str, Any] = {
     "lastFailure": dump(FAILURE),
     "retryAt": rfc3339(AT + 96),
     "restarts": {"total": 1, "byCause": {"infrastructure": 1}, "recent": [], "withoutProgress": 0},
+    "best": "",
+    "warnings": [],
     "next": ["Nothing now: the job restarts by itself."],
 }
 
@@ -56,10 +64,35 @@ async def explain_job(services: ServicesDependency, caller: Caller, job_id: JobI
         ahead, queued = await repository.queue_ahead(session, row) if row.phase == Phase.QUEUED else (0, 0)
     waits = row.phase == Phase.QUEUED and row.live
     queue = {"position": ahead + 1, "ahead": ahead, "queued": queued} if waits else None
-    return JSONResponse(_document(row, queue, ahead))
+    document = _document(row, queue, ahead, services.settings.cluster == "local")
+    if row.phase == Phase.SUCCEEDED and row.spec.get("training"):
+        document |= await run_in_threadpool(_outcome, services, row)
+    return JSONResponse(document)
 
 
-def _document(row: JobRow, queue: dict[str, int] | None, ahead: int) -> dict[str, Any]:
+def _outcome(services: Services, row: JobRow) -> dict[str, Any]:
+    """Return what is to be said of a training that succeeded; nothing of one that a newer Muster wrote."""
+    status = status_of(row.status)
+    try:
+        training = JobSpec.model_validate(row.spec).training
+    except ValidationError:
+        return {}
+    if training is None or status is None:
+        return {}
+    history = services[StepLogs].history(row.id)
+    evaluations = [
+        (int(record["step"]), loss)
+        for span in history.evaluated
+        for record in span.records(range(span.begin, span.end))
+        if (loss := finite(record.get("evaluationLoss"))) is not None
+    ]
+    return {
+        "best": best_checkpoint(training, status, evaluations),
+        "warnings": [*outcome_warnings(training, status, evaluations)],
+    }
+
+
+def _document(row: JobRow, queue: dict[str, int] | None, ahead: int, one_machine: bool) -> dict[str, Any]:
     status, raw = status_of(row.status), with_times(row.status)
     flags: dict[str, Any] = {
         "suspend": bool(row.spec.get("suspend")),
@@ -78,7 +111,9 @@ def _document(row: JobRow, queue: dict[str, int] | None, ahead: int) -> dict[str
         "lastFailure": raw.get("lastFailure"),
         "retryAt": raw.get("retryAt"),
         "restarts": raw.get("restarts") or Restarts().model_dump(mode="json", by_alias=True),
+        "best": "",
+        "warnings": [],
         "next": unreadable(raw)
         if status is None
-        else advice(status, **flags, ahead=ahead, spec=row.spec, name=row.name),
+        else advice(status, **flags, ahead=ahead, spec=row.spec, name=row.name, one_machine=one_machine),
     }

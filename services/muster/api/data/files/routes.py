@@ -112,6 +112,12 @@ async def upload_file(
     line. With `Tus-Resumable`, the headers describe the file and the body is empty or holds its first part; continue
     with HEAD and PATCH requests to the `Location` of the response until all bytes have arrived."""
     chunks = _chunks(request)
+    if request.headers.get("content-type", "").lower().startswith("multipart/"):
+        raise ApiError(
+            "unsupported_media_type",
+            "The body is the file itself, not a form that holds it: send its bytes (curl --data-binary @FILE, in place "
+            "of -F file=@FILE). The OpenAI routes, /v1/files, take forms.",
+        )
     if tus_resumable is None:
         wanted = NewFile(
             project=project or caller.home,

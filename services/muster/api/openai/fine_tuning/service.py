@@ -37,11 +37,11 @@ from muster.api.openai.models.service import BaseModel, base_model
 from muster.api.openai.requests import invalid_request, refused
 from muster.api.openai.training_files import TrainingFile, training_file
 from muster.contract.base import InvalidDocument, Problem
+from muster.contract.job_inputs import with_addresses
 from muster.contract.names import Label
 from muster.contract.objectives import Task
 from muster.contract.spec import Submission, parse_job
-from muster.contract.warnings import DataShape
-from muster.storage.data_shape import look_at
+from muster.storage.data_shape import examine
 
 _TRIES = 5  # each time another request of the same body was quicker
 _TASKS: dict[str, Task] = {"supervised": "sft", "dpo": "dpo", "reinforcement": "grpo"}
@@ -246,11 +246,12 @@ async def _count(
         raise _with_request_parameters(error, wanted) from None
     if drafted.faults:
         raise invalid_request(_as_request_faults(drafted.faults, wanted))
-    shape: DataShape | None = await asyncio.to_thread(look_at, drafted.spec.training_config)
-    if shape is not None and shape.faults:
-        faults = tuple(Problem(f"spec.training.{path}", words) for path, words in shape.faults)
+    training = with_addresses(drafted.spec, drafted.files).training_config
+    look = await asyncio.to_thread(examine, training, same_disk=services.settings.cluster == "local")
+    if look.faults:
+        faults = tuple(Problem(f"spec.training.{path}", words) for path, words in look.faults)
         raise invalid_request(_as_request_faults(faults, wanted))
-    return shape.documents if shape is not None else None
+    return look.shape.documents if look.shape is not None else None
 
 
 def _as_request_faults(faults: tuple[Problem, ...], wanted: CreateFineTuningJob) -> tuple[Problem, ...]:

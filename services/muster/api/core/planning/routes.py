@@ -13,6 +13,7 @@ from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.idempotency import IdempotencyKey, attempted
 from muster.api.core.jobs import examples
+from muster.api.core.planning.whole_plan import whole_plan
 from muster.api.core.services import ServicesDependency
 from muster.api.core.submission import clone as cloning
 from muster.api.core.submission.drafts import Draft, parse_submission
@@ -87,8 +88,9 @@ async def submit_job(
         bool,
         Query(
             alias="dryRun",
-            description="Only say what would happen: the resolved spec, sizes, refusals, warnings, and whether the job "
-            "would start, wait or have others make room.",
+            description="Only say what would happen: the resolved spec, sizes, refusals, what would end the job at its "
+            "start, warnings, whether it would start, wait or have others make room, and what it needs, takes and "
+            "costs. Some records of its data and the headers of its model are read for it.",
         ),
     ] = False,
 ) -> JSONResponse:
@@ -96,7 +98,7 @@ async def submit_job(
     safely."""
     document, submission = await read_body(request, lambda read: (read.data, parse_submission(read)))
     if dry_run:
-        return JSONResponse(await services[Submissions].plan(caller, submission))
+        return JSONResponse(await whole_plan(services, caller, submission))
     again = attempted(key, "POST /jobs", document)
     return _created(await services[Submissions].submit(caller, submission, again))
 
