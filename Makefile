@@ -13,6 +13,8 @@ SEEDS ?= 2000
 REGISTRY ?= localhost
 # Many tests start several ranks of their own, so more processes than two buy little and cost memory.
 TEST_PROCESSES ?= 2
+# Only what has changed is built anew; a link that leads nowhere is an error.
+DOCS = $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
 
 # The environment must hold what pyproject.toml names and nothing that happens to lie around on the machine.
 unexport PYTHONPATH
@@ -22,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo demo-finetune up test test-changed test-long test-cluster test-gpu test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
+.PHONY: help venv venv-run demo demo-finetune up docs test test-changed test-long test-cluster test-gpu test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -39,8 +41,14 @@ demo: venv-run ## recovery in a few minutes: submit, train, lose a worker, resum
 demo-finetune: venv ## a model in transformers' layout: pretrained, fine-tuned, taught preferences by QLoRA while a rank is killed, opened again
 	$(BIN)/muster demo --finetune $(ARGS)
 
+# The documents at its /docs are worth a line when they can't be built, and no platform that doesn't start.
 up: venv-run ## the platform on this machine: API, operator and workers
+	@$(DOCS) >/dev/null || echo "The documents could not be built, so /docs is without them: make docs says why." >&2
 	$(BIN)/muster up $(ARGS)
+
+docs: venv-run ## the documents as a site with search, in build/docs; links are checked
+	$(DOCS)
+	@echo "Open build/docs/index.html, or /docs of a running platform."
 
 # The files that took longest when `make test ARGS=--record-durations` was last run come first (tests/conftest.py).
 test: venv ## the tests, at most a quarter of an hour on two cores; the slowest, and skipped ones with their reasons, are listed

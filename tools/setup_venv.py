@@ -1,6 +1,6 @@
 """Make `.venv` hold what pyproject.toml asks for, and do nothing when it already does.
 
-    python3 tools/setup_venv.py run     # what `make demo` and `make up` need
+    python3 tools/setup_venv.py run     # what `make demo`, `make up` and `make docs` need
     python3 tools/setup_venv.py dev     # the same and the test tools
 
 This file runs on the bare interpreter before anything is installed. It uses the standard library only, and syntax that
@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 PYTHON_MIN = (3, 11)
-EXTRAS = {"run": ["all"], "dev": ["all", "dev"]}
+EXTRAS = {"run": ["all", "docs"], "dev": ["all", "docs", "dev"]}
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 

@@ -288,7 +288,7 @@ def _welcome(options: PlatformOptions) -> None:
     say("  muster submit examples/pretrain-stdlib.yaml --follow    train something, in another terminal")
     say("  muster ls                                               what is here")
     say(f"  {options.url + '/jobs':<56}the same in a browser (`muster open`)")
-    say(f"  {options.url + '/docs':<56}the API")
+    say(f"  {options.url + '/docs':<56}the documents; the REST API is at /api/v1/docs")
     say("  Ctrl-C stops the platform; jobs go on and are adopted by the next `muster up` (--stop-jobs stops them too)")
 
 

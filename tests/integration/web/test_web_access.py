@@ -38,6 +38,7 @@ from tests.integration.api.rights import (
 from tests.integration.web.pages import Browser, notes, write_log
 from tests.polling import WAIT_SECONDS_MAX
 
+from muster.api.core.http import documents
 from muster.api.core.settings import Settings
 from muster.web import live
 from muster.web.app import create_app
@@ -46,6 +47,8 @@ _HOOKS = "/settings/projects/{project}/webhooks"
 RIGHTS: dict[tuple[str, str], dict[str, str] | None] = {
     ("GET", "/"): OPEN,
     ("GET", "/docs"): OPEN,
+    ("GET", "/docs/{path:path}"): OPEN,
+    ("GET", "/llms.txt"): OPEN,
     ("GET", "/api/v1/docs"): OPEN,
     ("GET", "/api/v1/openapi.json"): OPEN,
     ("GET", "/static/{version}/{name:path}"): OPEN,
@@ -118,6 +121,9 @@ def test_every_page_says_who_may_use_it() -> None:
 @pytest.fixture
 async def people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[People]:
     monkeypatch.setattr(live, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(documents, "SITE", tmp_path / "site")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "llms.txt").write_text("# Muster\n")
     state = tmp_path / "state"
     async with platform(
         state, make=create_app, auth=True, stream_seconds_max=0.05, webhook_networks=["127.0.0.0/8"]
@@ -188,6 +194,7 @@ async def _ask(
         "{token_id}": people.tokens.get(project, ""),
         "{version}": "now",
         "{name:path}": "muster.css",
+        "{path:path}": "llms.txt",
     }
     place = path
     for name, value in named.items():

@@ -83,7 +83,7 @@ def test_a_python_that_makes_no_environment_is_named(
 
 def test_the_second_run_does_nothing(setup: ModuleType, installs: list[list[str]]) -> None:
     assert setup.main(["run"]) == 0
-    assert installs == [["install", "--quiet", "--no-compile", "--editable", ".[all]"], ["check"]]
+    assert installs == [["install", "--quiet", "--no-compile", "--editable", ".[all,docs]"], ["check"]]
     installs.clear()
     assert setup.main(["run"]) == 0
     assert installs == []
@@ -94,7 +94,7 @@ def test_the_tests_need_more_than_the_demo_and_not_the_other_way_round(
 ) -> None:
     assert setup.main(["run"]) == 0
     assert setup.main(["dev"]) == 0
-    assert [call[-1] for call in installs if call[0] == "install"] == [".[all]", ".[all,dev]"]
+    assert [call[-1] for call in installs if call[0] == "install"] == [".[all,docs]", ".[all,docs,dev]"]
     installs.clear()
     assert setup.main(["run"]) == 0
     assert installs == []
@@ -105,7 +105,7 @@ def test_changed_requirements_are_installed(setup: ModuleType, installs: list[li
     installs.clear()
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'planted'\ndependencies = ['wheel']\n")
     assert setup.main(["dev"]) == 0
-    assert [call[-1] for call in installs] == [".[all,dev]", "check"]
+    assert [call[-1] for call in installs] == [".[all,docs,dev]", "check"]
 
 
 def test_a_failed_installation_shows_pips_words_and_leaves_no_stamp(
@@ -148,7 +148,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(
     installs.clear()
     assert setup.main(["dev"]) == 0
     assert python.resolve().exists()
-    assert [call[-1] for call in installs] == [".[all,dev]", "check"]
+    assert [call[-1] for call in installs] == [".[all,docs,dev]", "check"]
 
 
 def test_a_stamp_cut_short_counts_as_none(setup: ModuleType, installs: list[list[str]], tmp_path: Path) -> None:
@@ -157,5 +157,5 @@ def test_a_stamp_cut_short_counts_as_none(setup: ModuleType, installs: list[list
     stamp.write_text(stamp.read_text()[:20])
     installs.clear()
     assert setup.main(["dev"]) == 0
-    assert [call[-1] for call in installs] == [".[all,dev]", "check"]
-    assert json.loads(stamp.read_text())["extras"] == ["all", "dev"]
+    assert [call[-1] for call in installs] == [".[all,docs,dev]", "check"]
+    assert json.loads(stamp.read_text())["extras"] == ["all", "docs", "dev"]

@@ -21,7 +21,7 @@ from muster.api.core.events import routes as events
 from muster.api.core.fleet import routes as fleet
 from muster.api.core.folder_threads import FolderThreads
 from muster.api.core.health import routes as health
-from muster.api.core.http import pages
+from muster.api.core.http import documents, pages
 from muster.api.core.http.streams import OpenStreams
 from muster.api.core.hub import Hub
 from muster.api.core.jobs import retention
@@ -51,7 +51,7 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
         estimates, planning, jobs, attempts, events, checkpoints, metrics, curves, profiles, logs, why, fleet
     )
 )  # fmt: skip
-ROUTERS_OF_THE_SERVER: tuple[APIRouter, ...] = (health.router, pages.router)
+ROUTERS_OF_THE_SERVER: tuple[APIRouter, ...] = (health.router, pages.router, documents.router)
 
 
 def open_core(

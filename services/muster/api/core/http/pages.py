@@ -1,4 +1,4 @@
-"""`/` and `/docs`: what this is and how to talk to it, made from the OpenAPI document. No scripts, nothing fetched."""
+"""`/` and `/api/v1/docs`: how to talk to this server, made from the OpenAPI document. No scripts, nothing fetched."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _STYLE = (
 )
 PLACES = {
     "docs": "/docs",
+    "reference": "/api/v1/docs",
     "openapi": "/api/v1/openapi.json",
     "api": "/api/v1",
     "health": "/healthz",
@@ -43,8 +44,8 @@ async def show_places(request: Request) -> Response:
     )
 
 
-@router.get("/docs")
-async def show_docs(request: Request) -> Response:
+@router.get("/api/v1/docs")
+async def show_reference(request: Request) -> Response:
     """Return the reference of every operation with its parameters, an example of its body and its responses."""
     document = request.app.openapi()
     parts = [
@@ -57,12 +58,6 @@ async def show_docs(request: Request) -> Response:
         for method, operation in methods.items():
             parts += _operation(method, path, operation)
     return _page("Muster: the REST API", "".join(parts))
-
-
-@router.get("/api/v1/docs")
-async def show_docs_of_before() -> Response:
-    """Redirect from the documentation's former address."""
-    return RedirectResponse(PLACES["docs"], status_code=308)
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
