@@ -48,7 +48,9 @@ def documented_jobs() -> list[tuple[str, str]]:
 def test_a_job_in_the_documentation_is_valid(name: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(text)
-    assert parse_job(read_job_file(str(file)).data).name, name
+    document = read_job_file(str(file))
+    make_absolute(document, local=True)
+    assert parse_job(document.data).name, name
 
 
 def test_the_documentation_has_whole_jobs() -> None:
