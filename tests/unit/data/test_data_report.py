@@ -43,6 +43,22 @@ def test_documents_that_are_there_more_than_once_are_counted(tmp_path: Path, mon
     assert sum("content of another" in line for line in shown) == 1
 
 
+def test_what_the_report_quotes_of_the_data_steers_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders = "\x1b[2J\x9b31m \u202e"
+    silent = chat_record(("user", f"{orders} and a question that is longer than a sample"), ("assistant", "no"))
+    path = write_jsonl(tmp_path / "in.jsonl", [*chats(2), silent | {f"note{orders}": "x"}])
+    asked = [str(path), "--sequence-length", "32"]
+    assert main([*asked, "--no-color"]) == 0
+    printed = capsys.readouterr()
+    assert r"    <|user|>\x1b[2J\x9b31m \u202e and a question" in printed.out, (
+        "how the document that is left out begins"
+    )
+    assert r"columns that are not read: note\x1b[2J\x9b31m \u202e" in printed.err
+    assert not set(printed.out + printed.err) & set(orders[0] + "\x9b\u202e")
+
+
 def test_every_source_is_counted_and_what_is_left_out_has_a_reason(tmp_path: Path) -> None:
     silent = chat_record(("user", "a question that is longer than a sample of tokens"), ("assistant", "no"))
     long = chat_record(("user", "hi"), ("assistant", "an answer that is longer than a sample of tokens"))

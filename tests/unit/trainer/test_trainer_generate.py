@@ -45,6 +45,16 @@ def test_a_folders_model_continues_a_text(
     assert said(loaded, "abc", stops=(text[2:4],)) == text[: text.index(text[2:4])]
 
 
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "a\\x1b[2J\\x9bb\n"), (False, "a\x1b[2J\x9bb\n")])
+def test_what_a_model_says_steers_no_terminal(
+    is_terminal: bool, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an order is divided between two pieces; a file gets the text as it is."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    assert generate._show(iter(["a\x1b", "[2J\x9b", "b"])) == "a\x1b[2J\x9bb"
+    assert capsys.readouterr().out == shown
+
+
 def test_an_answer_follows_the_models_own_template(loaded: LoadedModel) -> None:
     messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hi"}]
     written = "<|im_start|>system\nbe short<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

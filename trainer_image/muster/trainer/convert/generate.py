@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from muster.contract.text import with_codes
 from muster.trainer.convert.load_model import CPU, LoadedModel, load
 from muster.trainer.data import chat_prompt
 from muster.trainer.data.answers import ends_of_turn, text_of, until
@@ -97,10 +98,10 @@ def _converse(loaded: LoadedModel, options: argparse.Namespace) -> None:
 
 
 def _show(pieces: Iterator[str]) -> str:
-    """Print pieces as they come; all that they say together."""
-    told = ""
+    """Print pieces as they come; all that they say together. What a model says steers no terminal."""
+    told, is_terminal = "", sys.stdout.isatty()
     for piece in pieces:
-        print(piece, end="", flush=True)
+        print(with_codes(piece) if is_terminal else piece, end="", flush=True)
         told += piece
     print(flush=True)
     return told

@@ -28,6 +28,7 @@ from muster.contract.data_report import DataReport, report_lines
 from muster.contract.names import Env
 from muster.contract.redaction import redact
 from muster.contract.shown_samples import sample_text
+from muster.contract.text import with_codes
 from muster.contract.training import TrainingConfig
 from muster.storage.data_format import of_known_format
 from muster.storage.records import RawRecord
@@ -159,14 +160,14 @@ def _held_out(address: str, chosen: argparse.Namespace, task: str) -> Source:
 
 def words(inspected: Inspected, colour: bool) -> str:
     """The report for people."""
-    parts = report_lines(inspected.report)
+    parts = [with_codes(line) for line in report_lines(inspected.report)]  # some quote the data
     for number, sample in enumerate(inspected.samples):
         parts += ["", sample_text(number, sample, colour)]
     return "\n".join(parts)
 
 
 def _say(line: str) -> None:
-    print(redact(line), file=sys.stderr, flush=True)
+    print(with_codes(redact(line)), file=sys.stderr, flush=True)
 
 
 def _discard(line: str) -> None:
@@ -201,7 +202,7 @@ def main(arguments: list[str]) -> int:
         if code == 1:
             raise
         said = redact(str(error))
-        print(json.dumps({"error": said}) if "--json" in arguments else f"error: {said}", file=sys.stderr)
+        print(json.dumps({"error": said}) if "--json" in arguments else f"error: {with_codes(said)}", file=sys.stderr)
         return code
     colour = sys.stdout.isatty() and not chosen.no_color and not os.environ.get("NO_COLOR")
     print(json.dumps(inspected.document()) if chosen.json else words(inspected, colour))
