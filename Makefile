@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo demo-finetune up docs test test-changed test-long test-cluster test-gpu test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
+.PHONY: help venv venv-run demo demo-finetune up docs test test-changed test-long test-cluster test-gpu test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-programs drill-spot ci clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -99,6 +99,9 @@ drill-checkpoint: venv ## hundreds of seeded faults against checkpoints: make dr
 
 drill-faults: venv ## every kind of fault on a real platform: make drill-faults ARGS='--rounds 3 --only nan,hang'
 	$(BIN)/python -m tests.drills.faults.drill $(ARGS)
+
+drill-programs: venv ## every kind of fault against a user's own program: make drill-programs ARGS='--lanes 3 --compare torchrun'
+	$(BIN)/python -m tests.drills.programs.drill $(ARGS)
 
 drill-spot: venv ## spot notices against training, with a store that refuses one in ten: make drill-spot ARGS='--notices 10'
 	$(BIN)/python -m tests.drills.spot.drill $(ARGS)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 STEPS = int(os.environ.get("STEPS", "20"))
 
@@ -35,6 +36,6 @@ trainer = Trainer(
     arguments,
     train_dataset=rows,
 )
-trainer.train()
+trainer.train(resume_from_checkpoint=get_last_checkpoint("out") if os.path.isdir("out") else None)
 weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
 print(f"step {trainer.state.global_step}: weights {hashlib.sha256(weights).hexdigest()[:16]}", flush=True)
