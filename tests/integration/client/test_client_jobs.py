@@ -133,7 +133,9 @@ async def test_a_refusal_names_place_line_and_next_step(speaker: Speaker, tmp_pa
 @pytest.mark.parametrize("speaker", ["asyncio"], indirect=True)
 async def test_a_plan_and_an_estimate_store_nothing(speaker: Speaker) -> None:
     plan = await speaker.do(speaker.client.jobs.plan, document())
-    assert (plan.accepted, plan.job.name, plan.world_size.max, plan.warnings) == (True, "demo", 2, [])
+    assert (plan.accepted, plan.job.name, plan.world_size.max, plan.faults) == (True, "demo", 2, [])
+    assert [warning.path for warning in plan.warnings] == ["spec.training.length"]
+    assert plan.estimate is not None
     estimate = await speaker.do(speaker.client.jobs.estimate, document())
     assert (estimate.ranks, estimate.parameters) == (2, plan.parameters)
     assert await speaker.all(speaker.client.jobs.list) == []
