@@ -66,6 +66,7 @@ def submission_steps(files: Files) -> tuple[Step, ...]:
         named_files(files.contents),
         secret_references,
         steps.commit_origins,
+        steps.evaluated_job,
         steps.warnings,
         queue_limit,
     )

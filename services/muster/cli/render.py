@@ -10,7 +10,7 @@ from muster.cli import formatting
 from muster.cli.output import answers
 from muster.cli.plot import Point, curve, smoothed
 from muster.cli.table import Styled, Table
-from muster.contract.plan_words import program_facts
+from muster.contract.plan_words import program_facts, results_words
 from muster.contract.times import epoch_seconds
 
 if TYPE_CHECKING:
@@ -262,7 +262,9 @@ def format_event(event: dict[str, Any]) -> str:
 
 
 def checkpoints_table(document: dict[str, Any]) -> Table:
-    table = Table(">STEP", ">ATTEMPT", "COMMITTED", ">RANKS", ">SIZE", ">LOSS", ">EVALUATION", "MARKS")
+    columns = [">STEP", ">ATTEMPT", "COMMITTED", ">RANKS", ">SIZE", ">LOSS", ">EVALUATION", "MARKS"]
+    judged = any(commit.get("evaluations") for commit in document["items"])
+    table = Table(*columns, *(["RESULTS"] if judged else []))
     for commit in document["items"]:
         metrics = commit.get("metrics") or {}
         table.add_row(
@@ -274,8 +276,21 @@ def checkpoints_table(document: dict[str, Any]) -> Table:
             formatting.loss(metrics.get("loss")),
             formatting.loss(metrics.get("evaluation_loss", metrics.get("evaluationLoss"))),
             " ".join((*(mark for mark in ("best", "pinned") if commit[mark]), *_kind(commit))),
+            *([_results(commit)] if judged else []),
         )
     return table
+
+
+def _results(commit: dict[str, Any]) -> str:
+    return "; ".join(map(evaluation_words, commit.get("evaluations") or ())) or formatting.NOTHING
+
+
+def evaluation_words(found: dict[str, Any]) -> str:
+    """Return what an evaluation of a checkpoint gave: its numbers, or its phase and why there are none."""
+    if found["results"]:
+        return f"{found['evaluation']}: {results_words(found['results'])}"
+    reason = f" ({one_line(found['reason'])})" if found.get("reason") else ""
+    return f"{found['evaluation']}: {found['phase']}{reason}"
 
 
 def _kind(commit: dict[str, Any]) -> tuple[str, ...]:
@@ -292,6 +307,8 @@ def show_commit(commit: dict[str, Any]) -> None:
     table.add_row("trained", f"{commit['tokens']:,} tokens on {formatting.plural(commit['worldSize'], 'rank')}")
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(commit["metrics"].items()))
     table.add_row("metrics", metrics or formatting.NOTHING)
+    for found in commit.get("evaluations") or ():
+        table.add_row("results", evaluation_words(found))
     if is_folder := commit.get("kind") == "folder":
         table.add_row("contents", "a folder that the program wrote: resumes by the program; data position not checked")
     else:

@@ -77,6 +77,8 @@ class Label:
     OWNER = "muster.dev/owner"  # of a TrainingJob: who submitted it
     SWEEP = "muster.dev/sweep"  # of a TrainingJob that is a trial: its sweep's id
     TRIAL = "muster.dev/trial"  # and its number
+    EVALUATION = "muster.dev/evaluation"  # of a TrainingJob that evaluates a checkpoint: the evaluation's id
+    EVALUATED_STEP = "muster.dev/evaluated-step"  # and the checkpoint's step
     JOB_ID = "muster.dev/job-id"  # of a TrainingJob that the API made: its id there, and its checkpoint folder's name
 
 

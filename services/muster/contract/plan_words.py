@@ -65,6 +65,8 @@ def _program(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[str
     facts = [("program", program_command(spec))]
     if source := program.get("source"):
         facts.append(("source", source))
+    if after := program.get("after"):
+        facts.append(("evaluates", _evaluated(after)))
     facts += _inputs(program)
     if program.get("steps"):
         facts.append(("length", plural(program["steps"], "step")))
@@ -225,9 +227,27 @@ def program_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tu
     at a restart is said only while there may be one."""
     if not spec.get("program"):
         return []
+    if after := spec["program"].get("after"):
+        return [("program", program_command(spec)), ("evaluates", _evaluated(after))]
     facts = [("program", program_command(spec)), *_inputs(spec["program"])]
     if status.get("checkpoint"):
         facts.append(("resumes", RESUMES))
     elif not status.get("finishedAt"):
         facts.append(("resumes", BEGINS_ANEW))
-    return facts
+    return facts + _results(status)
+
+
+def _evaluated(after: Mapping[str, Any]) -> str:
+    each = {"best": "the best checkpoint", "last": "the last checkpoint"}.get(after["each"], "each checkpoint")
+    return f"{each} of job {after['job']}"
+
+
+def _results(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if status.get("resultsFault"):
+        return [("results", f"left out: {status['resultsFault']}")]
+    return [("results", results_words(status["results"]))] if status.get("results") else []
+
+
+def results_words(results: Mapping[str, float]) -> str:
+    """Return named numbers in one line."""
+    return ", ".join(f"{name} {value:.6g}" for name, value in sorted(results.items()))

@@ -15,6 +15,11 @@ NO_DATA_TO_INSPECT = "a program reads its data itself, so that there is none her
 ARCHIVES = (".tar.gz", ".tgz")  # names of a source's archive
 WORDS_MAX = 256  # as the CRD bounds every list
 INPUTS_MAX = 64
+EVALUATED = "checkpoint"  # the input of an evaluation's jobs
+EVALUATIONS_ARE_THE_APIS = (
+    "after is for Muster's API, which makes a job for each checkpoint: submit it there, by `muster submit` without "
+    "--context"
+)
 # An input's name is a folder's name on the worker: no separator, no leading dot, no `..`.
 INPUT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
@@ -89,6 +94,18 @@ class Hang(Spec):
         return self
 
 
+class After(Spec):
+    """Checkpoints of another job, for each of which the program is run once, as a job of its own."""
+
+    job: Text
+    """The id of a job of this project, or its name, which means the newest job of that name."""
+    each: Literal["kept", "best", "last"] = "kept"
+    """`kept`: each checkpoint of the job as it appears; `best` and `last`: that one checkpoint, once the job has
+    ended."""
+    uri: FolderAddress | None = None
+    """The checkpoint folder of the job: `<checkpoint.uri>/<job uid>`. Muster's API fills it in."""
+
+
 class Program(Spec):
     """A program of the user's own, such as a training script, with its command, its source and its inputs."""
 
@@ -103,6 +120,9 @@ class Program(Spec):
     (.tar.gz) that it became."""
     inputs: Annotated[dict[InputName, Input], Field(max_length=INPUTS_MAX)] = {}
     """Folders that lie on the worker before the program starts, by their names in $MUSTER_INPUTS_DIR."""
+    after: After | None = None
+    """Checkpoints that the program evaluates: for each of them a job is made, which finds it in
+    $MUSTER_INPUTS_DIR/checkpoint."""
     hang: Hang = Hang()
     steps: Positive | None = None
     """The steps that the program will take, for percentages and the time that is left."""
@@ -111,4 +131,6 @@ class Program(Spec):
     def _names_a_command(self) -> Self:
         if not self.command[0].strip():
             raise ValueError("command[0]: is empty; name a program, such as train.py")
+        if self.after is not None and EVALUATED in self.inputs:
+            raise ValueError(f"inputs.{EVALUATED}: is the checkpoint that `after` evaluates; take another name")
         return self

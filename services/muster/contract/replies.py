@@ -285,6 +285,18 @@ class SamplesReply(Reply):
     total: int
 
 
+class CheckpointEvaluation(Reply):
+    """Evaluation of a checkpoint: `evaluation` and `evaluation_id` name the job that asked for it, `job_id` the one
+    that made it. `reason` says why there are no `results`."""
+
+    evaluation: str
+    evaluation_id: str
+    job_id: str | None
+    phase: str
+    results: dict[str, float]
+    reason: str | None
+
+
 class _Summary(Reply):
     """`bytes` are those of all files of the checkpoint; `added_bytes` leave out what earlier checkpoints have too, so
     that they add up to what the folder takes. `tokens` were trained until then. `kind` is `tensors` for a checkpoint of
@@ -302,6 +314,7 @@ class _Summary(Reply):
     added_bytes: int
     pinned: bool
     uri: str
+    evaluations: list[CheckpointEvaluation]
 
 
 class Checkpoint(_Summary):

@@ -16,6 +16,7 @@ from muster.contract.data_formats import FORMATS
 from muster.contract.descriptions import describe
 from muster.contract.gang import QUANTITY
 from muster.contract.names import GROUP, KIND, VERSION
+from muster.contract.program import EVALUATIONS_ARE_THE_APIS
 from muster.contract.second_model import exactly_one
 from muster.contract.spec import DURATION, MUTABLE, ONE_KIND_OF_WORK, ONLY_PROGRAMS_HAVE_FOLDERS, JobSpec
 from muster.contract.status import JobStatus
@@ -44,6 +45,7 @@ _KEPT = (
 RULES: tuple[tuple[str, str, str], ...] = (
     ("", "has(self.training) != has(self.program)", ONE_KIND_OF_WORK),
     ("", "!has(self.checkpoint.folder) || has(self.program)", ONLY_PROGRAMS_HAVE_FOLDERS),
+    ("program", "!has(self.after)", EVALUATIONS_ARE_THE_APIS),
     (
         "program.inputs.*",
         "has(self.source) != (has(self.job) || has(self.uri))",

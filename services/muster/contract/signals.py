@@ -152,6 +152,8 @@ class WorkerExit(Record):
     log_tail: str = ""
     oom_killed: bool = False  # by its launcher, for its memory: what a kubelet calls OOMKilled
     unexplained: bool = False  # by a signal that neither Muster nor the kernel, for want of memory, has sent
+    results: dict[str, float] = {}  # that a program left at $MUSTER_RESULTS
+    results_fault: str = ""  # why they are left out
 
 
 class SignalKind(StrEnum):

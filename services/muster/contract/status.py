@@ -329,5 +329,9 @@ class JobStatus(Record):
     """The newest 50 attempts."""
     conditions: Many[Condition] = ()
     """Conditions for `kubectl wait`: Running, Complete, Failed, Suspended and others."""
+    results: dict[str, float] = {}
+    """Numbers that the program of worker 0 left at $MUSTER_RESULTS when the job succeeded, by their names."""
+    results_fault: str = ""
+    """Reason for which the file at $MUSTER_RESULTS was left out."""
     ends_as: Phase | None = Field(default=None)
     """While Stopping: the phase that follows when the last worker is gone."""

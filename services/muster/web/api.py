@@ -27,6 +27,7 @@ from muster.api.core.checkpoints.verifying import verify_commit
 from muster.api.core.cluster.cluster import Cluster
 from muster.api.core.database.tables import JobRow, MirrorRow
 from muster.api.core.errors import ApiError
+from muster.api.core.evaluation_rows import of_checkpoints
 from muster.api.core.events import repository as event_rows
 from muster.api.core.events.routes import event_of
 from muster.api.core.fleet.routes import overview
@@ -231,6 +232,18 @@ async def why(services: Services, caller: Principal, job_id: str) -> dict[str, A
 
 async def commits(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
     return document_of(await list_checkpoints(services, caller, job_id))
+
+
+async def results(services: Services, row: JobRow) -> dict[str, float]:
+    """The numbers that the job's program left, or those of the newest evaluation of the job's checkpoints, by name."""
+    if own := row.status.get("results"):
+        return dict(own)
+    async with services.database.read() as session:
+        found = await of_checkpoints(session, row.id)
+    newest: dict[str, float] = {}
+    for run, _ in sorted(found, key=lambda each: each[0].step):
+        newest |= run.results
+    return newest
 
 
 async def commit(services: Services, caller: Principal, job_id: str, step: str) -> dict[str, Any]:

@@ -24,7 +24,10 @@ async def show_commits(request: Request, services: ServicesDependency, visitor: 
     row = await api.find(services, visitor, job_id)
     found = await api.commits(services, visitor, job_id)
     names = sorted({name for commit in found["items"] for name in commit["metrics"]})[:3]
-    return await show(request, services, visitor, row, "checkpoints", commits=found, metric_names=names)
+    evaluated = any(commit["evaluations"] for commit in found["items"])
+    return await show(
+        request, services, visitor, row, "checkpoints", commits=found, metric_names=names, evaluated=evaluated
+    )
 
 
 @router.get("/{step}")

@@ -35,6 +35,7 @@ async def compare(
     rows, missing = await _found(services, visitor, asked[:JOBS_MAX])
     documents = [api.document(services, visitor, row) for row in rows]
     curves = await asyncio.gather(*(api.curves(services, visitor, row.id, CurveQuery(_POINTS)) for row in rows))
+    results = [await api.results(services, row) for row in rows]
     return page(
         request,
         "compare.html",
@@ -46,7 +47,7 @@ async def compare(
         left_out=asked[JOBS_MAX:],
         shared=",".join(row.id for row in rows),
         differences=differences([document["spec"] for document in documents]),
-        scores=scores(documents, curves),
+        scores=scores(documents, curves, results),
         sources=sources([(row, each) for row, each in zip(rows, curves, strict=True)]),
         stills=[_still(row, each) for row, each in zip(rows, curves, strict=True)],
         live=any(row.live for row in rows),

@@ -56,8 +56,13 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def scores(jobs: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> list[Score]:
-    """`jobs` as the API shows them, `curves` as `/curves` does, both in the same order."""
+def scores(
+    jobs: Sequence[Mapping[str, Any]],
+    curves: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, float]] = (),
+) -> list[Score]:
+    """`jobs` as the API shows them, `curves` as `/curves` does, and the `results` of their evaluations by name, all in
+    the same order. Whether a higher result is better is not known, so that none is called the best."""
     statuses = [job["status"] for job in jobs]
     rows = [
         _score("Best evaluation", "loss", [_least(each["evaluations"]["series"].get("loss")) for each in curves], min),
@@ -68,6 +73,8 @@ def scores(jobs: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]
         _score("Goodput", "share", [_goodput(status) for status in statuses], max),
         _score("Restarts", "count", [(status.get("restarts") or {}).get("total") for status in statuses], min),
     ]
+    names = dict.fromkeys(name for each in results for name in sorted(each))
+    rows += [_score(name, "loss", [each.get(name) for each in results], None) for name in names]
     return [row for row in rows if any(value is not None for value in row.values)]
 
 

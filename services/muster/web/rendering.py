@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from muster.contract import text
+from muster.contract.plan_words import results_words
 from muster.contract.times import epoch_seconds
 from muster.web import assets
 from muster.web.api import Principal
@@ -92,6 +93,7 @@ def environment() -> Environment:
         "clip": clip,
         "duration": text.duration,
         "loss": text.loss,
+        "results": results_words,
         "metric": metric_words,
         "plural": text.plural,
         "code": code,

@@ -146,6 +146,7 @@ async def test_checkpoints_are_what_the_folder_holds(here: Platform) -> None:
         "addedBytes": 0,  # its files lie in no folder of its own
         "files": 2,
         "pinned": False,
+        "evaluations": [],
         "uri": f"{folder}/commits/step-00000040.json",
     }
     assert (found["uri"], found["reason"]) == (folder, None)

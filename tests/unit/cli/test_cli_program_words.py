@@ -31,6 +31,12 @@ def test_a_program_says_that_it_resumes_itself_and_only_if_it_can() -> None:
     with_inputs = {"program": {**SPEC["program"], "inputs": inputs}}
     words = "base: pretrain (step 1200)\nold: s3://ck/old (step last)\nmodel: hf://org/name@v1"
     assert program_facts(with_inputs, {}) == [command, ("inputs", words), begins]
+    after = {"program": {**SPEC["program"], "after": {"job": "pretrain", "each": "kept"}}}
+    assert program_facts(after, {}) == [command, ("evaluates", "each checkpoint of job pretrain")]
+    numbers = {"results": {"b/acc": 0.5, "a": 1234567.0}}
+    assert program_facts(SPEC, numbers) == [command, begins, ("results", "a 1.23457e+06, b/acc 0.5")]
+    left_out = {"resultsFault": "results.json is no JSON"}
+    assert program_facts(SPEC, left_out)[-1] == ("results", "left out: results.json is no JSON")
     none = {"program": {"command": ["bash"], "launcher": "none"}}
     assert program_facts(none, {})[0] == ("program", "bash  (once per worker)")
 

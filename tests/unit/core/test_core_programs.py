@@ -162,3 +162,22 @@ def test_that_a_lost_peer_had_ended_with_0_may_be_seen_a_moment_later() -> None:
     seen = write(replace(seen, workers=(exited(0, 0), lost)))
     assert seen.status.last_failure is not None
     assert seen.status.last_failure.cause is Cause.UNKNOWN
+
+
+def test_the_results_of_worker_0_are_the_jobs() -> None:
+    ended = tuple(exited(index, 0) for index in range(2))
+    assert ended[0].exit is not None
+    first = replace(ended[0], exit=ended[0].exit.model_copy(update={"results": {"acc": 0.5}}))
+    other = replace(ended[1], exit=first.exit.model_copy(update={"results": {"acc": 0.1}})) if first.exit else ended[1]
+    status = write(replace(started(), workers=(first, other))).status
+    assert (status.phase, status.results) == (Phase.SUCCEEDED, {"acc": 0.5})
+    assert status.because == "all 2 workers finished"
+
+
+def test_results_that_are_left_out_are_said_in_the_jobs_reason() -> None:
+    ended = exited(0, 0)
+    assert ended.exit is not None
+    bad = replace(ended, exit=ended.exit.model_copy(update={"results_fault": "results.json is no JSON"}))
+    status = write(replace(started(), workers=(bad, exited(1, 0)))).status
+    assert (status.phase, status.results_fault) == (Phase.SUCCEEDED, "results.json is no JSON")
+    assert status.because == "all 2 workers finished; its results are left out: results.json is no JSON"

@@ -413,3 +413,22 @@ def test_a_keeper_that_ends_before_the_program_ends_the_worker() -> None:
     found = watcher.look(1.0)
     assert found is not None
     assert found["exitCode"] == ExitCode.STORAGE
+
+
+_WRITES = "import os; open(os.environ['MUSTER_RESULTS'], 'w').write({text!r})"
+
+
+def test_the_numbers_that_a_program_leaves_are_in_its_exit_record(program: Program) -> None:
+    (program.folder / "results.json").write_text('{"of_an_earlier_attempt": 1}')
+    assert program.run("pass").results == {}
+    end = program.run(_WRITES.format(text='{"acc": 0.5}'))
+    assert (end.exit_code, end.results, end.results_fault) == (0, {"acc": 0.5}, "")
+
+
+def test_results_that_can_not_be_read_are_said_with_the_reason(program: Program) -> None:
+    end = program.run(_WRITES.format(text='{"acc": "high"}'))
+    assert (end.exit_code, end.results) == (0, {})
+    assert end.results_fault.endswith("results.json: 'acc' must be a number, not \"high\"")
+    assert f"the program's results are left out: {end.results_fault}" in program.log()
+    failed = program.run(_WRITES.format(text='{"acc": 0.5}') + "; raise SystemExit(3)")
+    assert (failed.exit_code, failed.results) == (3, {})

@@ -27,6 +27,7 @@ from muster.worker.names import (
     EXIT_RECORD,
     KEEPER_STATE,
     RANKS_ENDED,
+    RESULTS,
     SAVER,
     STOP,
     UNEVEN_END_SECONDS,
@@ -34,7 +35,15 @@ from muster.worker.names import (
     ExitCode,
 )
 from muster.worker.notices import watch_notices
-from muster.worker.orders import BadOrders, Orders, command_line, link_image_files, program_environment, read_orders
+from muster.worker.orders import (
+    BadOrders,
+    Orders,
+    command_line,
+    link_image_files,
+    program_environment,
+    read_orders,
+    results_path,
+)
 from muster.worker.output import Output
 from muster.worker.process_tree import (
     adopt_orphans,
@@ -46,6 +55,7 @@ from muster.worker.process_tree import (
 )
 from muster.worker.ranks import ProcessEnd, Ranks, read_layout
 from muster.worker.reports import metrics_page, serve_reports, write_termination_message
+from muster.worker.results import read_results
 from muster.worker.trainer_status import StatusServer
 
 # A pod that is asked to stop is killed after 120 s (kubernetes/render.py), and so is a worker of one machine. The ranks
@@ -66,9 +76,12 @@ def main() -> int:
     os.makedirs(directory, exist_ok=True)
     tail = ""
     try:
-        worker = Worker(read_orders())
+        orders = read_orders()
+        worker = Worker(orders)
         end = worker.run()
         tail = worker.tail
+        if not end["exitCode"]:
+            end = {**end, **_results_of(orders)}
     except BadOrders as error:
         end = exit_record.record(ExitCode.USER_ERROR, str(error))
     except StaleAttempt as error:
@@ -90,6 +103,14 @@ def main() -> int:
         say(f"can't write {EXIT_RECORD}: {error}")
     write_termination_message(end, directory)
     return int(end["exitCode"])
+
+
+def _results_of(orders: Orders) -> dict[str, Any]:
+    """Return what the exit record says of the numbers that the program left."""
+    results, fault = read_results(results_path(orders, os.environ))
+    if fault:
+        say(f"the program's results are left out: {fault}")
+    return {"results": results or None, "resultsFault": fault[:400] or None}
 
 
 def say(words: str) -> None:
@@ -186,6 +207,8 @@ class Worker:
         os.makedirs(orders.work, exist_ok=True)
         if os.environ.get(Env.POD_IP):  # in a pod, this process starts in the image's own working directory
             link_image_files(orders, os.getcwd())
+        with contextlib.suppress(FileNotFoundError):  # of a worker that was here before
+            os.unlink(os.path.join(orders.directory, RESULTS))
         environment = program_environment(orders, os.environ, layout.ranks_per_node)
         os.makedirs(environment[Env.CHECKPOINT_DIR], exist_ok=True)
         command = command_line(orders, environment)

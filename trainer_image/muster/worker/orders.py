@@ -118,6 +118,11 @@ def _near(name: str, folder: str) -> str:
     return f"; there are {', '.join(sorted(names)[:8])}" + (" and more" if len(names) > 8 else "")
 
 
+def results_path(orders: Orders, environ: Mapping[str, str]) -> str:
+    """Return the path at which the program leaves its results."""
+    return environ.get(Env.RESULTS) or os.path.join(orders.directory, RESULTS)
+
+
 def program_environment(orders: Orders, environ: Mapping[str, str], ranks_per_node: int) -> dict[str, str]:
     """Return the variables of the program's processes, besides those of each rank. The job's own come first."""
     hook = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
@@ -132,7 +137,7 @@ def program_environment(orders: Orders, environ: Mapping[str, str], ranks_per_no
         Env.WORKER_DIR: orders.directory,
         Env.RESUME_STEP: str(orders.resume_step),
         Env.STOP_FILE: os.path.join(orders.directory, STOP),
-        Env.RESULTS: own.get(Env.RESULTS) or os.path.join(orders.directory, RESULTS),
+        Env.RESULTS: results_path(orders, own),
     }
     share_cores(1 if orders.once else ranks_per_node, variables)
     for variable, key in (

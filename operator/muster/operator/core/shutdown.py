@@ -78,6 +78,10 @@ def finish(summary: WorkerSummary, because: str) -> JobStatus:
     swept afterwards.
     """
     closed = _closed(summary, own_failure(summary.status), False, Phase.SUCCEEDED, because)
+    first = next((worker.exit for worker in summary.exited if worker.worker == 0), None)
+    if first is not None and (first.results or first.results_fault):
+        closed |= {"results": first.results, "results_fault": first.results_fault}
+        because += f"; its results are left out: {first.results_fault}" if first.results_fault else ""
     return _over(summary, Code.FINISHED, because, Phase.SUCCEEDED, closed)
 
 

@@ -224,5 +224,7 @@ def _exit(end: End, environment: Environment) -> WorkerExit:
         update={
             "message": redact(told.message, secret),
             "log_tail": redact(told.log_tail[-LOG_TAIL_LENGTH_MAX:], secret),
+            "results": {redact(name, secret): value for name, value in told.results.items()},
+            "results_fault": redact(told.results_fault, secret),
         }
     )

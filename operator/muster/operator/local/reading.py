@@ -143,7 +143,12 @@ def exit_without_record(state: State, key: WorkerKey, exit_code: int | None, wri
 def shown(ended: WorkerExit, environment: Mapping[str, str]) -> WorkerExit:
     """The exit as it may enter a status: no secret of the job's environment in it."""
     return ended.model_copy(
-        update={"message": redact(ended.message, environment), "log_tail": redact(ended.log_tail, environment)}
+        update={
+            "message": redact(ended.message, environment),
+            "log_tail": redact(ended.log_tail, environment),
+            "results": {redact(name, environment): value for name, value in ended.results.items()},
+            "results_fault": redact(ended.results_fault, environment),
+        }
     )
 
 

@@ -17,6 +17,7 @@ from muster.api.core.cluster.cluster import Cluster
 from muster.api.core.database.db import Database
 from muster.api.core.database.notifications import Notifications
 from muster.api.core.estimates import routes as estimates
+from muster.api.core.evaluations import controller as evaluations
 from muster.api.core.events import routes as events
 from muster.api.core.fleet import routes as fleet
 from muster.api.core.folder_threads import FolderThreads
@@ -85,7 +86,10 @@ def open_core(
     services.add(mirror)
     services.add(StepLogs(settings.layout))
     mirror.waiting.append(services.relay.wake)
-    services.background.works += [services.mirror, services.relay]
+    evaluating = evaluations.EvaluationWork(
+        "evaluations", lambda: evaluations.step(services), evaluations.EVALUATION_SECONDS
+    )
+    services.background.works += [services.mirror, services.relay, services.add(evaluating)]
     if not database.is_sqlite:  # where several processes may write
         notifications = Notifications(database, hub)
         services.background.works.append(notifications.work)

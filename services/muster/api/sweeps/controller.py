@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 import structlog
 from starlette.concurrency import run_in_threadpool
 
+from muster.api.core.acting import acting_for, platform_for
 from muster.api.core.background import Work
-from muster.api.core.callers import ANONYMOUS, Principal, Scope
-from muster.api.core.database.tables import JobRow, MemberRow, PersonRow, SweepRow, TrialRow
+from muster.api.core.callers import Principal
+from muster.api.core.database.tables import JobRow, SweepRow, TrialRow
 from muster.api.core.errors import ApiError
 from muster.api.core.idempotency import Attempted, hash_of
 from muster.api.core.jobs import service as jobs
@@ -32,7 +33,6 @@ from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.search import Parameters, trials_of
 from muster.api.sweeps.trials import SweepDraft
 from muster.contract.base import dump
-from muster.contract.projects import Role
 from muster.contract.status import Phase
 from muster.contract.sweep import SweepMetric
 
@@ -168,9 +168,10 @@ async def _start(services: Services, seen: _Seen, numbers: Sequence[int]) -> str
     """Submit these trials as their sweep's owner. Returns what hinders the next one; empty where nothing does."""
     if not numbers:
         return ""
-    caller = await _owner(services, seen.row)
+    row = seen.row
+    caller = await acting_for(services, f"sweep-{row.id}", row.owner, row.project, row.granted)
     if caller is None:
-        return f"{seen.row.owner} may not submit to project {seen.row.project!r} any more"
+        return f"{row.owner} may not submit to project {row.project!r} any more"
     parameters = trials_of(seen.draft.sweep)
     for number in numbers:
         try:
@@ -243,28 +244,5 @@ async def _note(services: Services, seen: _Seen, hindrance: str) -> None:
 
 
 def _platform(row: SweepRow) -> Principal:
-    """Return the principal that stops trials: the platform, for the sweep's owner, whatever has become of their
-    rights."""
-    return replace(ANONYMOUS, token=f"sweep-{row.id}", person=row.owner, project=row.project)
-
-
-async def _owner(services: Services, row: SweepRow) -> Principal | None:
-    """The sweep's owner with the rights that they have now; None for somebody who may not submit any more."""
-    if not services.settings.auth:
-        return _platform(row)
-    async with services.database.read() as session:
-        person = await session.get(PersonRow, row.owner)
-        member = await session.get(MemberRow, (row.project, row.owner))
-    if person is None or person.disabled:
-        return None
-    held = [Role(role) for role in (member.role if member is not None else None, row.granted) if role is not None]
-    if not person.admin and not any(role.covers(Role.MEMBER) for role in held):
-        return None
-    return Principal(
-        token=f"sweep-{row.id}",
-        person=row.owner,
-        scopes=frozenset((Scope.READ, Scope.WRITE)),
-        admin=person.admin,
-        project=row.project,
-        roles={row.project: max(held, key=list(Role).index)} if held else {},
-    )
+    """Return the principal that stops trials: the platform, for the sweep's owner."""
+    return platform_for(f"sweep-{row.id}", row.owner, row.project)

@@ -14,6 +14,7 @@ from muster.api.core.audit import Act, record
 from muster.api.core.callers import Caller, Principal, reads, writes
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
+from muster.api.core.evaluation_rows import of_checkpoints
 from muster.api.core.http.openapi import AT, UID, problems, shown
 from muster.api.core.http.path_parts import JobId, without_action
 from muster.api.core.jobs.repository import folder_of
@@ -21,7 +22,7 @@ from muster.api.core.services import Services, ServicesDependency
 from muster.contract.address import Address
 from muster.contract.base import UserError
 from muster.contract.checkpoint import commit_key
-from muster.contract.replies import Checkpoint, CheckpointDetail, CheckpointList, Pin
+from muster.contract.replies import Checkpoint, CheckpointDetail, CheckpointEvaluation, CheckpointList, Pin
 from muster.contract.times import rfc3339
 from muster.contract.views import commit_view
 from muster.storage.commits import InvalidCommit
@@ -47,6 +48,16 @@ _EXAMPLE: dict[str, Any] = {
     "addedBytes": 14_680_064,
     "files": 2,
     "pinned": False,
+    "evaluations": [
+        {
+            "evaluation": "arc",
+            "evaluationId": "2f0c9a51-6f3e-4a7b-9a55-0d3a3c1f8b52",
+            "jobId": "9d1f4c02-7d0b-4d1c-8a43-3b7c6a1e5f20",
+            "phase": "Succeeded",
+            "results": {"arc_easy/acc": 0.431},
+            "reason": None,
+        }
+    ],
     "uri": f"file:///var/lib/muster/checkpoints/{UID}/commits/step-00000120.json",
 }
 _DETAIL: dict[str, Any] = {
@@ -100,6 +111,8 @@ async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id:
         seen = row.status.get("checkpoint") or {}
         newest = f"; its newest checkpoint is of step {seen['step']}" if "step" in seen else ""
         return JSONResponse({"uri": str(folder), "items": [], "reason": f"{error}{newest}"})
+    evaluated = await _evaluations(services, job_id)
+    items = [item | {"evaluations": evaluated.get(item["step"], [])} for item in items]
     return JSONResponse({"uri": str(folder), "items": items, "reason": None})
 
 
@@ -126,7 +139,27 @@ async def get_checkpoint(
     row = await find_job(services, caller, job_id)
     folder = commit_folder(row)
     with explained(folder):
-        return JSONResponse(await services.folders.run(folder, _inspect, services.commits, row, step))
+        found = await services.folders.run(folder, _inspect, services.commits, row, step)
+    evaluated = await _evaluations(services, job_id)
+    return JSONResponse(found | {"evaluations": evaluated.get(found["step"], [])})
+
+
+async def _evaluations(services: Services, job_id: str) -> dict[int, list[dict[str, Any]]]:
+    """The evaluations of the job's checkpoints, by their steps."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    async with services.database.read() as session:
+        rows = await of_checkpoints(session, job_id)
+    for run, asked in rows:
+        shown = CheckpointEvaluation(
+            evaluation=asked.name,
+            evaluation_id=asked.id,
+            job_id=run.job_id,
+            phase=run.phase,
+            results=run.results,
+            reason=run.fault,
+        )
+        found.setdefault(run.step, []).append(shown.model_dump(mode="json", by_alias=True))
+    return found
 
 
 async def mark_commit(services: Services, caller: Principal, job_id: str, step: int, wanted: bool) -> dict[str, Any]:
@@ -237,6 +270,7 @@ def _document(folder: Address, commit: CommitSummary, is_pinned: bool) -> dict[s
         added_bytes=commit.added_bytes,
         files=commit.files,
         pinned=is_pinned,
+        evaluations=[],
         uri=str(folder.child(commit_key(commit.step))),
     )
     return shown.model_dump(mode="json", by_alias=True)

@@ -117,6 +117,30 @@ class InputPinRow(Table):
     renew_at: Mapped[float]
 
 
+class EvaluationRow(Table):
+    """A job whose program is run once for each checkpoint of another job. The API alone carries it out; the cluster
+    never has it."""
+
+    __tablename__ = "evaluations"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    target_id: Mapped[str] = mapped_column(String(64), index=True)  # the job whose checkpoints are evaluated
+    granted: Mapped[str | None] = mapped_column(String(16))  # the owner's role, where the sign-in's provider gave it
+
+
+class EvaluationRunRow(Table):
+    """The job of an evaluation for one checkpoint, written with it in one commit: so there is one for each step."""
+
+    __tablename__ = "evaluation_runs"
+
+    evaluation_id: Mapped[str] = mapped_column(ForeignKey("evaluations.job_id", ondelete="CASCADE"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="SET NULL"), index=True)
+    phase: Mapped[str] = mapped_column(String(64))  # the job's, as it was last seen; Refused: there is none
+    results: Mapped[dict[str, Any]]  # the named numbers that it left
+    fault: Mapped[str | None] = mapped_column(String(1024))  # why there are none
+
+
 class AttemptRow(Table):
     """`body` is a contract.status.Attempt. The status keeps the newest fifty, these rows keep all."""
 

@@ -81,13 +81,14 @@ async def _refuse_dependents(services: Services, caller: Principal, row: JobRow)
 
 
 def _origins(spec: dict[str, Any]) -> str:
-    """The folders of commits that a job reads: those that it starts from, its teacher's and its reward model's, and the
-    inputs of a program."""
+    """The folders of commits that a job reads: those that it starts from, its teacher's and its reward model's, the
+    inputs of a program, and what it evaluates."""
     training = spec.get("training") or {}
     teacher = (training.get("distillation") or {}).get("teacher") or {}
     scorer = (training.get("grpo") or {}).get("rewardModel") or {}
     sources = ((each.get("from") or {}) for each in (training.get("model") or {}, teacher, scorer))
-    inputs = ((spec.get("program") or {}).get("inputs") or {}).values()
+    program = spec.get("program") or {}
+    inputs = (*(program.get("inputs") or {}).values(), program.get("after") or {})
     return " ".join(str(source.get("uri") or "") for source in (*sources, *inputs))
 
 

@@ -68,6 +68,8 @@ async def _change(
             record(session, caller, Act(event.type, row.id, row.project, before, _requested_flags(row)))
         elif row.live:
             row.relayed_version = row.spec_version - 1
+        if (row.spec.get("program") or {}).get("after"):  # an evaluation, which the cluster never has
+            row.relayed_version = row.spec_version
         row.relay_failures, row.relay_after = 0, 0.0
         await session.flush()
         await events.append(session, row.id, [event] if event else [])

@@ -76,6 +76,7 @@ class Facts:
     secret_keys: Mapping[str, list[str]] = field(default_factory=dict)  # of the project's secrets, by their names
     files: tuple[NamedFile, ...] = ()
     origins: Mapping[str, CommitOrigin] = field(default_factory=dict)  # by the paths of `input_commits`
+    evaluated: tuple[JobRow, ...] = ()  # the jobs that `program.after` can mean, newest first
 
     @property
     def in_containers(self) -> bool:
@@ -96,7 +97,8 @@ async def read_facts(
     facts = Facts(caller, services.settings, project.row, project.limits, project.holder)
     named, commits = files_named(spec), input_commits(spec)
     uses_secrets = any(use.kind == "secrets" for use in objects_named(spec.runtime))
-    if not (named or commits or uses_secrets):
+    after = spec.program.after if spec.program is not None else None
+    if not (named or commits or uses_secrets or after is not None):
         return facts
     namespace = submission.namespace or namespace_of(project.row)
     # In threads: to follow links may take as long as a file system does.
@@ -106,6 +108,7 @@ async def read_facts(
     async with services.database.read() as session:
         keys = await _secret_keys(session, project.row.name) if uses_secrets else {}
         files = await _files(session, project.row.name, named)
+        evaluated = await repository.named(session, project.row.name, namespace, after.job) if after is not None else []
         candidates = {
             path: await repository.named(session, project.row.name, namespace, source.job)
             for path, source in commits.items()
@@ -126,7 +129,7 @@ async def read_facts(
             origins[path] = await _origin(services, jobs, commits[path])
         elif jobs and not hidden[path]:
             origins[path] = await _origin_in_folder(services, jobs, commits[path])
-    return Facts(caller, services.settings, project.row, project.limits, project.holder, keys, files, origins)
+    return replace(facts, secret_keys=keys, files=files, origins=origins, evaluated=tuple(evaluated))
 
 
 async def _project(

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.core.database.tables import EvaluationRow
+from muster.api.core.jobs.repository import folder_of
 from muster.api.core.submission.drafts import Draft, InputCommit
 from muster.api.core.submission.facts import CommitOrigin, Facts
 from muster.contract.address import AddressError, parse_address
@@ -129,6 +133,41 @@ def _no_commit(draft: Draft, path: str, source: FromCommit, origin: CommitOrigin
         return Problem(f"{at}.step", f"job {source.job!r} ({newest.id}) {words}")
     wait = "; wait for its first checkpoint (event checkpoint.committed)"
     return Problem(f"{at}.job", f"job {source.job!r} ({newest.id}) has no checkpoint yet{offer or wait}")
+
+
+def evaluated_job(draft: Draft, facts: Facts) -> Draft:
+    """Find the job whose checkpoints the program evaluates, and put its folder beside its name. It need not have a
+    checkpoint yet."""
+    program = draft.spec.program
+    if program is None or program.after is None:
+        return draft
+    after, at = program.after, "spec.program.after"
+    if not facts.evaluated:
+        words = f"there is no job {after.job!r} in namespace {draft.namespace!r} of project {draft.project!r}"
+        return draft.with_faults(Problem(f"{at}.job", words))
+    target = facts.evaluated[0]
+    if after.uri is not None:  # of what an earlier submission became, such as a clone
+        folder = parse_address(after.uri)
+        found = next((row for row in facts.evaluated if folder_of(row) == folder), None)
+        if found is None:
+            words = f"is not the folder of the job {after.job!r} that `job` names; leave it out"
+            return draft.with_faults(Problem(f"{at}.uri", words))
+        target = found
+    if (target.spec.get("program") or {}).get("after"):
+        words = f"job {after.job!r} ({target.id}) is an evaluation, which saves no checkpoints"
+        return draft.with_faults(Problem(f"{at}.job", f"{words}; name the job that it evaluates"))
+    folder = folder_of(target)
+    if folder is None:
+        return draft.with_faults(Problem(f"{at}.job", f"job {after.job!r} ({target.id}) does not say where it commits"))
+    spec = _with(draft.spec, program=_with(program, after=_with(after, uri=str(folder))))
+    caller = facts.caller
+    granted = str(caller.role_in(draft.project)) if caller.signed_in is not None else None
+
+    async def remember(session: AsyncSession, job_id: str) -> None:
+        session.add(EvaluationRow(job_id=job_id, target_id=target.id, granted=granted))
+        await session.flush()
+
+    return replace(draft, spec=spec, companions=(*draft.companions, remember))
 
 
 def warnings(draft: Draft, facts: Facts) -> Draft:

@@ -27,7 +27,7 @@ from muster.api.core.jobs.schemas import job_document
 from muster.api.core.submission.drafts import Draft
 from muster.contract.base import dump
 from muster.contract.prices import Prices
-from muster.contract.status import JobStatus
+from muster.contract.status import JobStatus, Phase
 
 # How many are committed together. More take hardly less of the processor each, and all of them wait for the last.
 GROUP_MAX = 20
@@ -70,7 +70,19 @@ class Accepted:
 
 def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, extra: ExtraRows, job_id: str) -> Accepted:
     now = time.time()
-    status = JobStatus(code="Submitted", because="waiting to be handed to the operator", queued_at=now, since=now)
+    program = drafted.spec.program
+    after = program.after if program is not None else None
+    if after is None:
+        status = JobStatus(code="Submitted", because="waiting to be handed to the operator", queued_at=now, since=now)
+    else:
+        status = JobStatus(
+            phase=Phase.RUNNING,
+            code="Evaluating",
+            because=f"looks for the checkpoints of job {after.job}",
+            queued_at=now,
+            started_at=now,
+            since=now,
+        )
     job = NewJob(
         id=job_id,
         namespace=drafted.namespace,
@@ -82,6 +94,7 @@ def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, ext
         priority=drafted.spec.priority,
         created_at=now,
         status=dump(status),
+        relayed_version=0 if after is None else 1,  # an evaluation is the API's own, and never handed over
     )
     data = {"name": job.name, "namespace": job.namespace} | extra.data
     created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted{extra.note}", data=data)

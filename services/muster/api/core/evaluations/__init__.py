@@ -1,0 +1,1 @@
+"""Evaluations: programs that are run once for each checkpoint of another job."""

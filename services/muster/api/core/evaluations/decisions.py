@@ -1,0 +1,92 @@
+"""Decision about an evaluation: which checkpoints are evaluated now, and whether it has ended. Pure.
+
+The rows are the only memory, so the decision after a crash is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from muster.contract.status import Phase
+from muster.contract.text import plural
+
+REFUSED = "Refused"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The evaluation of one checkpoint: its job's phase, or REFUSED where there is none."""
+
+    step: int
+    phase: str
+
+    @property
+    def over(self) -> bool:
+        """Return whether nothing comes of it any more."""
+        return self.phase == REFUSED or (self.phase in list(Phase) and Phase(self.phase).terminal)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """State of an evaluation. `target` is the name of the job whose checkpoints are evaluated, and `target_ended` says
+    whether no more of them come. `checkpoints` are those that it has now, each with whether it is the best; None where
+    they can't be listed."""
+
+    each: Literal["kept", "best", "last"]
+    target: str
+    target_ended: bool
+    checkpoints: Sequence[tuple[int, bool]] | None
+    runs: Sequence[Run]
+    cancelled: bool = False
+    suspended: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The steps whose evaluations start now, and the phase with its reason."""
+
+    starts: tuple[int, ...]
+    phase: Phase
+    because: str
+
+
+def decide(seen: Situation, hindrance: str = "") -> Decision:
+    """Decide about an evaluation. `hindrance` is what kept the last ones from starting."""
+    live = [run for run in seen.runs if not run.over]
+    counts = _counts(seen, len(live))
+    if seen.cancelled:
+        phase = Phase.STOPPING if live else Phase.CANCELLED
+        return Decision((), phase, f"the user cancelled the job; {counts}")
+    starts = _due(seen)
+    if seen.suspended and (starts or not seen.target_ended):
+        return Decision((), Phase.RUNNING, f"suspended: no more evaluations start; {counts}")
+    if hindrance:
+        counts += f"; {hindrance}"
+    if starts or live or not seen.target_ended or seen.checkpoints is None:
+        more = "" if seen.target_ended else f"; job {seen.target} has not ended"
+        return Decision(starts, Phase.RUNNING, counts + more)
+    if not seen.runs:
+        return Decision((), Phase.FAILED, f"job {seen.target} has ended and has no checkpoint to evaluate")
+    good = all(run.phase == Phase.SUCCEEDED for run in seen.runs)
+    return Decision((), Phase.SUCCEEDED if good else Phase.FAILED, counts)
+
+
+def _due(seen: Situation) -> tuple[int, ...]:
+    """The steps that are to be evaluated and are not yet, ascending."""
+    known = {run.step for run in seen.runs}
+    steps = [step for step, _ in seen.checkpoints or ()]
+    if seen.each == "kept":
+        return tuple(sorted(set(steps) - known))
+    if not seen.target_ended or known or not steps:  # what is the best, or the last, is decided once
+        return ()
+    best = max((step for step, is_best in seen.checkpoints or () if is_best), default=max(steps))
+    return (best if seen.each == "best" else max(steps),)
+
+
+def _counts(seen: Situation, live: int) -> str:
+    good = sum(run.phase == Phase.SUCCEEDED for run in seen.runs)
+    failed = len(seen.runs) - live - good
+    words = f"{good} of {plural(len(seen.runs), 'checkpoint')} of job {seen.target} evaluated"
+    return words + (f", {live} to come" if live else "") + (f", {failed} failed" if failed else "")
