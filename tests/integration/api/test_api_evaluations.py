@@ -62,7 +62,7 @@ async def test_each_checkpoint_is_evaluated_by_an_ordinary_job(still: Platform) 
     program = job["spec"]["program"]
     assert program["inputs"]["checkpoint"]["step"] == 10
     assert program["inputs"]["data"]["source"] == "hf://org/name@v1"
-    assert (program["after"], job["spec"]["priority"]) == (None, controller.PRIORITY)
+    assert (program.get("after"), job["spec"]["priority"]) == (None, controller.PRIORITY)
     marks = [path.name for path in (still.state.checkpoints / base / READERS / "step-00000010").iterdir()]
     assert marks == [f"job-{runs[10].id}.json"], "retention spares what is evaluated"
     await finish(still, runs[10].id, results={"acc": 0.5, "loss": 2.0})
