@@ -147,8 +147,8 @@ def evaluated_job(draft: Draft, facts: Facts) -> Draft:
         return draft.with_faults(Problem(f"{at}.job", words))
     target = facts.evaluated[0]
     if after.uri is not None:  # of what an earlier submission became, such as a clone
-        folder = parse_address(after.uri)
-        found = next((row for row in facts.evaluated if folder_of(row) == folder), None)
+        asked = parse_address(after.uri)
+        found = next((row for row in facts.evaluated if folder_of(row) == asked), None)
         if found is None:
             words = f"is not the folder of the job {after.job!r} that `job` names; leave it out"
             return draft.with_faults(Problem(f"{at}.uri", words))
