@@ -285,12 +285,12 @@ def _results(commit: dict[str, Any]) -> str:
     return "; ".join(map(evaluation_words, commit.get("evaluations") or ())) or formatting.NOTHING
 
 
-def evaluation_words(found: dict[str, Any]) -> str:
+def evaluation_words(evaluation: dict[str, Any]) -> str:
     """Return what an evaluation of a checkpoint gave: its numbers, or its phase and why there are none."""
-    if found["results"]:
-        return f"{found['evaluation']}: {results_words(found['results'])}"
-    reason = f" ({one_line(found['reason'])})" if found.get("reason") else ""
-    return f"{found['evaluation']}: {found['phase']}{reason}"
+    if evaluation["results"]:
+        return f"{evaluation['evaluation']}: {results_words(evaluation['results'])}"
+    reason = f" ({one_line(evaluation['reason'])})" if evaluation.get("reason") else ""
+    return f"{evaluation['evaluation']}: {evaluation['phase']}{reason}"
 
 
 def _kind(commit: dict[str, Any]) -> tuple[str, ...]:

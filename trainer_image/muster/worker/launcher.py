@@ -105,6 +105,15 @@ def main() -> int:
     return int(end["exitCode"])
 
 
+def _clear(orders: Orders) -> None:
+    """Make the working directory, and remove the results of a worker that was here before."""
+    os.makedirs(orders.work, exist_ok=True)
+    if os.environ.get(Env.POD_IP):  # in a pod, this process starts in the image's own working directory
+        link_image_files(orders, os.getcwd())
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(orders.directory, RESULTS))
+
+
 def _results_of(orders: Orders) -> dict[str, Any]:
     """Return what the exit record says of the numbers that the program left."""
     results, fault = read_results(results_path(orders, os.environ))
@@ -204,11 +213,7 @@ class Worker:
             layout = read_layout()
         except ValueError as error:
             raise BadOrders(str(error)) from None
-        os.makedirs(orders.work, exist_ok=True)
-        if os.environ.get(Env.POD_IP):  # in a pod, this process starts in the image's own working directory
-            link_image_files(orders, os.getcwd())
-        with contextlib.suppress(FileNotFoundError):  # of a worker that was here before
-            os.unlink(os.path.join(orders.directory, RESULTS))
+        _clear(orders)
         environment = program_environment(orders, os.environ, layout.ranks_per_node)
         os.makedirs(environment[Env.CHECKPOINT_DIR], exist_ok=True)
         command = command_line(orders, environment)

@@ -27,8 +27,8 @@ async def acting_for(
         member = await session.get(MemberRow, (project, person))
     if row is None or row.disabled:
         return None
-    held = [Role(role) for role in (member.role if member is not None else None, granted) if role is not None]
-    if not row.admin and not any(role.covers(Role.MEMBER) for role in held):
+    roles = [Role(role) for role in (member.role if member is not None else None, granted) if role is not None]
+    if not row.admin and not any(role.covers(Role.MEMBER) for role in roles):
         return None
     return Principal(
         token=token,
@@ -36,5 +36,5 @@ async def acting_for(
         scopes=frozenset((Scope.READ, Scope.WRITE)),
         admin=row.admin,
         project=project,
-        roles={project: max(held, key=list(Role).index)} if held else {},
+        roles={project: max(roles, key=list(Role).index)} if roles else {},
     )

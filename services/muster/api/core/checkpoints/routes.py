@@ -146,11 +146,11 @@ async def get_checkpoint(
 
 async def _evaluations(services: Services, job_id: str) -> dict[int, list[dict[str, Any]]]:
     """The evaluations of the job's checkpoints, by their steps."""
-    found: dict[int, list[dict[str, Any]]] = {}
+    by_step: dict[int, list[dict[str, Any]]] = {}
     async with services.database.read() as session:
         rows = await of_checkpoints(session, job_id)
     for run, asked in rows:
-        shown = CheckpointEvaluation(
+        entry = CheckpointEvaluation(
             evaluation=asked.name,
             evaluation_id=asked.id,
             job_id=run.job_id,
@@ -158,8 +158,8 @@ async def _evaluations(services: Services, job_id: str) -> dict[int, list[dict[s
             results=run.results,
             reason=run.fault,
         )
-        found.setdefault(run.step, []).append(shown.model_dump(mode="json", by_alias=True))
-    return found
+        by_step.setdefault(run.step, []).append(entry.model_dump(mode="json", by_alias=True))
+    return by_step
 
 
 async def mark_commit(services: Services, caller: Principal, job_id: str, step: int, wanted: bool) -> dict[str, Any]:

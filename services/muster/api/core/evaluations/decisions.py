@@ -75,11 +75,11 @@ def decide(seen: Situation, hindrance: str = "") -> Decision:
 
 def _due(seen: Situation) -> tuple[int, ...]:
     """The steps that are to be evaluated and are not yet, ascending."""
-    known = {run.step for run in seen.runs}
+    begun = {run.step for run in seen.runs}
     steps = [step for step, _ in seen.checkpoints or ()]
     if seen.each == "kept":
-        return tuple(sorted(set(steps) - known))
-    if not seen.target_ended or known or not steps:  # what is the best, or the last, is decided once
+        return tuple(sorted(set(steps) - begun))
+    if not seen.target_ended or begun or not steps:  # what is the best, or the last, is decided once
         return ()
     best = max((step for step, is_best in seen.checkpoints or () if is_best), default=max(steps))
     return (best if seen.each == "best" else max(steps),)
