@@ -62,13 +62,13 @@ class Metrics(Listener):
         self._alerts = self._counter("alerts", "Alerts received at the webhook, by what became of them", "outcome")
         self._questions = self._counter("prometheus_queries", "Questions to Prometheus, by how they ended", "outcome")
         # From 0 on: `increase` does not see the first event of a series that begins with it.
-        known: tuple[tuple[Counter, Iterable[str]], ...] = (
+        labelled: tuple[tuple[Counter, Iterable[str]], ...] = (
             (self._restarts, Cause),
             (self._finished, (phase for phase in Phase if phase.terminal)),
             (self._alerts, Outcome),
             (self._questions, ("answered", "failed")),
         )
-        for counter, words in known:
+        for counter, words in labelled:
             for word in words:
                 counter.labels(str(word))
 

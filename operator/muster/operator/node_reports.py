@@ -25,12 +25,16 @@ class NodeReporter:
 
     async def step(self) -> None:
         """Write the report if it is due."""
-        found, now = FleetReport(at=self._now(), nodes=self._read()), self._now()
-        known = self._written
-        if known is not None and known.nodes == found.nodes and 0 <= now - known.at < NODE_REPORT_AGAIN_SECONDS:
+        report, now = FleetReport(at=self._now(), nodes=self._read()), self._now()
+        previous = self._written
+        if (
+            previous is not None
+            and previous.nodes == report.nodes
+            and 0 <= now - previous.at < NODE_REPORT_AGAIN_SECONDS
+        ):
             return
-        await self._write(found)
-        self._written = found
+        await self._write(report)
+        self._written = report
 
     async def run(self) -> str | None:
         """Run forever. What fails is tried again in the next round."""

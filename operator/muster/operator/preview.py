@@ -65,8 +65,10 @@ class Previews:
         if not self._turn.acquire(timeout=SECONDS_MAX):
             return Reply(503, words("this operator answers others; try again"))
         try:
-            fleet, held = self._seen(*self._world)
-            return Reply(200, dump_json(preview(fleet, held, _summary(asked, self._complete(asked.spec)))).encode())
+            fleet, reservations = self._seen(*self._world)
+            return Reply(
+                200, dump_json(preview(fleet, reservations, _summary(asked, self._complete(asked.spec)))).encode()
+            )
         except (TimeoutError, asyncio.CancelledError, RuntimeError) as error:  # the loop is busy, or ends
             return Reply(503, words(f"this operator can't say now: {type(error).__name__}"))
         finally:
@@ -74,8 +76,8 @@ class Previews:
 
     def _seen(self, world: World, loop: asyncio.AbstractEventLoop) -> tuple[Fleet, tuple[Reservation, ...]]:
         async def look() -> tuple[Fleet, tuple[Reservation, ...]]:
-            held = await world.reservations()
-            return await world.fleet(), held.entries
+            reservations = await world.reservations()
+            return await world.fleet(), reservations.entries
 
         return asyncio.run_coroutine_threadsafe(look(), loop).result(SECONDS_MAX)
 

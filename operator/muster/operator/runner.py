@@ -155,19 +155,19 @@ class Runner:
     async def admission(self, ticks: float) -> float:
         """Make one pass over the queue, which decides who gets which nodes. Grants are made in one compare-and-swap of
         all reservations."""
-        held = await self.world.reservations()
+        reservations = await self.world.reservations()
         fresh = FLEET in self._distrusted
         fleet = await self.world.fleet(fresh)
-        plan = admit(fleet, held.entries)
-        if not fresh and _trusts_absence(fleet, held.entries, plan.entries):
-            plan = admit(await self.world.fleet(fresh=True), held.entries)
+        plan = admit(fleet, reservations.entries)
+        if not fresh and _trusts_absence(fleet, reservations.entries, plan.entries):
+            plan = admit(await self.world.fleet(fresh=True), reservations.entries)
         self._distrusted.discard(FLEET)
-        if plan.entries != held.entries:
-            await self.world.write_reservations(plan.entries, held.version)
-            self.listener.reserved(held.entries, plan.entries)
-            for entry in set(plan.entries) - set(held.entries):
+        if plan.entries != reservations.entries:
+            await self.world.write_reservations(plan.entries, reservations.version)
+            self.listener.reserved(reservations.entries, plan.entries)
+            for entry in set(plan.entries) - set(reservations.entries):
                 self.queue.enqueue(entry.uid, ticks)
-        for uid in {uid for uid, told in plan.budgets.items() if self._budgets.get(uid) != told}:
+        for uid in {uid for uid, wait in plan.budgets.items() if self._budgets.get(uid) != wait}:
             self.queue.enqueue(uid, ticks)
         self._budgets = plan.budgets
         self._publish_waits(plan.waits, ticks)
@@ -203,7 +203,7 @@ class Runner:
     def _publish_waits(self, waits: dict[str, Wait], ticks: float) -> None:
         """Let the queued jobs whose reason changed report it."""
         self._waits = waits
-        self._told = {uid: told for uid, told in self._told.items() if uid in waits}
+        self._told = {uid: published for uid, published in self._told.items() if uid in waits}
         pause = max(WAIT_TEXT_SECONDS, len(waits) / WAIT_TEXTS_PER_SECOND)
         for uid, wait in waits.items():
             before, at = self._told.get(uid, (None, 0.0))
@@ -264,16 +264,16 @@ def _only_counts(before: JobStatus, after: JobStatus) -> bool:
     report."""
     if not before.phase is after.phase is Phase.RUNNING:
         return False
-    known, new = before.__dict__, after.__dict__
-    return all(value is known[name] or value == known[name] for name, value in new.items() if name not in _COUNTS)
+    old, new = before.__dict__, after.__dict__
+    return all(value is old[name] or value == old[name] for name, value in new.items() if name not in _COUNTS)
 
 
 def _trusts_absence(fleet: Fleet, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> bool:
     """Return whether this change of the reservations holds only for a freshly read fleet: nodes are given to somebody,
     or a job is not there any more. What a job has given back it never takes again, however old the read that shows it.
     """
-    known = {job.uid for job in fleet.jobs}
-    return not set(after) <= set(before) or any(entry.uid not in known for entry in set(before) - set(after))
+    uids = {job.uid for job in fleet.jobs}
+    return not set(after) <= set(before) or any(entry.uid not in uids for entry in set(before) - set(after))
 
 
 def _concerns_the_queue(seen: Observed, decision: Decision) -> bool:

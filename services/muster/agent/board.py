@@ -33,7 +33,7 @@ class Board:
                 return
             self._found[source] = notices
             self._version += 1
-            everything = tuple(notice for found in self._found.values() for notice in found)
+            everything = tuple(notice for group in self._found.values() for notice in group)
             self._now = NodeNotices(node=self._node, at=self._clock(), boot_id=self._boot_id, notices=everything)
             self._changed.notify_all()
 

@@ -41,12 +41,12 @@ class Disks:
 
     def _space(self, path: Path) -> Space | None:
         try:
-            found = self._stat(path)
+            stat = self._stat(path)
         except OSError:
             return None
-        size = found.f_frsize
+        size = stat.f_frsize
         return Space(
-            found.f_bavail * size, found.f_blocks * size, found.f_favail, bool(found.f_flag & os.ST_RDONLY)
+            stat.f_bavail * size, stat.f_blocks * size, stat.f_favail, bool(stat.f_flag & os.ST_RDONLY)
         )  # fmt: skip
 
 

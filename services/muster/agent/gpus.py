@@ -78,12 +78,14 @@ class Gpus:
         try:
             self._nvml = self._nvml or importlib.import_module("pynvml")
             self._nvml.nvmlInit()
-            found = f"driver {_text(self._nvml.nvmlSystemGetDriverVersion())}, {self._nvml.nvmlDeviceGetCount()} GPUs"
+            versions = (
+                f"driver {_text(self._nvml.nvmlSystemGetDriverVersion())}, {self._nvml.nvmlDeviceGetCount()} GPUs"
+            )
         except Exception as error:  # no library, no driver, or one that does not match the other
             self._log.say(f"no GPU health: {type(error).__name__}: {error}")
             self.pause_seconds = ABSENT_SECONDS
             return False
-        self._log.fine(f"NVML answers: {found}")
+        self._log.fine(f"NVML answers: {versions}")
         self._ready, self.pause_seconds = True, PAUSE_SECONDS
         return True
 

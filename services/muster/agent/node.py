@@ -47,10 +47,10 @@ class NodeObject:
 
     async def write(self, notices: NodeNotices) -> None:
         """Make the Node say so. A conflict with somebody else's write is tried again at once, three times."""
-        wanted = {TAINTS[notice.kind]: notice for notice in notices.notices if notice.keeps_out}
+        taints = {TAINTS[notice.kind]: notice for notice in notices.notices if notice.keeps_out}
         for last in (False, False, True):
             try:
-                await self._write(notices, wanted)
+                await self._write(notices, taints)
                 break
             except ApiError as error:
                 if error.status != 409 or last:
@@ -77,15 +77,15 @@ class NodeObject:
         # Merged by their type, so those of others stay as they are.
         await self._client.patch(f"{self._path}/status", {"status": {"conditions": conditions}}, STRATEGIC)
 
-    async def _write(self, notices: NodeNotices, wanted: dict[str, Notice]) -> None:
+    async def _write(self, notices: NodeNotices, taint_notices: dict[str, Notice]) -> None:
         item = await self._client.get(self._path)
         there = item["spec"].get("taints") or []
-        known = {taint["key"] for taint in there}
-        coming, going = wanted.keys() - self._tainted, self._tainted - wanted.keys()
+        tainted = {taint["key"] for taint in there}
+        coming, going = taint_notices.keys() - self._tainted, self._tainted - taint_notices.keys()
         taints = [taint for taint in there if taint["key"] not in going] + [
-            {"key": key, "value": str(wanted[key].remedy), "effect": "NoSchedule"}
+            {"key": key, "value": str(taint_notices[key].remedy), "effect": "NoSchedule"}
             for key in sorted(coming)
-            if key not in known
+            if key not in tainted
         ]
         text = dump_json(notices) if notices.notices else None
         change: Object = {"metadata": {"annotations": {NOTICES: text}}}
@@ -94,7 +94,7 @@ class NodeObject:
             change["metadata"]["resourceVersion"] = item["metadata"]["resourceVersion"]
             change["spec"] = {"taints": taints}
         await self._client.patch(self._path, change)
-        self._tainted = set(wanted)
+        self._tainted = set(taint_notices)
 
     def _stamped(self, condition: Object, at: str) -> Object:
         status, since = self._since.get(condition["type"], ("", at))

@@ -41,13 +41,13 @@ def read(words: dict[str, Any], environment: dict[str, str] | None = None) -> Se
     Raises pydantic's ValidationError, which is a ValueError.
     """
     environment = dict(os.environ) if environment is None else environment
-    found: dict[str, Any] = {"node": socket.gethostname().lower()}
+    values: dict[str, Any] = {"node": socket.gethostname().lower()}
     for name in Settings.model_fields:
         if (text := environment.get(PREFIX + name.upper())) is not None:
-            found[name] = text
-    found |= words
-    if isinstance(found.get("disks"), str):
-        found["disks"] = tuple(path for path in found["disks"].split(",") if path)
+            values[name] = text
+    values |= words
+    if isinstance(values.get("disks"), str):
+        values["disks"] = tuple(path for path in values["disks"].split(",") if path)
     for optional in ("folder", "xid_table"):
-        found[optional] = found.get(optional) or None
-    return Settings.model_validate(found)
+        values[optional] = values.get(optional) or None
+    return Settings.model_validate(values)

@@ -85,8 +85,8 @@ class Xid:
 def parse(text: str) -> Xid | None:
     """The Xid in a line of the kernel log."""
     for pattern, switch in ((_XID, False), (_SXID, True)):
-        if (found := pattern.search(text)) is not None:
-            return Xid(int(found[2]), found[1].lower(), found[3].strip(), switch)
+        if (match := pattern.search(text)) is not None:
+            return Xid(int(match[2]), match[1].lower(), match[3].strip(), switch)
     return None
 
 
@@ -137,8 +137,8 @@ class Xids:
         if xid.switch or xid.code in _NVLINK5:
             fatal = "fatal" in xid.text.lower() and not _NONFATAL.search(xid.text)
             return (entry.remedy if entry else Remedy.RESET) if fatal else Remedy.RECORD
-        if xid.code == RECOVERY_ACTION_CHANGED and (found := _CHANGED_TO.search(xid.text)):
-            return recovery_remedy(found[1])
+        if xid.code == RECOVERY_ACTION_CHANGED and (match := _CHANGED_TO.search(xid.text)):
+            return recovery_remedy(match[1])
         return entry.remedy if entry else Remedy.RECORD
 
     def _count(self, device: str, code: int | None, at: float) -> int:
@@ -155,8 +155,8 @@ def recovery_remedy(words: str) -> Remedy:
 
 def _is_well_again(xid: Xid) -> bool:
     """The GPU was reset: its recovery action is none."""
-    found = _CHANGED_TO.search(xid.text)
-    return found is not None and found[1].strip().lower() == "none"
+    match = _CHANGED_TO.search(xid.text)
+    return match is not None and match[1].strip().lower() == "none"
 
 
 def _replaces(new: Notice, old: Notice) -> bool:

@@ -140,8 +140,8 @@ async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | 
             await stack.enter_async_context(_with_parent(server, parent_pid))
         gc.freeze()  # what was imported never becomes garbage: to look through it takes a tenth of a second each time
         host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        print(f"muster api: http://{shown}:{port}/api/v1", flush=True)
+        address = f"[{host}]" if ":" in host else host
+        print(f"muster api: http://{address}:{port}/api/v1", flush=True)
         await server.serve(sockets=[listener])
     return 0
 

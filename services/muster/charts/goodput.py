@@ -45,13 +45,13 @@ def parts(seconds: Mapping[str, float]) -> tuple[Part, ...]:
         return ()
     names = [name for name in (*WORDS, *sorted(set(seconds) - set(WORDS))) if seconds.get(name, 0.0) > 0]
     tenths = _rounded([1_000 * seconds[name] / whole for name in names])
-    found, x = [], 0.0
+    bars, x = [], 0.0
     for name, share in zip(names, tenths, strict=True):
         width = 100 * seconds[name] / whole
         words = WORDS.get(name, name.replace("_", " ").capitalize())
-        found.append(Part(str(name), words, seconds[name], round(x, 3), round(width, 3), share))
+        bars.append(Part(str(name), words, seconds[name], round(x, 3), round(width, 3), share))
         x += width
-    return tuple(found)
+    return tuple(bars)
 
 
 def _rounded(shares: list[float]) -> list[int]:

@@ -112,9 +112,9 @@ def timeline(
     ]
     lanes = tuple(_lane(attempt, cost, scale, states, commits) for attempt, cost in zip(attempts, costs, strict=True))
     spans = tuple(scale.span(*state) for state in states)
-    shown = {span.state for span in spans} | {span.state for lane in lanes for span in lane.spans}
+    names = {span.state for span in spans} | {span.state for lane in lanes for span in lane.spans}
     return Timeline(
-        spans, tuple(reversed(lanes)), _ticks(scale), scale.end - created_at, tuple(s for s in WORDS if s in shown)
+        spans, tuple(reversed(lanes)), _ticks(scale), scale.end - created_at, tuple(s for s in WORDS if s in names)
     )
 
 
@@ -138,7 +138,7 @@ State = tuple[str, float, float, str]  # its name, when it began and ended, why
 
 def _states(created_at: float, end: float, events: Sequence[tuple[float, Mapping[str, Any]]]) -> list[State]:
     """Return the job's states from its creation on. A checkpoint shows that an apparent stall had ended."""
-    found: list[State] = []
+    states: list[State] = []
     name, since, reason = "queued", created_at, ""
     for at, event in events:
         begins = BEGINS.get(event["type"])
@@ -150,11 +150,11 @@ def _states(created_at: float, end: float, events: Sequence[tuple[float, Mapping
             reason = event["message"] or reason
             continue
         if name and at > since:
-            found.append((name, since, at, reason))
+            states.append((name, since, at, reason))
         name, since, reason = begins, max(at, since), event["message"]
     if name and end > since:
-        found.append((name, since, end, reason))
-    return found
+        states.append((name, since, end, reason))
+    return states
 
 
 def _lane(
@@ -178,18 +178,18 @@ def _lane(
 
 def _training(first: float, end: float, states: Sequence[State]) -> list[State]:
     """Training from the first step to the end, with what was stalled of it."""
-    found: list[State] = []
+    states_of_training: list[State] = []
     at = first
     for name, since, until, reason in states:
         if name != "stalled" or until <= first or since >= end:
             continue
         if since > at:
-            found.append(("training", at, since, ""))
+            states_of_training.append(("training", at, since, ""))
         at = min(until, end)
-        found.append(("stalled", max(since, first), at, reason))
+        states_of_training.append(("stalled", max(since, first), at, reason))
     if end > at:
-        found.append(("training", at, end, ""))
-    return found
+        states_of_training.append(("training", at, end, ""))
+    return states_of_training
 
 
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)

@@ -43,10 +43,10 @@ def audit(
     json: Json = False,
 ) -> None:
     """List who changed what and from where, with the values before and after. For admins and maintainers."""
-    wanted = {"person": person, "project": project, "action": action, "subject": subject}
+    filters = {"person": person, "project": project, "action": action, "subject": subject}
     most = limit or (50 if form == Form.TABLE else None)
     with connect(server) as client:
-        lines = _lines(client, most, wanted)
+        lines = _lines(client, most, filters)
         if json:
             print_json({"items": list(lines)})
         elif form == Form.JSONL:
@@ -58,10 +58,10 @@ def audit(
             _print_table(lines)
 
 
-def _lines(client: JobsClient, most: int | None, wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _lines(client: JobsClient, most: int | None, filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
     cursor, left = None, most
     while left is None or left > 0:
-        page = client.get("audit", limit=min(left or PAGE_LINES, PAGE_LINES), cursor=cursor, **wanted)
+        page = client.get("audit", limit=min(left or PAGE_LINES, PAGE_LINES), cursor=cursor, **filters)
         yield from page["items"]
         left = None if left is None else left - len(page["items"])
         cursor = page["nextCursor"]

@@ -111,8 +111,8 @@ def export(
     together with its base model unless that is a folder or a hub repository.
     """
     form = "transformers" if form == "hf" else form
-    if not is_folder(where) and (found := _fetched(where, to, step, server, format=form, dtype=dtype, ema=ema)):
-        print_json(found) if json else say(f"{to}: {size(found['total'])}, step {found['step']} of {where}")
+    if not is_folder(where) and (exported := _fetched(where, to, step, server, format=form, dtype=dtype, ema=ema)):
+        print_json(exported) if json else say(f"{to}: {size(exported['total'])}, step {exported['step']} of {where}")
         return
     command = ["--checkpoint", folder_of(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
     run_tool("checkpoint", "muster.trainer.convert.export", *command, "--format", form, *(["--ema"] if ema else []))
@@ -195,12 +195,12 @@ def folder_of(where: str, server: str | None) -> str:
 
     with connect(server) as client:
         job_id = client.job_id(where)
-        found = client.get(f"jobs/{job_id}/checkpoints")["uri"]
+        folder = client.get(f"jobs/{job_id}/checkpoints")["uri"]
         _refuse_without_commit(client, where, job_id)
-        if not found:
+        if not folder:
             raise CliError(f"{where} has no checkpoint folder yet", code="no-checkpoints")
-        if parse_address(found).scheme == "file" and not client.server.local:
+        if parse_address(folder).scheme == "file" and not client.server.local:
             raise usage(
-                f"the checkpoints of {where} are in {found}, a folder of the server's machine", "run this there"
+                f"the checkpoints of {where} are in {folder}, a folder of the server's machine", "run this there"
             )
-    return str(found)
+    return str(folder)

@@ -42,17 +42,17 @@ def examine(examined: ExaminedCluster) -> list[Finding]:
     from kubernetes.client.exceptions import ApiException
 
     with cluster_errors(examined.cluster, "ask for its version"):
-        found = [_version(examined)]
+        findings = [_version(examined)]
     for title, check in CHECKS.items():
         with cluster_errors(examined.cluster, f"look at {title}"):
             try:
-                found += [Finding(title, *line) for line in check(examined)]
+                findings += [Finding(title, *line) for line in check(examined)]
             except ApiException as error:
                 if error.status == 401:
                     raise
                 next_step = "ask somebody who may to run this, or for the right to look"
-                found.append(Finding(title, "warning", f"can't look: {message_of(error)}", next_step))
-    return found
+                findings.append(Finding(title, "warning", f"can't look: {message_of(error)}", next_step))
+    return findings
 
 
 def _version(examined: ExaminedCluster) -> Finding:
@@ -65,12 +65,12 @@ def _version(examined: ExaminedCluster) -> Finding:
 
 def _definition(examined: ExaminedCluster) -> Lines:
     name, install = f"{PLURAL}.{GROUP}", "install or upgrade the chart (docs/install.md)"
-    found = examined.find(examined.api("CustomObjectsApi").get_cluster_custom_object, *_CRDS, name)
-    if found is None:
+    definition = examined.find(examined.api("CustomObjectsApi").get_cluster_custom_object, *_CRDS, name)
+    if definition is None:
         yield "failure", f"there is no {name}", install
         return
-    conditions = {each["type"]: each["status"] for each in found.get("status", {}).get("conditions", ())}
-    versions = {version["name"]: version for version in found["spec"]["versions"]}
+    conditions = {each["type"]: each["status"] for each in definition.get("status", {}).get("conditions", ())}
+    versions = {version["name"]: version for version in definition["spec"]["versions"]}
     if conditions.get("Established") != "True":
         yield "failure", f"{name} is not established", "kubectl describe crd " + name
     elif VERSION not in versions or not versions[VERSION]["served"]:
@@ -116,12 +116,12 @@ def _operator(examined: ExaminedCluster) -> Lines:
             f"submit to it: --namespace {only}",
         )
     status, image = examined.operator.status, examined.operator.spec.template.spec.containers[0].image
-    wanted, ready = examined.operator.spec.replicas or 0, status.ready_replicas or 0
+    replicas, ready = examined.operator.spec.replicas or 0, status.ready_replicas or 0
     if ready:
-        yield "ok", f"{ready} of {wanted} ready, {image}"
+        yield "ok", f"{ready} of {replicas} ready, {image}"
     else:
         next_step = f"kubectl -n {examined.system} describe deployment muster-operator"
-        yield "failure", f"none of {plural(wanted, 'replica')} is ready, {image}", next_step
+        yield "failure", f"none of {plural(replicas, 'replica')} is ready, {image}", next_step
 
 
 def _leader(examined: ExaminedCluster) -> Lines:
@@ -156,18 +156,18 @@ def _agents(examined: ExaminedCluster) -> Lines:
     if agent is None:
         yield "warning", "no agents: Xid errors, spot notices and ill disks are not heard of", "agent.enabled=true"
         return
-    wanted, ready = agent.status.desired_number_scheduled, agent.status.number_ready
-    if ready < wanted:
+    desired, ready = agent.status.desired_number_scheduled, agent.status.number_ready
+    if ready < desired:
         next_step = f"kubectl -n {examined.system} get pods -l app.kubernetes.io/component=agent -o wide"
-        yield "warning", f"{ready} of {plural(wanted, 'agent')} ready", next_step
+        yield "warning", f"{ready} of {plural(desired, 'agent')} ready", next_step
     else:
-        yield "ok", f"{plural(wanted, 'agent')} ready"
+        yield "ok", f"{plural(desired, 'agent')} ready"
 
 
 def _schedulers(examined: ExaminedCluster) -> Lines:
-    found = sorted(kind for group, kind in SCHEDULERS.items() if group in examined.groups and _serves(examined, group))
-    if found:
-        yield "ok", f"builtin, and {', '.join(found)} (gang.scheduler.kind)"
+    names = sorted(kind for group, kind in SCHEDULERS.items() if group in examined.groups and _serves(examined, group))
+    if names:
+        yield "ok", f"builtin, and {', '.join(names)} (gang.scheduler.kind)"
     else:
         yield "ok", "builtin: the operator itself starts gangs whole; Kueue, Volcano, KAI and others are not installed"
 

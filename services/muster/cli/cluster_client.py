@@ -121,7 +121,7 @@ class ClusterClient:
                 raise CliError(str(problem), Exit.USAGE, "invalid_parameter", faults=(Fault(problem),))
         owned = {Label.PROJECT: filters.get("project"), Label.OWNER: filters.get("owner")}
         labels = [*(filters.get("label") or []), *(f"{key}={value}" for key, value in owned.items() if value)]
-        found = [
+        summaries = [
             summary
             for item in self._objects.jobs(",".join(labels))
             if (summary := summary_of(item))
@@ -129,9 +129,9 @@ class ClusterClient:
             and (not filters.get("live") or summary["phase"] not in ENDED)
             and filters.get("name") in (None, summary["name"])
         ]
-        found.sort(key=lambda summary: summary["createdAt"], reverse=True)
-        for start in range(0, min(limit, len(found)), PAGE_JOBS):
-            yield found[start : min(start + PAGE_JOBS, limit)]
+        summaries.sort(key=lambda summary: summary["createdAt"], reverse=True)
+        for start in range(0, min(limit, len(summaries)), PAGE_JOBS):
+            yield summaries[start : min(start + PAGE_JOBS, limit)]
 
     def plan(self, document: Any) -> dict[str, Any]:
         """The cluster's own dry run: its schema, its policies and its quotas are asked, and nothing is stored."""

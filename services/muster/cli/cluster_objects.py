@@ -92,19 +92,19 @@ class ClusterObjects:
         """Kubernetes' events of the TrainingJob, oldest first; the cluster keeps them for an hour."""
         selector = f"involvedObject.uid={item['metadata']['uid']}"
         with self._doing(f"read the events of {item['metadata']['name']}"):
-            found = self.cluster.core().list_namespaced_event(
+            event_list = self.cluster.core().list_namespaced_event(
                 self.cluster.namespace, field_selector=selector, _request_timeout=TIMEOUT_SECONDS
             )
-        return sorted(found.items, key=lambda event: (event_at(event), event.metadata.name))
+        return sorted(event_list.items, key=lambda event: (event_at(event), event.metadata.name))
 
     def pods(self, item: dict[str, Any], attempt: int) -> dict[int, str]:
         """The names of the attempt's pods, by worker."""
         selector = f"{Label.JOB_UID}={item['metadata']['uid']},{Label.ATTEMPT}={attempt}"
         with self._doing(f"list the pods of {item['metadata']['name']}"):
-            found = self.cluster.core().list_namespaced_pod(
+            pod_list = self.cluster.core().list_namespaced_pod(
                 self.cluster.namespace, label_selector=selector, _request_timeout=TIMEOUT_SECONDS
             )
-        return {int(pod.metadata.labels[Label.WORKER]): pod.metadata.name for pod in found.items}
+        return {int(pod.metadata.labels[Label.WORKER]): pod.metadata.name for pod in pod_list.items}
 
     def log(self, job: str, pod: str, tail: int | None) -> str:
         """Return the worker's log so far, or its last lines."""

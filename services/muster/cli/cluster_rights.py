@@ -54,8 +54,8 @@ def own_rights(examined: ExaminedCluster) -> Lines:
     namespace = examined.cluster.namespace
     missing = [right for right in OWN_RIGHTS if not _may(examined, right, namespace, None)]
     if missing:
-        told = f"you may not {_describe_rights(missing)} in namespace {namespace}"
-        yield "failure", told, "ask for the role muster-user there (docs/install.md)"
+        problem = f"you may not {_describe_rights(missing)} in namespace {namespace}"
+        yield "failure", problem, "ask for the role muster-user there (docs/install.md)"
     else:
         yield "ok", f"you may submit, watch and change jobs in namespace {namespace}"
 

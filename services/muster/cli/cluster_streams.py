@@ -43,19 +43,19 @@ def follow_events(objects: ClusterObjects, name: str, after: int, kinds: list[st
 
 def follow_logs(objects: ClusterObjects, name: str, params: dict[str, Any]) -> Iterator[StreamEvent]:
     """Attempt after attempt, each from its beginning (or its last lines, for the first that is followed)."""
-    attempt, tail, told = params.get("attempt"), params.get("tail"), 0
+    attempt, tail, followed = params.get("attempt"), params.get("tail"), 0
     while True:
         item = objects.job(name)
         status = status_of(item)
         current = attempt or status["attempt"]
-        pods = objects.pods(item, current) if current > told else {}
-        wanted = {worker: pod for worker, pod in pods.items() if params.get("worker") in ("all", str(worker), worker)}
-        if wanted:
+        pods = objects.pods(item, current) if current > followed else {}
+        chosen = {worker: pod for worker, pod in pods.items() if params.get("worker") in ("all", str(worker), worker)}
+        if chosen:
             yield StreamEvent("attempt", json.dumps({"attempt": current}))
-            for worker, line in _lines(objects, wanted, tail):
+            for worker, line in _lines(objects, chosen, tail):
                 yield StreamEvent("log", json.dumps({"attempt": current, "worker": worker, "line": line}))
-            told, tail = current, None
-        elif status["phase"] in ENDED or (attempt is not None and told):
+            followed, tail = current, None
+        elif status["phase"] in ENDED or (attempt is not None and followed):
             yield StreamEvent("end", json.dumps({"phase": status["phase"]}))
             return
         time.sleep(POLL_SECONDS)

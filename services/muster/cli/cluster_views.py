@@ -58,10 +58,10 @@ def why_view(item: dict[str, Any]) -> dict[str, Any]:
     status, spec = status_of(item), item.get("spec") or {}
     suspend, cancel = bool(spec.get("suspend")), bool(spec.get("cancel"))
     try:
-        known = JobStatus.model_validate(item.get("status") or {})
-        folder = known.checkpoint.uri if known.checkpoint else ""
+        job_status = JobStatus.model_validate(item.get("status") or {})
+        folder = job_status.checkpoint.uri if job_status.checkpoint else ""
         flags = {"suspend": suspend, "cancel": cancel, "handed_over": True}
-        steps = advice(known, **flags, ahead=0, spec=spec, name=item["metadata"]["name"], folder=folder)
+        steps = advice(job_status, **flags, ahead=0, spec=spec, name=item["metadata"]["name"], folder=folder)
     except ValueError:
         steps = unreadable(status)
     keys = ("phase", "code", "because", "since", "attempt", "lastFailure", "retryAt", "restarts")

@@ -157,10 +157,10 @@ def _is_job_file(target: str) -> bool:
     if not target.endswith(".json") or not path.is_file() or path.stat().st_size > JOB_BYTES_MAX:
         return False
     try:
-        found = documents.loads(path.read_bytes())
+        document = documents.loads(path.read_bytes())
     except ValueError:  # lines of JSON, or damaged: what it is the trainer's reader tells
         return False
-    return isinstance(found, dict) and found.get("kind") == "TrainingJob"
+    return isinstance(document, dict) and document.get("kind") == "TrainingJob"
 
 
 def _is_job(target: str) -> bool:

@@ -66,7 +66,7 @@ def run(job_file: Path, state: Path | None, keep: bool) -> Evidence:
                 gathered = submit_and_watch(running, job_file)
         finally:
             left = sweep(folder)
-        return replace(gathered, left_running=tuple(f"{found.pid} {found.what}" for found in left))
+        return replace(gathered, left_running=tuple(f"{each.pid} {each.what}" for each in left))
     finally:
         if keep:
             say(f"Everything is kept in {folder} (logs, checkpoints, database)")

@@ -62,8 +62,8 @@ def run(examples: Path, state: Path | None, keep: bool, steps: tuple[int, int, i
                 gathered = _story(running, examples, folder / "finetune", steps)
         finally:
             left = demo.sweep(own)
-        told = tuple(f"{found.pid} {found.what}" for found in left)
-        return replace(gathered, preferring=replace(gathered.preferring, left_running=told))
+        leftovers = tuple(f"{each.pid} {each.what}" for each in left)
+        return replace(gathered, preferring=replace(gathered.preferring, left_running=leftovers))
     finally:
         if keep:
             say(f"Everything is kept in {folder} (models, logs, checkpoints, database)")
@@ -95,8 +95,8 @@ def _story(platform: Platform, examples: Path, work: Path, steps: tuple[int, int
     say("Opening all four by transformers …", "dim")
     asked = ("--chat", held_out, "--preferences", held_pairs)
     judged = _tool(examples / "judge_models.py", *asked, *(folders[stage] for stage in STAGES))
-    found = tuple(json.loads(judged.stdout)) if judged.returncode == 0 else ()
-    return FinetuneEvidence(pretraining, tuning, preferring, found, judged.stderr.strip()[-800:])
+    scores = tuple(json.loads(judged.stdout)) if judged.returncode == 0 else ()
+    return FinetuneEvidence(pretraining, tuning, preferring, scores, judged.stderr.strip()[-800:])
 
 
 def _mistakes(examples: Path, model: Path, chat: Path, pairs: Path, draws: int) -> Path:
@@ -256,10 +256,10 @@ def _opened(evidence: FinetuneEvidence) -> str:
 def _better(evidence: FinetuneEvidence) -> str:
     # Preferences are learnt by comparing answers: that stage is judged by its answers, in _prefers and _answers.
     losses = evidence.of("loss")[:3]
-    told = ", ".join(f"{stage} {loss:.3f}" for stage, loss in zip(STAGES, losses, strict=False))
+    figures = ", ".join(f"{stage} {loss:.3f}" for stage, loss in zip(STAGES, losses, strict=False))
     if len(losses) != 3 or not losses[0] > losses[1] > losses[2]:
-        raise CheckFailed(f"held-out conversations are not better at each stage: {told or 'no figures'}")
-    return f"loss of conversations that no job saw, by transformers: {told}"
+        raise CheckFailed(f"held-out conversations are not better at each stage: {figures or 'no figures'}")
+    return f"loss of conversations that no job saw, by transformers: {figures}"
 
 
 def _prefers(evidence: FinetuneEvidence) -> str:
@@ -277,8 +277,8 @@ def _answers(evidence: FinetuneEvidence) -> str:
     values = evidence.of("exact_match")[1:]
     if len(values) != 3 or not values[2] > values[1] > values[0]:
         raise CheckFailed(f"{what}: {_shares(values)}")
-    told = f"{values[0]:.1%} pretrained, {values[1]:.1%} fine-tuned, {values[2]:.1%} after DPO"
-    return f"{what}, by transformers: {told}"
+    figures = f"{values[0]:.1%} pretrained, {values[1]:.1%} fine-tuned, {values[2]:.1%} after DPO"
+    return f"{what}, by transformers: {figures}"
 
 
 def _shares(values: Sequence[float]) -> str:

@@ -47,15 +47,15 @@ def upload(
     from muster.cli.uploading import send_file
 
     with connect(server) as client:
-        found = []
+        sent = []
         for path in paths:
             lifetime = expires * 3600 if expires is not None else None
-            found.append(send_file(api(client), path, purpose, project, lifetime))
+            sent.append(send_file(api(client), path, purpose, project, lifetime))
             if not json_wanted():
-                typer.echo(found[-1]["id"])
+                typer.echo(sent[-1]["id"])
     if json:
-        print_json(found[0] if len(found) == 1 else {"items": found})
-    if any(file["status"] == "failed" for file in found):
+        print_json(sent[0] if len(sent) == 1 else {"items": sent})
+    if any(file["status"] == "failed" for file in sent):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -97,13 +97,13 @@ def get(
     from muster.cli.uploading import fetch_file
 
     with connect(server) as client:
-        found = client.get(f"files/{file}")
+        info = client.get(f"files/{file}")
         if output is not None:
-            fetch_file(api(client), found, output)
+            fetch_file(api(client), info, output)
     if json:
-        print_json(found)
+        print_json(info)
     elif output is None:
-        answers().print(_details(found), soft_wrap=True)
+        answers().print(_details(info), soft_wrap=True)
 
 
 @app.command("rm")

@@ -21,37 +21,37 @@ def queue(
 ) -> None:
     """Show the queue in order: which jobs wait, how long and why, and which jobs hold nodes."""
     with connect(server) as client:
-        found = client.get("queues")
-    found["items"] = [each for each in found["items"] if project in (None, each["project"])]
+        queues = client.get("queues")
+    queues["items"] = [each for each in queues["items"] if project in (None, each["project"])]
     if json:
-        print_json(found)
+        print_json(queues)
         return
     table = Table("#", "PROJECT", "JOB", "OWNER", ">GPUS", "WAITS", "WHY")
-    lines = [(job, each["project"]) for each in found["items"] for job in each["waiting"]]
+    lines = [(job, each["project"]) for each in queues["items"] for job in each["waiting"]]
     for job, name in sorted(lines, key=lambda line: line[0]["position"]):
         waits, gpus = _since(job["since"]), _gpus(job)
         table.add_row(str(job["position"]), name, job["name"], job["owner"], gpus, waits, job["because"])
     answers().print(table, soft_wrap=True)
-    held = Table("HELD BY", "JOB", "OWNER", ">GPUS", "FOR", "PHASE")
-    for each in found["items"]:
+    holders = Table("HELD BY", "JOB", "OWNER", ">GPUS", "FOR", "PHASE")
+    for each in queues["items"]:
         for job in each["holding"]:
-            held.add_row(each["project"], job["name"], job["owner"], _gpus(job), _since(job["since"]), job["phase"])
+            holders.add_row(each["project"], job["name"], job["owner"], _gpus(job), _since(job["since"]), job["phase"])
     typer.echo("")
-    answers().print(held, soft_wrap=True)
-    for each in found["items"]:
+    answers().print(holders, soft_wrap=True)
+    for each in queues["items"]:
         say(f"{each['project']}: {_held(each)}", "dim")
-    say(f"{formatting.plural(found['queued'], 'job')} in the queue of all projects", "dim")
+    say(f"{formatting.plural(queues['queued'], 'job')} in the queue of all projects", "dim")
 
 
 def nodes(server: Server = None, json: Json = False) -> None:
     """List the nodes: pool, capacity, free GPUs, the jobs that hold them, and problems."""
     with connect(server) as client:
-        found = client.get("nodes")
+        fleet = client.get("nodes")
     if json:
-        print_json(found)
+        print_json(fleet)
         return
     table = Table("NODE", "POOL", "CAPACITY", "TYPE", ">GPUS", ">FREE", "HELD BY", "STATE")
-    for node in found["items"]:
+    for node in fleet["items"]:
         state = _state(node)
         holders = [f"{each['project']}/{each['job']}" if each["job"] else each["project"] for each in node["heldBy"]]
         others = [f"pods of others ({node['othersGpus']} GPUs)"] if node["othersGpus"] else []
@@ -66,10 +66,10 @@ def nodes(server: Server = None, json: Json = False) -> None:
             Styled(state, "yellow" if node["unfit"] else ""),
         )
     answers().print(table, soft_wrap=True)
-    if found["note"]:
-        say(found["note"], "yellow")
-    if found["asOf"]:
-        say(f"as of {formatting.moment(found['asOf'])}", "dim")
+    if fleet["note"]:
+        say(fleet["note"], "yellow")
+    if fleet["asOf"]:
+        say(f"as of {formatting.moment(fleet['asOf'])}", "dim")
 
 
 def _state(node: dict[str, Any]) -> str:

@@ -82,8 +82,8 @@ def read_job_file(source: str) -> JobFile:
 
 def set_value(file: JobFile, assignment: str) -> None:
     """Apply `--set path.to.key=value`; the value is YAML. `spec.` may be left out. Raises CliError."""
-    path, found, text = assignment.partition("=")
-    if not found or not path:
+    path, equals, text = assignment.partition("=")
+    if not equals or not path:
         raise _bad("--set", f"--set wants PATH=VALUE, not {assignment!r}", "--set training.length.steps=100")
     value = _read(f"--set {path}", text.encode(errors="surrogateescape"), "yaml").data
     parts: list[str | int] = [int(p) if p.isdigit() else p for p in re.findall(r"[^.\[\]]+", path)]

@@ -110,15 +110,15 @@ def estimate(
         client = None
     document = submission.prepare(file, None, settings or [], client is None or client.server.local)
     if client is None:
-        found = story.work_out(document)
+        result = story.work_out(document)
     else:
         with client:
-            found = story.ask(client, document)
+            result = story.ask(client, document)
     if json:
-        print_json(found)
+        print_json(result)
     else:
-        story.show(found)
-    if found.get("fits") is False or found.get("faults"):
+        story.show(result)
+    if result.get("fits") is False or result.get("faults"):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -137,12 +137,12 @@ def ls(
     """List jobs, the newest first, and below them older ones that run."""
     from muster.cli.render import show_jobs
 
-    found = 0
-    shown: set[str] = set()
+    count = 0
+    ids: set[str] = set()
 
     def pages() -> Iterator[list[dict[str, Any]]]:
         """The pages up to the limit. One job more is asked for, to know whether there are more."""
-        nonlocal found
+        nonlocal count
         filters = {
             "phase": phases,
             "label": label or [],
@@ -151,28 +151,28 @@ def ls(
             "owner": owner,
         }
         for page in client.job_pages(limit + 1, **filters):
-            shown.update(job["id"] for job in page[: limit - found])
-            yield page[: limit - found]
-            found += len(page)
+            ids.update(job["id"] for job in page[: limit - count])
+            yield page[: limit - count]
+            count += len(page)
 
     def pages_and_running() -> Iterator[list[dict[str, Any]]]:
         """The pages, and where there are more jobs than fit, those of the others that run, up to the same limit."""
         yield from pages()
-        if found <= limit or phases:
+        if count <= limit or phases:
             return
         filters = {"phase": ["Running"], "label": label or [], "project": project, "owner": owner}
         for page in client.job_pages(limit, **filters):
-            yield [job for job in page if job["id"] not in shown]
+            yield [job for job in page if job["id"] not in ids]
 
     phases = [word.capitalize() for word in phase or []]
     with connect(server) as client:
         if json:
-            print_json({"items": [job for page in pages() for job in page], "more": found > limit})
+            print_json({"items": [job for page in pages() for job in page], "more": count > limit})
             return
         show_jobs(pages_and_running())
-    if not found:
+    if not count:
         say("No jobs." if not (phases or label or live or project or owner) else "No such jobs.")
-    elif found > limit:
+    elif count > limit:
         say(f"There are more than {limit}, of which those that run are shown; --limit shows more.", "dim")
 
 
@@ -218,11 +218,11 @@ def _last_samples(client: JobsClient, job: dict[str, Any]) -> dict[str, Any] | N
     if not evaluation.get("generate"):
         return None
     try:
-        found = client.get(f"jobs/{job['id']}/samples", limit=1)["items"]
+        items = client.get(f"jobs/{job['id']}/samples", limit=1)["items"]
     except MusterError as error:
         say(f"warning: its samples are left out: {error}", "yellow")
         return None
-    return found[-1] if found else None
+    return items[-1] if items else None
 
 
 def cancel(

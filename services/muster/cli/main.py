@@ -119,8 +119,8 @@ app.add_typer(people.app, name="people", rich_help_panel="Platform")
 app.add_typer(tokens.app, name="tokens", rich_help_panel="Platform")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(asked: bool) -> None:
+    if asked:
         import importlib.metadata  # slow, and needed here only
 
         typer.echo(f"muster {importlib.metadata.version('muster-train')}")

@@ -125,11 +125,11 @@ def connect(server: str | None, patience_seconds: float = 20.0) -> JobsClient:
     from muster.client.address import find_server
     from muster.client.connection import Connection
 
-    found = find_server(server)
-    if found.token and not found.local and found.url.startswith("http://"):
-        say(f"warning: the token goes to {found.url} unencrypted; use https://", "yellow")
+    target = find_server(server)
+    if target.token and not target.local and target.url.startswith("http://"):
+        say(f"warning: the token goes to {target.url} unencrypted; use https://", "yellow")
     return Connection(
-        found, patience_seconds, waiting=lambda reason: say(f"waiting for {found.url}: {reason}", "yellow")
+        target, patience_seconds, waiting=lambda reason: say(f"waiting for {target.url}: {reason}", "yellow")
     )
 
 

@@ -33,12 +33,12 @@ def whoami(server: Server = None, json: Json = False) -> None:
 def ls(server: Server = None, json: Json = False) -> None:
     """List people and service accounts."""
     with connect(server) as client:
-        found = client.get("people")
+        people = client.get("people")
     if json:
-        print_json(found)
+        print_json(people)
         return
     table = Table("NAME", "KIND", "ADMIN", "DISABLED", "SINCE")
-    for person in found["items"]:
+    for person in people["items"]:
         yes = {True: "yes", False: ""}
         at = formatting.moment(person["createdAt"])
         table.add_row(person["name"], person["kind"], yes[person["admin"]], yes[person["disabled"]], at)
@@ -58,10 +58,10 @@ def set_person(
     json: Json = False,
 ) -> None:
     """Create or change a person or service account. Options that you leave out are set to false."""
-    wanted: dict[str, object] = {"kind": "service" if service else "person", "admin": admin, "disabled": disabled}
-    wanted |= {"subject": subject} if subject else {}
+    body: dict[str, object] = {"kind": "service" if service else "person", "admin": admin, "disabled": disabled}
+    body |= {"subject": subject} if subject else {}
     with connect(server) as client:
-        made = client.put(f"people/{name}", wanted)
+        made = client.put(f"people/{name}", body)
     if json:
         print_json(made)
     say(f"{name} is as it was asked for", "bold green")

@@ -115,9 +115,9 @@ def demo(
 
         examples = story.find_example(None).parent
         steps = pretrain_steps, finetune_steps, preference_steps
-        found = demo_finetune.run(examples, state, keep, steps)
-        evidence, results = found.preferring, demo_finetune.run_checks(found)
-        document = demo_finetune.document(found, results, time.monotonic() - began)
+        gathered = demo_finetune.run(examples, state, keep, steps)
+        evidence, results = gathered.preferring, demo_finetune.run_checks(gathered)
+        document = demo_finetune.document(gathered, results, time.monotonic() - began)
     else:
         evidence = story.run(story.find_example(job), state, keep)
         results = run_checks(evidence)

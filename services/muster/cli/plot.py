@@ -34,11 +34,11 @@ def sparkline(values: Sequence[float], width: int = 24, unicode: bool = True) ->
     """Draw the means of `width` equal parts of the values as bars, the lowest at the bottom. Empty without a finite
     value."""
     bars = _BARS if unicode else _ASCII_BARS
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
         return ""
-    width = min(width, len(known))
-    means = [_mean(known[i * len(known) // width : (i + 1) * len(known) // width]) for i in range(width)]
+    width = min(width, len(finite))
+    means = [_mean(finite[i * len(finite) // width : (i + 1) * len(finite) // width]) for i in range(width)]
     low, high = min(means), max(means)
     scale = (len(bars) - 1) / (high - low) if high > low else 0.0
     return "".join(bars[round((mean - low) * scale)] for mean in means)
@@ -73,12 +73,12 @@ def curve(points: Sequence[Point], width: int = 64, height: int = 10, unicode: b
 
 
 def _columns(points: Sequence[Point], low: float, high: float, columns: int) -> dict[int, tuple[float, float]]:
-    found: dict[int, tuple[float, float]] = {}
+    ranges: dict[int, tuple[float, float]] = {}
     for point in points:
         column = round((point.x - low) / (high - low) * (columns - 1))
-        least, most = found.get(column, (point.y, point.y))
-        found[column] = (min(least, point.y), max(most, point.y))
-    return found
+        least, most = ranges.get(column, (point.y, point.y))
+        ranges[column] = (min(least, point.y), max(most, point.y))
+    return ranges
 
 
 def _joined(columns: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:

@@ -27,15 +27,15 @@ def of_state(root: Path) -> list[Found]:
         while ancestor is not None:
             above.add(ancestor.pid)
             ancestor = ancestor.parent()
-    found = []
+    matches = []
     for process in psutil.process_iter():
         if process.pid in above:
             continue
         with contextlib.suppress(psutil.Error):  # gone meanwhile, or somebody else's
             command = process.cmdline()
             if process.status() != psutil.STATUS_ZOMBIE and is_of_state(command, process.environ(), root):
-                found.append(Found(process.pid, " ".join(command)[:160] or process.name()))
-    return found
+                matches.append(Found(process.pid, " ".join(command)[:160] or process.name()))
+    return matches
 
 
 def is_of_state(command: Sequence[str], environ: Mapping[str, str], root: Path) -> bool:

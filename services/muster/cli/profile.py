@@ -38,8 +38,8 @@ def profile(
     with connect(server) as client:
         job_id = client.job_id(job)
         if show:
-            found = client.get(f"jobs/{job_id}/profiles")
-            chosen = found["items"][-1:] if to is not None else found["items"]
+            profiles = client.get(f"jobs/{job_id}/profiles")
+            chosen = profiles["items"][-1:] if to is not None else profiles["items"]
         else:
             asked = client.post(f"jobs/{job_id}/profiles", {"steps": steps, "ranks": rank or [0]}, repeat=False)
             say(f"Asked {job} for {steps} steps of rank {', '.join(map(str, asked['ranks']))} (request {asked['id']})")
@@ -47,16 +47,16 @@ def profile(
                 if json:
                     print_json(asked)
                 return
-            found, one = _until_written(client, job, job_id, asked)
+            profiles, one = _until_written(client, job, job_id, asked)
             chosen = [one]
         fetched = [path for each in chosen for path in _fetch(client, job_id, each, to)] if to is not None else []
     if json_wanted():
-        print_json(found if show else chosen[0])
+        print_json(profiles if show else chosen[0])
         return
     if not chosen:
         say("No profile yet: `muster profile JOB` makes one.")
     for each in chosen:
-        _show(each, found["uri"])
+        _show(each, profiles["uri"])
     for path in fetched:
         answers().print(str(path), markup=False, soft_wrap=True)
     if any(part["fault"] for each in chosen for part in each["done"]) and not show:
@@ -69,10 +69,10 @@ def _until_written(
     """The list, and in it the profile of this request. Raises CliError where the attempt has ended before."""
     while True:
         status = client.get(f"jobs/{job_id}")["status"]
-        found = client.get(f"jobs/{job_id}/profiles")  # after the status: what was written before an end is seen
-        one = next((each for each in found["items"] if each["id"] == asked["id"]), None)
+        profiles = client.get(f"jobs/{job_id}/profiles")  # after the status: what was written before an end is seen
+        one = next((each for each in profiles["items"] if each["id"] == asked["id"]), None)
         if one is not None and one["complete"]:
-            return found, one
+            return profiles, one
         if status["phase"] != "Running" or status["attempt"] != asked["attempt"]:
             raise CliError(
                 f"attempt {asked['attempt']} of {name} ended before its trace was written ({status['phase']}: "

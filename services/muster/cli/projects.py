@@ -31,12 +31,12 @@ class Role(StrEnum):
 def ls(server: Server = None, json: Json = False) -> None:
     """List the projects that you may see."""
     with connect(server) as client:
-        found = client.get("projects")
+        projects = client.get("projects")
     if json:
-        print_json(found)
+        print_json(projects)
         return
     table = Table("NAME", "NAMESPACE", "YOUR ROLE")
-    for project in found["items"]:
+    for project in projects["items"]:
         table.add_row(project["name"], project["namespace"] or "", project["role"])
     answers().print(table, soft_wrap=True)
 
@@ -45,14 +45,14 @@ def ls(server: Server = None, json: Json = False) -> None:
 def get(project: ProjectName, server: Server = None, json: Json = False) -> None:
     """Show a project: its namespace, limits and members."""
     with connect(server) as client:
-        found = client.get(f"projects/{project}")
+        document = client.get(f"projects/{project}")
         members = client.get(f"projects/{project}/members")["items"]
     if json:
-        print_json(found | {"members": members})
+        print_json(document | {"members": members})
         return
     table = Table("", "", header=False)
-    table.add_row("namespace", found["namespace"] or "those of `namespaces`, else default")
-    for name, value in _lines(found["limits"]):
+    table.add_row("namespace", document["namespace"] or "those of `namespaces`, else default")
+    for name, value in _lines(document["limits"]):
         table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
     for member in members:
         table.add_row(member["role"], member["person"])

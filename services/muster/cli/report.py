@@ -48,7 +48,7 @@ def make_report(client: JobsClient, job_id: str) -> str:
     from muster.charts.report import Report, render_report
     from muster.cli.watch import all_events
 
-    found = Report(
+    report = Report(
         job=client.get(f"jobs/{job_id}"),
         attempts=client.get(f"jobs/{job_id}/attempts"),
         events=all_events(client, job_id),
@@ -58,7 +58,7 @@ def make_report(client: JobsClient, job_id: str) -> str:
         made_at=time.time(),
         version=importlib.metadata.version("muster-train"),
     )
-    return render_report(found)
+    return render_report(report)
 
 
 def write_report(page: str, output: Path) -> None:
@@ -84,18 +84,18 @@ def _umask() -> int:
 
 def _curves(client: JobsClient, job_id: str) -> Any:
     """Asked for until the server has read all records: a long job's are read piece by piece."""
-    found = client.get(f"jobs/{job_id}/curves", points=POINTS)
-    while found["unread"]:
-        found = client.get(f"jobs/{job_id}/curves", points=POINTS)
-    return found
+    curves = client.get(f"jobs/{job_id}/curves", points=POINTS)
+    while curves["unread"]:
+        curves = client.get(f"jobs/{job_id}/curves", points=POINTS)
+    return curves
 
 
 def _items(client: JobsClient, path: str, **parameters: Any) -> list[Any]:
     try:
-        found = client.get(path, **parameters)
-        reason = found.get("reason")
+        page = client.get(path, **parameters)
+        reason = page.get("reason")
     except MusterError as error:
-        found, reason = {"items": []}, str(error)
+        page, reason = {"items": []}, str(error)
     if reason:
         say(f"warning: left out of the report: {reason}", "yellow")
-    return list(found["items"])
+    return list(page["items"])

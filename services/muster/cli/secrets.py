@@ -53,12 +53,12 @@ def set_secret(
 def ls(project: Project = None, server: Server = None, json: Json = False) -> None:
     """List a project's secrets: names, entries, who set them and when. Values are never shown."""
     with connect(server) as client:
-        found = client.get(f"projects/{project_of(client, project)}/secrets")
+        secrets = client.get(f"projects/{project_of(client, project)}/secrets")
     if json:
-        print_json(found)
+        print_json(secrets)
         return
     table = Table("NAME", "ENTRIES", "SET BY", "SET")
-    for secret in found["items"]:
+    for secret in secrets["items"]:
         at = formatting.moment(secret["changedAt"])
         table.add_row(secret["name"], ",".join(secret["keys"]), secret["changedBy"], at)
     answers().print(table, soft_wrap=True)

@@ -43,9 +43,9 @@ def serve(
     from muster.contract.spec import JobSpec
 
     with connect(server) as client:
-        found = client.get(f"jobs/{client.job_id(job)}")
-    spec = JobSpec.model_validate(found["spec"])
-    commands = commands_for(found["metadata"]["name"], spec, job, step, to or f"./{found['metadata']['name']}")
+        document = client.get(f"jobs/{client.job_id(job)}")
+    spec = JobSpec.model_validate(document["spec"])
+    commands = commands_for(document["metadata"]["name"], spec, job, step, to or f"./{document['metadata']['name']}")
     if json:
         print_json(asdict(commands))
         return
@@ -78,9 +78,9 @@ def commands_for(name: str, spec: JobSpec, job: str, step: str, to: str) -> Comm
         return Commands(_line(export), _line(vllm), _line(sglang), note)
     assert training.adapter is not None
     rank = training.adapter.rank
-    shown = next((size for size in VLLM_RANKS if size >= rank), rank)
+    rank_max = next((size for size in VLLM_RANKS if size >= rank), rank)
     model, *revision = base
-    vllm = ["vllm", "serve", model, *revision, "--enable-lora", "--max-lora-rank", str(shown)]
+    vllm = ["vllm", "serve", model, *revision, "--enable-lora", "--max-lora-rank", str(rank_max)]
     sglang = ["python", "-m", "sglang.launch_server", "--model-path", model, *revision, "--enable-lora"]
     return Commands(
         _line(export),

@@ -35,10 +35,10 @@ def by_code(about: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
     say(f"and enter the code {code['user_code']}", "bold")
     wait = float(code.get("interval", INTERVAL_SECONDS))
     deadline = time.monotonic() + float(code.get("expires_in", 600))
-    wanted = {"grant_type": DEVICE, "device_code": code["device_code"], "client_id": where["clientId"]}
+    form = {"grant_type": DEVICE, "device_code": code["device_code"], "client_id": where["clientId"]}
     while time.monotonic() < deadline:
         time.sleep(wait)
-        answer = ask("POST", str(about["token_endpoint"]), wanted, may_fail=True)
+        answer = ask("POST", str(about["token_endpoint"]), form, may_fail=True)
         match answer.get("error"):
             case None:
                 return answer
@@ -67,11 +67,11 @@ def by_browser(about: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
         said = _landed(listener, state)
     if "code" not in said:
         raise _refused(said.get("error_description") or said.get("error") or "nobody came back from the browser")
-    wanted = {
+    form = {
         "grant_type": "authorization_code", "code": said["code"], "redirect_uri": back,
         "client_id": where["clientId"], "code_verifier": verifier,
     }  # fmt: skip
-    answer = ask("POST", str(about["token_endpoint"]), wanted, may_fail=True)
+    answer = ask("POST", str(about["token_endpoint"]), form, may_fail=True)
     if "error" in answer:
         raise _refused(str(answer.get("error_description") or answer["error"]))
     return answer

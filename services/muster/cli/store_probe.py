@@ -98,8 +98,8 @@ def verdict(pod: Any, log: str, image: str, uri: str, seconds: float) -> Line:
             f"not known: no node took the pod that tries it within {seconds:g} s{_after(message)}",
             next_step,
         )
-    told = f"not known: the pod that tries it did not run within {seconds:g} s ({reason or phase}{_after(message)})"
-    return "warning", told, "try again: pulling the image for the first time may take longer"
+    problem = f"not known: the pod that tries it did not run within {seconds:g} s ({reason or phase}{_after(message)})"
+    return "warning", problem, "try again: pulling the image for the first time may take longer"
 
 
 def _wait_for(examined: ExaminedCluster, name: str) -> Any:

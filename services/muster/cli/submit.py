@@ -81,11 +81,11 @@ def uploader(client: JobsClient, asks: bool) -> Callable[[str | None], Send] | N
                 raise CliError("nothing was uploaded, and nothing submitted", Exit.FAILED, "not-uploaded")
             ids: dict[Path, str] = {}
             for path, purpose in purposes.items():
-                found = send_file(client, path, purpose, project)
-                if found["status"] == "failed":
-                    what = f"nothing can be learnt from {path}: {found['fault']}"
+                file = send_file(client, path, purpose, project)
+                if file["status"] == "failed":
+                    what = f"nothing can be learnt from {path}: {file['fault']}"
                     raise CliError(what, Exit.FAILED, "bad-data", next_step="mend it, and submit the job again")
-                ids[path] = found["id"]
+                ids[path] = file["id"]
             return ids
 
         return send

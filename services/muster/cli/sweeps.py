@@ -100,10 +100,10 @@ def get(sweep: Sweep, follow: Follow = False, server: Server = None, json: Json 
     from muster.client.sweep_operations import get as steps
 
     with connect(server) as client:
-        found = api(client).run(steps(sweep))
+        document = api(client).run(steps(sweep))
         if follow:
-            raise typer.Exit(_follow(client, found))
-    show(found)
+            raise typer.Exit(_follow(client, document))
+    show(document)
 
 
 @app.command("cancel")
@@ -113,10 +113,10 @@ def cancel(sweep: Sweep, server: Server = None, json: Json = False) -> None:
 
     with connect(server) as client:
         sweep_id = api(client).run(find(sweep))
-        found = client.post(f"sweeps/{sweep_id}:cancel")
+        document = client.post(f"sweeps/{sweep_id}:cancel")
     if json:
-        print_json(found)
-    say(f"{found['name']} is being cancelled: {found['live']} of its trials end")
+        print_json(document)
+    say(f"{document['name']} is being cancelled: {document['live']} of its trials end")
 
 
 def api(client: JobsClient) -> Connection:
@@ -133,11 +133,11 @@ def _follow(client: JobsClient, sweep: dict[str, Any]) -> int:
     """Say what changes until the sweep has ended; the exit code."""
     from muster.client.sweep_operations import ENDED
 
-    told = ""
+    reported = ""
     while True:
-        if (news := f"{sweep['phase']}: {sweep['because']}{_describe_best(sweep)}") != told and not json_wanted():
+        if (news := f"{sweep['phase']}: {sweep['because']}{_describe_best(sweep)}") != reported and not json_wanted():
             say(news)
-        told = news
+        reported = news
         if sweep["phase"] in ENDED:
             show(sweep)
             return int(Exit.OK if sweep["phase"] == "Succeeded" else Exit.FAILED)

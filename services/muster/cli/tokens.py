@@ -46,11 +46,11 @@ def create(
     json: Json = False,
 ) -> None:
     """Create a token. It is shown once, on standard output, and stored nowhere."""
-    wanted: dict[str, Any] = {"name": name, "scopes": [scope.value]} | ({"expiresInDays": days} if days else {})
-    wanted |= ({"person": person} if person else {}) | ({"project": project} if project else {})
-    wanted |= {"allProjects": True} if all_projects else {}
+    body: dict[str, Any] = {"name": name, "scopes": [scope.value]} | ({"expiresInDays": days} if days else {})
+    body |= ({"person": person} if person else {}) | ({"project": project} if project else {})
+    body |= {"allProjects": True} if all_projects else {}
     with connect(server) as client:
-        made = client.post("tokens", wanted, repeat=False)
+        made = client.post("tokens", body, repeat=False)
     if json:
         print_json(made)
         return
@@ -64,12 +64,12 @@ def create(
 def ls(server: Server = None, json: Json = False) -> None:
     """List active tokens. The tokens themselves are never shown."""
     with connect(server) as client:
-        found = client.get("tokens")
+        tokens = client.get("tokens")
     if json:
-        print_json(found)
+        print_json(tokens)
         return
     table = Table("ID", "NAME", "PERSON", "PROJECT", "SCOPE", "CREATED", "EXPIRES", "LAST USED")
-    for token in found["items"]:
+    for token in tokens["items"]:
         expires = formatting.moment(token["expiresAt"]) if token["expiresAt"] else "never"
         scopes = ",".join(token["scopes"])
         used = formatting.moment(token["lastUsedAt"])
@@ -126,7 +126,7 @@ def _token_id(client: Any, token: str) -> str:
         return str(uuid.UUID(token))
     except ValueError:
         pass
-    ids = [found["id"] for found in client.get("tokens")["items"] if found["name"] == token]
+    ids = [each["id"] for each in client.get("tokens")["items"] if each["name"] == token]
     if len(ids) != 1:
         what = f"there is no token named {token!r}" if not ids else f"{len(ids)} tokens are named {token!r}"
         raise CliError(what, code="token_not_found", next_step="`muster tokens ls` lists them with their ids")

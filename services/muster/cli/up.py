@@ -178,7 +178,7 @@ def refuse_absent_gpus(options: PlatformOptions) -> None:
     there = gpus.gpu_count() if requested else None
     if there is None or there >= requested or gpus.pretends(os.environ):
         return
-    found = f"{plural(there, 'GPU')} {'is' if there == 1 else 'are'} here" if there else "no GPU is here"
+    present = f"{plural(there, 'GPU')} {'is' if there == 1 else 'are'} here" if there else "no GPU is here"
     driver = f"driver {gpus.driver_version()}" if gpus.driver_version() else "no NVIDIA driver is loaded"
     nodes = DEFAULT_NODES if options.nodes is None else options.nodes
     asked = f"{plural(nodes, 'node')} with {plural(options.gpus_per_node or 0, 'GPU')} each"
@@ -186,7 +186,7 @@ def refuse_absent_gpus(options: PlatformOptions) -> None:
         f"muster up --nodes 1 --gpus-per-node {there}" if there else "muster up, for jobs with gang.gpusPerNode: 0"
     )
     raise usage(
-        f"{asked} are asked for, and {found} ({driver})",
+        f"{asked} are asked for, and {present} ({driver})",
         f"{instead}; or {Env.PRETEND_GPUS}=1 to try out queues with GPUs that are not there",
         "too-few-gpus",
     )
@@ -313,11 +313,11 @@ def _farewell(options: PlatformOptions) -> None:
     if not names:
         say("Stopping. No job runs.")
         return
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     if options.stop_jobs:
-        say(f"Stopping; these jobs save a checkpoint and stop too: {shown}. The next `muster up` resumes them.")
+        say(f"Stopping; these jobs save a checkpoint and stop too: {listed}. The next `muster up` resumes them.")
     else:
-        say(f"Stopping. These jobs train on: {shown}. The next `muster up` on this state folder adopts them.")
+        say(f"Stopping. These jobs train on: {listed}. The next `muster up` on this state folder adopts them.")
 
 
 def _stop_all(children: tuple[Child, ...], stop: _Stop) -> None:

@@ -23,12 +23,12 @@ def send_file(
     with Transfers(client) as transfers, shown(path.name) as progress:
         made = transfers.upload(path, purpose, project, None, lifetime_seconds, progress)
     with Transfers(client) as transfers:
-        found = transfers.until_checked(made["id"])
-    if found["status"] == "failed":
-        say(f"{path}: nothing can be learnt from it: {found['fault']}", "red")
-    elif found["samples"] is not None:
-        say(f"{path.name}: {contents_of(found)}", "dim")
-    return found
+        file = transfers.until_checked(made["id"])
+    if file["status"] == "failed":
+        say(f"{path}: nothing can be learnt from it: {file['fault']}", "red")
+    elif file["samples"] is not None:
+        say(f"{path.name}: {contents_of(file)}", "dim")
+    return file
 
 
 def contents_of(file: dict[str, Any]) -> str:

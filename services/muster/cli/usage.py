@@ -28,15 +28,15 @@ def usage(
 
     with connect(server) as client:
         name = project or home(client)
-        found = client.get(f"projects/{name}/usage", month=month)
+        report = client.get(f"projects/{name}/usage", month=month)
     if json:
-        print_json(found)
+        print_json(report)
     elif csv:
         writer = csv_text.writer(sys.stdout, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([{**line, "project": name}[column] for column in COLUMNS] for line in found["lines"])
+        writer.writerows([{**line, "project": name}[column] for column in COLUMNS] for line in report["lines"])
     else:
-        _print(found)
+        _print(report)
 
 
 def home(client: JobsClient) -> str:
@@ -46,17 +46,17 @@ def home(client: JobsClient) -> str:
     return str(me["project"] or (roles[0] if len(roles) == 1 and not me["admin"] else "default"))
 
 
-def _print(found: dict[str, Any]) -> None:
-    table = Table("PERSON", "JOB", ">GPU-H", ">CPU-H", ">LOST GPU-H", f">COST {found['currency']}", ">SAVED", ">LOST")
-    for line in sorted(found["lines"], key=lambda line: (line["person"], -line["cost"], -line["nodeHours"])):
+def _print(report: dict[str, Any]) -> None:
+    table = Table("PERSON", "JOB", ">GPU-H", ">CPU-H", ">LOST GPU-H", f">COST {report['currency']}", ">SAVED", ">LOST")
+    for line in sorted(report["lines"], key=lambda line: (line["person"], -line["cost"], -line["nodeHours"])):
         table.add_row(line["person"], line["name"], *_cells(line))
-    for person in found["people"]:
+    for person in report["people"]:
         table.add_row(person["person"], "all", *_cells(person))
-    table.add_row(found["project"], "all", *_cells(found["total"]))
+    table.add_row(report["project"], "all", *_cells(report["total"]))
     answers().print(table, soft_wrap=True)
-    until = formatting.moment(min(found["until"], found["asOf"]))
-    say(f"from {formatting.moment(found['since'])} to {until}", "dim")
-    for note in found["notes"]:
+    until = formatting.moment(min(report["until"], report["asOf"]))
+    say(f"from {formatting.moment(report['since'])} to {until}", "dim")
+    for note in report["notes"]:
         say(note, "dim")
 
 

@@ -46,9 +46,9 @@ def add(
 
     For maintainers. Try it with `muster webhooks test NAME`.
     """
-    wanted = {"name": name, "url": url, **_wanted(kinds, preset, wait_minutes)}
+    body = {"name": name, "url": url, **_wanted(kinds, preset, wait_minutes)}
     with connect(server) as client:
-        made = client.post(f"projects/{project_of(client, project)}/webhooks", wanted, repeat=False)
+        made = client.post(f"projects/{project_of(client, project)}/webhooks", body, repeat=False)
     _show_secret(made, json, f"webhook {name} is told from now on; its secret is shown this once")
 
 
@@ -56,12 +56,12 @@ def add(
 def ls(project: Project = None, server: Server = None, json: Json = False) -> None:
     """List a project's webhooks. Never their secrets. For maintainers."""
     with connect(server) as client:
-        found = client.get(f"projects/{project_of(client, project)}/webhooks")
+        webhooks = client.get(f"projects/{project_of(client, project)}/webhooks")
     if json:
-        print_json(found)
+        print_json(webhooks)
         return
     table = Table("NAME", "URL", "FORM", "TOLD OF", "ON", "SET BY", "SET")
-    for webhook in found["items"]:
+    for webhook in webhooks["items"]:
         table.add_row(
             webhook["name"],
             webhook["url"],
@@ -87,12 +87,12 @@ def set_webhook(
     json: Json = False,
 ) -> None:
     """Change a webhook. Options that you leave out are unchanged. For maintainers."""
-    wanted = _wanted(kinds, preset, wait_minutes) | ({"url": url} if url else {})
-    wanted |= {"enabled": on} if on is not None else {}
-    if not wanted:
+    body = _wanted(kinds, preset, wait_minutes) | ({"url": url} if url else {})
+    body |= {"enabled": on} if on is not None else {}
+    if not body:
         raise usage("nothing is to be changed", f"muster webhooks set {name} --disable", "nothing-to-change")
     with connect(server) as client:
-        made = client.patch(f"projects/{project_of(client, project)}/webhooks/{name}", wanted)
+        made = client.patch(f"projects/{project_of(client, project)}/webhooks/{name}", body)
     if json:
         print_json(made)
     say(f"webhook {name} is as it was asked for", "bold green")
@@ -156,12 +156,12 @@ def deliveries(
     """List a webhook's deliveries of the last 30 days and their responses, newest first. For maintainers."""
     with connect(server) as client:
         path = f"projects/{project_of(client, project)}/webhooks/{name}/deliveries"
-        found = client.get(path, limit=limit, status=status)
+        page = client.get(path, limit=limit, status=status)
     if json:
-        print_json(found)
+        print_json(page)
         return
     table = Table("ID", "KIND", "STATUS", "CREATED", "ATTEMPTS", "LAST ANSWER", "NEXT")
-    for message in found["items"]:
+    for message in page["items"]:
         table.add_row(
             message["id"],
             message["kind"],
@@ -185,19 +185,19 @@ def replay(
     """Send a message again, whatever its status; its id stays the same. For maintainers."""
     with connect(server) as client:
         path = f"projects/{project_of(client, project)}/webhooks/{name}/deliveries/{message}:replay"
-        found = client.post(path)
+        answer = client.post(path)
     if json:
-        print_json(found)
+        print_json(answer)
     say(f"{message} is sent again; `muster webhooks deliveries {name}` shows what comes of it")
 
 
 def _wanted(kinds: list[WebhookKind] | None, preset: str | None, wait_minutes: float | None) -> dict[str, Any]:
-    known = (DEFAULT_PRESET, *WebhookPreset)
-    if preset is not None and preset not in known:
-        raise usage(f"--preset is one of {', '.join(known)}, not {preset!r}", code="bad-preset")
-    wanted: dict[str, Any] = {"kinds": [str(kind) for kind in kinds]} if kinds else {}
-    wanted |= {"preset": None if preset == DEFAULT_PRESET else preset} if preset else {}
-    return wanted | ({"waitSeconds": wait_minutes * 60.0} if wait_minutes is not None else {})
+    presets = (DEFAULT_PRESET, *WebhookPreset)
+    if preset is not None and preset not in presets:
+        raise usage(f"--preset is one of {', '.join(presets)}, not {preset!r}", code="bad-preset")
+    body: dict[str, Any] = {"kinds": [str(kind) for kind in kinds]} if kinds else {}
+    body |= {"preset": None if preset == DEFAULT_PRESET else preset} if preset else {}
+    return body | ({"waitSeconds": wait_minutes * 60.0} if wait_minutes is not None else {})
 
 
 def _show_secret(made: dict[str, Any], json: bool, words: str) -> None:

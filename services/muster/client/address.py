@@ -68,8 +68,8 @@ def find_server(given: str | None, environ: Mapping[str, str] = os.environ, sign
 
 def server_for(given: str | None, token: str | None) -> Server:
     """Return the server of `find_server`, with this token if one is given."""
-    found = find_server(given)
-    return replace(found, token=token, signed_in=False) if token else found
+    server = find_server(given)
+    return replace(server, token=token, signed_in=False) if token else server
 
 
 def _opened(url: str, source: str, own: State | None, environ: Mapping[str, str], signing_in: bool) -> Server:

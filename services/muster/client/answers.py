@@ -174,6 +174,6 @@ class JobView:
         return notebook.job_html(self.document)
 
 
-def log_line(told: StreamEvent) -> LogLine | None:
+def log_line(event: StreamEvent) -> LogLine | None:
     """The line of a log stream's event; None for the events about attempts and the end."""
-    return parsed(LogLine, told.json()) if told.event == "log" else None
+    return parsed(LogLine, event.json()) if event.event == "log" else None

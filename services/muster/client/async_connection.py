@@ -107,10 +107,10 @@ class _Stream:
         except httpx2.HTTPError as error:
             raise meant(error) from None
 
-    async def _open(self, wanted: Open) -> Reply:
+    async def _open(self, order: Open) -> Reply:
         await self.close()
-        options = request_options(wanted.ask, wanted.headers, await self._token())
-        request = self._http.build_request(wanted.ask.method, address(wanted.ask), timeout=silence(wanted), **options)
+        options = request_options(order.ask, order.headers, await self._token())
+        request = self._http.build_request(order.ask.method, address(order.ask), timeout=silence(order), **options)
         self._response = response = await self._http.send(request, stream=True)
         self._events = aiter(httpx2.EventSource(response))
         return reply_of(response, b"" if response.is_success else await response.aread())

@@ -37,7 +37,7 @@ class AsyncFiles:
         """
         return await transferred(
             self._connection,
-            lambda transfers, told: take_in(transfers, Path(path), purpose, project, name, lifetime_seconds, told),
+            lambda transfers, report: take_in(transfers, Path(path), purpose, project, name, lifetime_seconds, report),
             progress,
         )
 
@@ -57,7 +57,7 @@ class AsyncFiles:
     async def download(self, file_id: str, to: str | Path, *, progress: Progress = nobody) -> Path:
         """Write the file's bytes to the path `to`; what an earlier try has left is gone on with."""
         return await transferred(
-            self._connection, lambda transfers, told: bring(transfers, file_id, Path(to), told), progress
+            self._connection, lambda transfers, report: bring(transfers, file_id, Path(to), report), progress
         )
 
     async def delete(self, file_id: str) -> None:

@@ -56,25 +56,25 @@ class AsyncJob(JobView):
     async def follow_events(self, after: int = 0, types: Sequence[str] = ()) -> AsyncIterator[Event]:
         """Events as they happen, until the job has ended, over broken connections without a loss or a repetition."""
         path = f"jobs/{self.id}/events"
-        async for told in self._connection.stream(path, str(after), follow=True, type=[*types]):
-            if told.event != "end":
-                yield parsed(Event, told.json())
+        async for message in self._connection.stream(path, str(after), follow=True, type=[*types]):
+            if message.event != "end":
+                yield parsed(Event, message.json())
 
     async def follow_logs(
         self, attempt: int | None = None, worker: int | None = None, tail: int | None = None
     ) -> AsyncIterator[LogLine]:
         """Lines as the worker writes them, or as all do, attempt after attempt until the job has ended."""
         chosen: dict[str, Any] = {"attempt": attempt, "worker": "all" if worker is None else worker, "tail": tail}
-        async for told in self._connection.stream(f"jobs/{self.id}/logs", follow=True, **chosen):
-            if (line := log_line(told)) is not None:
+        async for message in self._connection.stream(f"jobs/{self.id}/logs", follow=True, **chosen):
+            if (line := log_line(message)) is not None:
                 yield line
 
     # -- what is known of it ------------------------------------------------------------------------------------------
 
     async def events(self, after: int = 0, types: Sequence[str] = ()) -> tuple[Event, ...]:
         """Return the events, oldest first, after the one with the id `after`."""
-        found = await self._connection.run(operations.events(self.id, after, tuple(types)))
-        return tuple(parsed(Event, event) for event in found)
+        documents = await self._connection.run(operations.events(self.id, after, tuple(types)))
+        return tuple(parsed(Event, event) for event in documents)
 
     async def logs(self, attempt: int | None = None, worker: int = 0, tail: int | None = None) -> str:
         """Return the worker's log of an attempt (default: the newest), or its last `tail` lines."""
@@ -122,7 +122,7 @@ class AsyncJob(JobView):
         form = {"format": format, "dtype": dtype, "ema": ema}
         await transferred(
             self._connection,
-            lambda transfers, told: transfers.export(self.id, step, Path(to), told, **form),
+            lambda transfers, report: transfers.export(self.id, step, Path(to), report, **form),
             progress,
         )
         return Path(to)
@@ -186,10 +186,10 @@ class AsyncJobs:
                 self._connection, lambda sender, progress: sender.send_source_of(sent.data, progress), nobody
             )
         try:
-            found = await self._connection.run(operations.submit(sent.data, key or str(uuid.uuid4())))
+            document = await self._connection.run(operations.submit(sent.data, key or str(uuid.uuid4())))
         except MusterError as error:
             raise sent.located(error) from None
-        return AsyncJob(self._connection, found)
+        return AsyncJob(self._connection, document)
 
     async def plan(self, job: JobSource, *, name: str | None = None, project: str | None = None) -> Plan:
         """Return the plan of a submission, or its refusals: what it would do, need and cost, and the faults that would

@@ -53,10 +53,10 @@ class AsyncSweeps:
         """
         sent = job_document(sweep, name, project, self._connection.server.local)
         try:
-            found = await self._connection.run(sweep_operations.create(sent.data, key or str(uuid.uuid4())))
+            document = await self._connection.run(sweep_operations.create(sent.data, key or str(uuid.uuid4())))
         except MusterError as error:
             raise sent.located(error) from None
-        return AsyncSweep(self._connection, found)
+        return AsyncSweep(self._connection, document)
 
     async def get(self, name: str) -> AsyncSweep:
         """The newest sweep of that name, or the one of that id. Raises NotFound."""

@@ -150,14 +150,14 @@ class _Stream:
         except Exception as error:
             raise meant(error) from None
 
-    def _open(self, wanted: Open) -> Reply:
+    def _open(self, order: Open) -> Reply:
         import httpx2
 
         from muster.client.wire import address, reply_of, request_options, silence
 
         self.close()
-        options = request_options(wanted.ask, wanted.headers, self._exchange.token())
-        request = self._http.build_request(wanted.ask.method, address(wanted.ask), timeout=silence(wanted), **options)
+        options = request_options(order.ask, order.headers, self._exchange.token())
+        request = self._http.build_request(order.ask.method, address(order.ask), timeout=silence(order), **options)
         self._response = response = self._http.send(request, stream=True)
         self._events = iter(httpx2.EventSource(response))
         return reply_of(response, b"" if response.is_success else response.read())

@@ -50,22 +50,22 @@ def job_document(
     Relative paths are made absolute: those of a file by its folder, all others by the working directory. Raises
     InvalidRequest for text that can't be read, and for a relative path where the server is not `local`.
     """
-    found, folder = _read(job)
-    metadata = found.data.setdefault("metadata", {})
+    document, folder = _read(job)
+    metadata = document.data.setdefault("metadata", {})
     if isinstance(metadata, dict):  # else the server says what is wrong with it
         metadata |= {"name": name} if name is not None else {}
         labels = metadata.setdefault("labels", {}) if project is not None else None
         if isinstance(labels, dict):
             labels[Label.PROJECT] = project
-    for place in relative_paths(found.data):
+    for place in relative_paths(document.data):
         if (missing := missing_repository(place, folder)) is not None:
-            raise found.located(missing)
+            raise document.located(missing)
         if not local:
-            raise found.located(unreachable_path(place))
+            raise document.located(unreachable_path(place))
         place.make_absolute(folder)
-    if (source := source_folder(found.data)) is not None:
+    if (source := source_folder(document.data)) is not None:
         source.make_absolute(folder)  # it is uploaded in any case
-    return found
+    return document
 
 
 def project_of(document: dict[str, Any]) -> str | None:

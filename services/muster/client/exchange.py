@@ -145,7 +145,7 @@ class Exchange:
 
     def events(self, ask: Ask, last_id: str) -> Generator[Open | NextEvent | Pause | Found, Any, None]:
         """StreamEvents after `last_id` until the server says `end`, over broken connections by Last-Event-ID."""
-        pause, told, heard_at = PAUSE_SECONDS, False, time.monotonic()
+        pause, heard, heard_at = PAUSE_SECONDS, False, time.monotonic()
         while True:
             headers = {"accept": "text/event-stream"} | ({"last-event-id": last_id} if last_id else {})
             try:
@@ -156,7 +156,7 @@ class Exchange:
                 if reply.status not in BUSY:
                     self._raise_for(reply)
                     while (event := (yield NextEvent())) is not None:
-                        last_id, pause, told = event.id or last_id, PAUSE_SECONDS, False
+                        last_id, pause, heard = event.id or last_id, PAUSE_SECONDS, False
                         heard_at = time.monotonic()
                         yield Found(event)
                         if event.event == "end":
@@ -168,9 +168,9 @@ class Exchange:
                 reason = lost.reason
             if time.monotonic() - heard_at > STREAM_PATIENCE_SECONDS + STREAM_SILENCE_SECONDS:
                 raise Unreachable(self.server.url, reason)
-            if not told:
+            if not heard:
                 self.waiting(reason)
-                told = True
+                heard = True
             yield Pause(pause)
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
 
@@ -194,8 +194,8 @@ class Exchange:
             body = json.loads(reply.content)
         except ValueError:
             body = {}
-        known = body if isinstance(body, dict) else {}
-        return refusal(reply.status, known, self.server.url, self.server.signed_in)
+        problem = body if isinstance(body, dict) else {}
+        return refusal(reply.status, problem, self.server.url, self.server.signed_in)
 
 
 def _retry_after(reply: Reply, pause: float) -> float:

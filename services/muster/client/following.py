@@ -36,15 +36,15 @@ class Moment:
     @property
     def progress(self) -> dict[str, Any]:
         """Return the progress of the status, updated by the newest step."""
-        told: dict[str, Any] = self.status.get("progress") or {}
+        reported: dict[str, Any] = self.status.get("progress") or {}
         if not self.steps or self.ended:
-            return told
+            return reported
         newest, recent = self.steps[-1], self.steps[-_RECENT_STEPS:]
         # Step 0 is an evaluation before the first step: nothing is known of the speed yet.
-        known = [seconds for step in recent if (seconds := step.get("stepSeconds"))]
-        left = newest["steps"] - newest["step"] if newest.get("steps") and known else None
+        speeds = [seconds for step in recent if (seconds := step.get("stepSeconds"))]
+        left = newest["steps"] - newest["step"] if newest.get("steps") and speeds else None
         live = {key: newest.get(key) for key in ("step", "steps", "loss", "tokensPerSecond")}
-        return told | live | {"etaSeconds": left * sum(known) / len(known) if left is not None else None}
+        return reported | live | {"etaSeconds": left * sum(speeds) / len(speeds) if left is not None else None}
 
     @property
     def ended(self) -> bool:
@@ -72,8 +72,8 @@ def _newest_steps(job: dict[str, Any], before: tuple[dict[str, Any], ...]) -> St
     attempt = job["status"]["attempt"]
     if job["status"]["phase"] != "Running":
         return ()
-    known = [step for step in before if step["attempt"] == attempt]
-    after = known[-1]["step"] if known else job["status"]["resumeStep"]
+    steps = [step for step in before if step["attempt"] == attempt]
+    after = steps[-1]["step"] if steps else job["status"]["resumeStep"]
     history = yield from ask("GET", f"jobs/{job['id']}/metrics", afterStep=after, points=500)
     newer = (point for point in history["points"] if point["attempt"] == attempt and point["step"] > after)
-    return tuple(newer) or tuple(known)
+    return tuple(newer) or tuple(steps)

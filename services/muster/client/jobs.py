@@ -54,25 +54,25 @@ class Job(JobView):
     def follow_events(self, after: int = 0, types: Sequence[str] = ()) -> Iterator[Event]:
         """Events as they happen, until the job has ended, over broken connections without a loss or a repetition."""
         path = f"jobs/{self.id}/events"
-        for told in self._connection.stream(path, str(after), follow=True, type=[*types]):
-            if told.event != "end":
-                yield parsed(Event, told.json())
+        for message in self._connection.stream(path, str(after), follow=True, type=[*types]):
+            if message.event != "end":
+                yield parsed(Event, message.json())
 
     def follow_logs(
         self, attempt: int | None = None, worker: int | None = None, tail: int | None = None
     ) -> Iterator[LogLine]:
         """Lines as the worker writes them, or as all do, attempt after attempt until the job has ended."""
         chosen: dict[str, Any] = {"attempt": attempt, "worker": "all" if worker is None else worker, "tail": tail}
-        for told in self._connection.stream(f"jobs/{self.id}/logs", follow=True, **chosen):
-            if (line := log_line(told)) is not None:
+        for message in self._connection.stream(f"jobs/{self.id}/logs", follow=True, **chosen):
+            if (line := log_line(message)) is not None:
                 yield line
 
     # -- what is known of it ------------------------------------------------------------------------------------------
 
     def events(self, after: int = 0, types: Sequence[str] = ()) -> tuple[Event, ...]:
         """Return the events, oldest first, after the one with the id `after`."""
-        found = self._connection.run(operations.events(self.id, after, tuple(types)))
-        return tuple(parsed(Event, event) for event in found)
+        documents = self._connection.run(operations.events(self.id, after, tuple(types)))
+        return tuple(parsed(Event, event) for event in documents)
 
     def logs(self, attempt: int | None = None, worker: int = 0, tail: int | None = None) -> str:
         """Return the worker's log of an attempt (default: the newest), or its last `tail` lines."""
@@ -177,10 +177,10 @@ class Jobs:
             with Transfers(self._connection) as transfers:
                 transfers.send_source_of(sent.data)
         try:
-            found = self._connection.run(operations.submit(sent.data, key or str(uuid.uuid4())))
+            document = self._connection.run(operations.submit(sent.data, key or str(uuid.uuid4())))
         except MusterError as error:
             raise sent.located(error) from None
-        return Job(self._connection, found)
+        return Job(self._connection, document)
 
     def plan(self, job: JobSource, *, name: str | None = None, project: str | None = None) -> Plan:
         """Return the plan of a submission, or its refusals: what it would do, need and cost, and the faults that would

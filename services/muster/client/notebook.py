@@ -42,15 +42,15 @@ def _progress_html(progress: Mapping[str, Any]) -> str:
 
 def curve_html(points: Sequence[tuple[int, float]]) -> str:
     """A line of (step, loss) as SVG; a sentence where nothing finite is to be drawn."""
-    known = [(step, loss) for step, loss in points if math.isfinite(loss)]
-    if not known:
+    finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
+    if not finite:
         return "<i>no losses yet</i>"
-    known = known[:: max(1, math.ceil(len(known) / _POINTS_MAX))] + known[-1:]
-    steps, losses = [step for step, _ in known], [loss for _, loss in known]
+    finite = finite[:: max(1, math.ceil(len(finite) / _POINTS_MAX))] + finite[-1:]
+    steps, losses = [step for step, _ in finite], [loss for _, loss in finite]
     width, height = max(steps) - min(steps) or 1, max(losses) - min(losses) or 1.0
     drawn = " ".join(
         f"{(step - min(steps)) / width * _WIDTH:.1f},{(max(losses) - loss) / height * (_HEIGHT - 4) + 2:.1f}"
-        for step, loss in known
+        for step, loss in finite
     )
     line = f"<polyline points='{drawn}' fill='none' stroke='#2563eb' stroke-width='1.5'/>"
     said = f"loss {losses[0]:.4g} → {losses[-1]:.4g}, steps {steps[0]:,} to {steps[-1]:,}"

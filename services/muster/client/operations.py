@@ -50,9 +50,9 @@ def get(name: str) -> Steps[dict[str, Any]]:
 
 def inspect(document: Any) -> Steps[dict[str, Any]]:
     """The report of the data of a job that is not submitted, once it is made."""
-    while (found := (yield from _document("POST", "jobs:inspect", document)))["state"] == "reading":
+    while (answer := (yield from _document("POST", "jobs:inspect", document)))["state"] == "reading":
         yield Pause(POLL_SECONDS_MAX)
-    report: dict[str, Any] = found["report"]
+    report: dict[str, Any] = answer["report"]
     return report
 
 
@@ -85,20 +85,20 @@ def clone(job_id: str, name: str | None, spec: dict[str, Any] | None, key: str) 
 
 def profile(job_id: str, steps: int, ranks: tuple[int, ...]) -> Steps[dict[str, Any]]:
     """The request. It is sent once: a second one would be refused while the first is served."""
-    found: dict[str, Any] = yield Ask(
+    answer: dict[str, Any] = yield Ask(
         "POST", f"jobs/{job_id}/profiles", body={"steps": steps, "ranks": [*ranks]}, repeat=False
     )
-    return found
+    return answer
 
 
 def events(job_id: str, after: int, types: tuple[str, ...]) -> Steps[list[dict[str, Any]]]:
     """Return all events after the one of that id."""
-    found: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     while True:
         page = yield from ask("GET", f"jobs/{job_id}/events", after=after, limit=2000, type=list(types))
-        found += page["items"]
+        items += page["items"]
         if len(page["items"]) < 2000:
-            return found
+            return items
         after = page["lastId"]
 
 

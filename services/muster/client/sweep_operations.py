@@ -17,8 +17,8 @@ ENDED = frozenset(phase.value for phase in SweepPhase if phase.terminal)
 
 def create(document: Any, key: str) -> Steps[dict[str, Any]]:
     """The sweep. However often this is sent again under the same key, there is one sweep."""
-    found: dict[str, Any] = yield from ask("POST", "sweeps", document, key)
-    return found
+    sweep: dict[str, Any] = yield from ask("POST", "sweeps", document, key)
+    return sweep
 
 
 def find(name: str) -> Steps[str]:
@@ -35,8 +35,8 @@ def find(name: str) -> Steps[str]:
 
 def get(name: str) -> Steps[dict[str, Any]]:
     sweep_id = yield from find(name)
-    found: dict[str, Any] = yield from ask("GET", f"sweeps/{sweep_id}")
-    return found
+    sweep: dict[str, Any] = yield from ask("GET", f"sweeps/{sweep_id}")
+    return sweep
 
 
 def wait(

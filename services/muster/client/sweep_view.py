@@ -52,8 +52,8 @@ class SweepView:
     @property
     def best(self) -> SweepBest | None:
         """The best trial so far; its `commit` can be the `model.from` of a job. None before the first evaluation."""
-        found = self.document["best"]
-        return parsed(SweepBest, found) if found is not None else None
+        document = self.document["best"]
+        return parsed(SweepBest, document) if document is not None else None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ({self.id}): {self.phase}, {self.because}>"

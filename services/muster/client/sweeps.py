@@ -53,10 +53,10 @@ class Sweeps:
         """
         sent = job_document(sweep, name, project, self._connection.server.local)
         try:
-            found = self._connection.run(sweep_operations.create(sent.data, key or str(uuid.uuid4())))
+            document = self._connection.run(sweep_operations.create(sent.data, key or str(uuid.uuid4())))
         except MusterError as error:
             raise sent.located(error) from None
-        return Sweep(self._connection, found)
+        return Sweep(self._connection, document)
 
     def get(self, name: str) -> Sweep:
         """The newest sweep of that name, or the one of that id. Raises NotFound."""

@@ -78,12 +78,12 @@ class Transfers:
             }
             file_id = self._begun(about, source.size, project) or self._begin(about, source.size)
             self._send_all(file_id, source, progress)
-            found = self._whole(file_id)
-            if source.changed() or found["sha256"] != source.digest():
+            file = self._whole(file_id)
+            if source.changed() or file["sha256"] != source.digest():
                 self._connection.delete(f"files/{file_id}")
                 what = f"{path} changed while it was sent, so that nobody knows what has arrived"
                 raise InvalidRequest(what, "file-changed", next_step="upload it again when nobody writes to it")
-            return found
+            return file
 
     def send_source_of(self, document: dict[str, Any], progress: Progress = nobody) -> None:
         """Upload the folder of this machine that a job's document names as its program's source, and put the file's id
@@ -115,16 +115,16 @@ class Transfers:
     def until_checked(self, file_id: str, pause_seconds: float = 0.2) -> dict[str, Any]:
         """The file when it is ready or failed."""
         while True:
-            found: dict[str, Any] = self._connection.get(f"files/{file_id}")
-            if found["status"] in ("ready", "failed"):
-                return found
+            file: dict[str, Any] = self._connection.get(f"files/{file_id}")
+            if file["status"] in ("ready", "failed"):
+                return file
             time.sleep(pause_seconds)
             pause_seconds = min(2.0, pause_seconds * 1.5)
 
     def _begun(self, about: dict[str, str], size: int, project: str | None) -> str | None:
         """The upload of this very file that another process has begun."""
-        found = self._connection.get("files", status="uploading", name=about["filename"], project=project, limit=100)
-        for file in found["items"]:
+        page = self._connection.get("files", status="uploading", name=about["filename"], project=project, limit=100)
+        for file in page["items"]:
             if file["bytes"] == size and file["purpose"] == about["purpose"]:
                 head = self._request("HEAD", f"files/{file['id']}")
                 if head.is_success and head.headers.get("upload-metadata", "") == _metadata(about):
@@ -188,9 +188,9 @@ class Transfers:
     def _whole(self, file_id: str) -> dict[str, Any]:
         """The file with its digest, which the server may have to read first."""
         while True:
-            found: dict[str, Any] = self._connection.get(f"files/{file_id}")
-            if found["sha256"] is not None or found["status"] in ("ready", "failed"):
-                return found
+            file: dict[str, Any] = self._connection.get(f"files/{file_id}")
+            if file["sha256"] is not None or file["status"] in ("ready", "failed"):
+                return file
             time.sleep(0.2)
 
     # -- downloads ----------------------------------------------------------------------------------------------------
@@ -232,22 +232,22 @@ class Transfers:
             raise InvalidRequest(f"{target} is there already", "exists", next_step="name another folder, or remove it")
         number = self._step(job_id, step)
         path = f"jobs/{job_id}/checkpoints/{number}:export"
-        found: dict[str, Any] = self._connection.get(path, **form)
-        while found["state"] == "making":
-            progress(found["done"], found["total"])
+        answer: dict[str, Any] = self._connection.get(path, **form)
+        while answer["state"] == "making":
+            progress(answer["done"], answer["total"])
             time.sleep(PAUSE_SECONDS)
-            found = self._connection.get(path, **form)
+            answer = self._connection.get(path, **form)
         # Of another model nothing is gone on with: its folder has another name.
         words = [str(value) for value in form.values()]
         unfinished = target.with_name(".".join([target.name, "unfinished", job_id[:8], str(number), *words]))
         if unfinished.is_symlink():
             raise InvalidRequest(f"{unfinished} is a link", "not-a-folder", next_step="remove it")
         arrived = 0
-        for file in found["files"]:
+        for file in answer["files"]:
             place = inside(unfinished, file["path"])
 
             def told(done: int, _: int, before: int = arrived) -> None:
-                progress(before + done, found["total"])
+                progress(before + done, answer["total"])
 
             if not _is_whole(place, file["bytes"]):
                 self.download(path, place, file["bytes"], told, file=file["path"], **form)
@@ -255,7 +255,7 @@ class Transfers:
         if target.exists():
             target.rmdir()
         unfinished.replace(target)
-        return found
+        return answer
 
     def _step(self, job_id: str, step: str | int) -> int:
         """The step of that commit: `best` is the one marked best, or the newest where none is."""
@@ -322,19 +322,19 @@ def take_in(
 ) -> File:
     """The file once it is sent and read through. Raises InvalidRequest where nothing can be learnt from it."""
     made = transfers.upload(path, purpose, project, name, lifetime_seconds, progress)
-    found = parsed(File, transfers.until_checked(str(made["id"])))
-    if found.status == FileStatus.FAILED:
-        what = f"{path}: nothing can be learnt from it: {found.fault}"
+    file = parsed(File, transfers.until_checked(str(made["id"])))
+    if file.status == FileStatus.FAILED:
+        what = f"{path}: nothing can be learnt from it: {file.fault}"
         raise InvalidRequest(
-            what, "file-failed", next_step="mend the file and upload it again", details={"id": found.id}
+            what, "file-failed", next_step="mend the file and upload it again", details={"id": file.id}
         )
-    return found
+    return file
 
 
 def bring(transfers: Transfers, file_id: str, target: Path, progress: Progress) -> Path:
     """Write a file of the server to `target`, and return that."""
-    found = transfers._connection.get(f"files/{file_id}")
-    transfers.download(f"files/{file_id}/content", target, found["bytes"], progress)
+    file = transfers._connection.get(f"files/{file_id}")
+    transfers.download(f"files/{file_id}/content", target, file["bytes"], progress)
     return target
 
 

@@ -34,9 +34,9 @@ def request_options(ask: Ask, headers: dict[str, str], token: str | None) -> dic
     return {"params": params, "json": ask.body, "headers": headers | authorization}
 
 
-def silence(wanted: Open) -> httpx2.Timeout:
+def silence(order: Open) -> httpx2.Timeout:
     """The longest silence of a stream."""
-    return httpx2.Timeout(wanted.silence_seconds, connect=5.0)
+    return httpx2.Timeout(order.silence_seconds, connect=5.0)
 
 
 def reply_of(response: httpx2.Response, content: bytes) -> Reply:

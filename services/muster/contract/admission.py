@@ -32,14 +32,16 @@ class LimitedProject:
 
 def limit_entries(projects: Iterable[LimitedProject]) -> dict[str, str]:
     """The ConfigMap's data."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for project in projects:
         here = project.namespace or ELSEWHERE
-        found |= {f"{here}.{key}": "\n".join(values) for key, values in _entries(project.limits, project.files).items()}
-        found[f"{here}.project"] = project.name
+        entries |= {
+            f"{here}.{key}": "\n".join(values) for key, values in _entries(project.limits, project.files).items()
+        }
+        entries[f"{here}.project"] = project.name
         if project.secrets:  # they are in one namespace, also where the project has several
-            found[f"{project.namespace or DEFAULT_PROJECT}.ownSecrets"] = "\n".join(project.secrets)
-    return found
+            entries[f"{project.namespace or DEFAULT_PROJECT}.ownSecrets"] = "\n".join(project.secrets)
+    return entries
 
 
 def _entries(limits: ProjectLimits, files: str | None) -> dict[str, list[str]]:
@@ -49,7 +51,7 @@ def _entries(limits: ProjectLimits, files: str | None) -> dict[str, list[str]]:
     accounts: Iterable[object] | None = limits.service_accounts
     if limits.service_account:
         accounts = (limits.service_account, *(limits.service_accounts or ()))
-    known: dict[str, Iterable[object] | None] = {
+    by_key: dict[str, Iterable[object] | None] = {
         "gangSizes": limits.gang_sizes,
         "instanceTypes": limits.instance_types,
         "images": limits.images,
@@ -62,4 +64,4 @@ def _entries(limits: ProjectLimits, files: str | None) -> dict[str, list[str]]:
         "checkpointPrefix": [each.rstrip("/") for each in own] or None,
         "dataPrefixes": None if read is None else [each.rstrip("/") for each in (*read, *own, *ours)],
     }
-    return {key: [str(value) for value in values] for key, values in known.items() if values is not None}
+    return {key: [str(value) for value in values] for key, values in by_key.items() if values is not None}

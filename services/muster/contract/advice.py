@@ -175,12 +175,12 @@ def advice(
         ]
     if status.phase == Phase.CANCELLED:
         return [f"Run the job again: `muster clone {name}`."]
-    found = [
+    steps = [
         f"{condition.type}: {condition.message}. {_BY_CONDITION[condition.type]}"
         for condition in status.conditions
         if condition.type in _BY_CONDITION and condition.status == "True"
     ]
-    return [*found, *_stopped_programs(status.progress)]
+    return [*steps, *_stopped_programs(status.progress)]
 
 
 def start_with(code: str, because: str, spec: Mapping[str, Any]) -> str:
@@ -234,33 +234,33 @@ def _out_of_memory(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
         ]
     if spec.get("program"):
         return list(_BY_PROGRAM[Cause.OUT_OF_MEMORY])
-    found = []
+    steps = []
     if (training.get("batch") or {}).get("microBatch", 1) > 1:
-        found.append(
+        steps.append(
             "Clone the job with a smaller training.batch.microBatch; tokensPerStep and so the result stay the same."
         )
     parallel, nodes = training.get("parallel") or {}, gang.get("nodes", 1)
     least = nodes.get("min", 1) if isinstance(nodes, dict) else nodes
     ranks = int(least) * ranks_per_node(spec)
     if ranks > 1 and parallel.get("shard", "auto") in ("ddp", "zero2"):
-        found.append("Or set training.parallel.shard: fsdp, which divides weights and optimizer over the ranks.")
+        steps.append("Or set training.parallel.shard: fsdp, which divides weights and optimizer over the ranks.")
     if parallel.get("activationCheckpointing", "none") != "full":
-        found.append("Or set training.parallel.activationCheckpointing: full, which trades compute for memory.")
-    return found or list(_BY_CAUSE[Cause.OUT_OF_MEMORY])
+        steps.append("Or set training.parallel.activationCheckpointing: full, which trades compute for memory.")
+    return steps or list(_BY_CAUSE[Cause.OUT_OF_MEMORY])
 
 
 def _failed(status: JobStatus, spec: Mapping[str, Any], name: str) -> list[str]:
     if status.last_failure is None:
         return [f"Fix what the reason names, then run the job again: `muster clone {name} --set PATH=VALUE`."]
-    found = _by_failure(status.last_failure, spec)
+    steps = _by_failure(status.last_failure, spec)
     if status.checkpoint is not None and status.last_failure.cause != Cause.USER_ERROR:
         by = (
             "program.inputs gives it to a new job"
             if spec.get("program")
             else "training.model.from starts a new job from it"
         )
-        found.append(f"The checkpoint of step {status.checkpoint.step} is kept: {by}.")
-    return found
+        steps.append(f"The checkpoint of step {status.checkpoint.step} is kept: {by}.")
+    return steps
 
 
 def _queued(status: JobStatus, ahead: int) -> list[str]:

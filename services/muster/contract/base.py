@@ -171,9 +171,9 @@ def _problem(model: type[BaseModel], entry: dict[str, Any], at: str) -> Problem:
     loc = tuple(entry["loc"])
     path = _path(at, loc)
     if entry["type"] == "extra_forbidden":
-        known = _keys_at(model, loc[:-1])
-        near = difflib.get_close_matches(fold(str(loc[-1])), [fold(key) for key in known], n=1, cutoff=0.6)
-        suggestion = next((key for key in known if near and fold(key) == near[0]), None)
+        keys = _keys_at(model, loc[:-1])
+        near = difflib.get_close_matches(fold(str(loc[-1])), [fold(key) for key in keys], n=1, cutoff=0.6)
+        suggestion = next((key for key in keys if near and fold(key) == near[0]), None)
         return Problem(path, UNKNOWN_KEY, suggestion)
     if entry["type"] == "missing":
         return Problem(path, "is required")
@@ -276,7 +276,7 @@ def _container(annotation: Any) -> str:
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return annotation if issubclass(annotation, BaseModel) else None
-    return next((found for arg in typing.get_args(annotation) if (found := _model_in(arg))), None)
+    return next((inner for arg in typing.get_args(annotation) if (inner := _model_in(arg))), None)
 
 
 def _kind(value: object) -> str:

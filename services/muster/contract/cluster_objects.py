@@ -65,9 +65,9 @@ def objects_named(runtime: Runtime) -> Iterator[ObjectUse]:
     for index, source in enumerate(runtime.env_from):
         yield from _at(source, "secrets", f"spec.runtime.envFrom[{index}]", ("secretRef", "name"))
     for index, variable in enumerate(runtime.env):
-        found = variable.value_from.secret_key_ref if variable.value_from else None
-        if found is not None:
-            yield ObjectUse("secrets", f"spec.runtime.env[{index}].valueFrom.secretKeyRef.name", found.name)
+        reference = variable.value_from.secret_key_ref if variable.value_from else None
+        if reference is not None:
+            yield ObjectUse("secrets", f"spec.runtime.env[{index}].valueFrom.secretKeyRef.name", reference.name)
     for index, volume in enumerate(runtime.volumes):
         yield from _of_volume(volume, f"spec.runtime.volumes[{index}]")
 
@@ -101,23 +101,23 @@ def object_problems(
     accounts = (*account, *(limits.service_accounts or ())) if account else limits.service_accounts
     limited = {"serviceAccounts": accounts, "secrets": limits.secrets, "claims": limits.claims}
     listed = {kind: names or () for kind, names in limited.items()}
-    found = []
+    problems = []
     for use in objects_named(spec.runtime):
         if limited[use.kind] is None and not strict:
             continue
         own = use.kind == "secrets" and use.name in own_secrets
         if own or any(matches(use.name, each) for each in listed[use.kind]):
             continue
-        known = ", ".join((*listed[use.kind], *(own_secrets if use.kind == "secrets" else ()))[:20])
-        words = f"project {project!r} lists no {_WORDS[use.kind]} {use.name!r} (it has {known or 'none'})"
+        listed_names = ", ".join((*listed[use.kind], *(own_secrets if use.kind == "secrets" else ()))[:20])
+        words = f"project {project!r} lists no {_WORDS[use.kind]} {use.name!r} (it has {listed_names or 'none'})"
         advice = "leave it out"
         if use.kind == "secrets" and not use.path.startswith("spec.runtime.volumes"):
             advice = f"set it by `muster secrets set {use.name}`"
         if use.kind != "serviceAccounts" or not account:
             names = ",".join((*listed[use.kind], use.name))
             advice += f", or an admin lists it: `muster projects set {project} --set '{use.kind}=[{names}]'`"
-        found.append(Problem(use.path, f"{words}; {advice}"))
-    return tuple(found)
+        problems.append(Problem(use.path, f"{words}; {advice}"))
+    return tuple(problems)
 
 
 def node_volume_problems(runtime: Runtime) -> tuple[Problem, ...]:

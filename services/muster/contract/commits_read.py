@@ -21,14 +21,14 @@ class Reference(SecondModel):
 
 def second_models(training: TrainingConfig) -> dict[str, SecondModel]:
     """The models that the job computes forward in addition to its own, by the paths of the fields that name them."""
-    found: dict[str, SecondModel] = {}
+    models: dict[str, SecondModel] = {}
     if training.distillation is not None:
-        found[TEACHER] = training.distillation.teacher
+        models[TEACHER] = training.distillation.teacher
     if training.grpo is not None and training.grpo.reward_model is not None:
-        found[REWARD_MODEL] = training.grpo.reward_model
+        models[REWARD_MODEL] = training.grpo.reward_model
     if training.grpo is not None and training.grpo.beta and training.adapter is None:
-        found[REFERENCE] = Reference.model_validate({"source": training.model.source, "from": training.model.from_})
-    return found
+        models[REFERENCE] = Reference.model_validate({"source": training.model.source, "from": training.model.from_})
+    return models
 
 
 def commits_read(training: TrainingConfig) -> dict[str, FromCommit]:

@@ -52,8 +52,8 @@ def looks_like(record: object, field: str = "text", task: str | None = None) -> 
 
     `field` is the column that holds a document of format jsonl.
     """
-    found = shapes_of(record, field)
-    return next((format for format in found if task is not None and fits_task(format, task)), next(iter(found), None))
+    shapes = shapes_of(record, field)
+    return next((format for format in shapes if task is not None and fits_task(format, task)), next(iter(shapes), None))
 
 
 def shapes_of(record: object, field: str = "text") -> list[str]:

@@ -25,13 +25,13 @@ def describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
     """The text below each field of a model and of the models that it extends, by the field's name in Python."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base.__module__.startswith("muster."):
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
             assert isinstance(definition, ast.ClassDef), "it is the source of a class"
-            found |= dict(_described(definition))
-    return {name: text for name, text in found.items() if name in model.model_fields}
+            texts |= dict(_described(definition))
+    return {name: text for name, text in texts.items() if name in model.model_fields}
 
 
 def _described(definition: ast.ClassDef) -> list[tuple[str, str]]:
@@ -48,15 +48,15 @@ def _described(definition: ast.ClassDef) -> list[tuple[str, str]]:
 
 def _models_within(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     """The model and those of its fields, by name. Models elsewhere may have the same names."""
-    found: dict[str, type[BaseModel]] = {}
+    models: dict[str, type[BaseModel]] = {}
 
     def visit(kind: Any) -> None:
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
-            found[kind.__name__] = kind
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in models:
+            models[kind.__name__] = kind
             for field in kind.model_fields.values():
                 visit(field.annotation)
         for argument in get_args(kind):
             visit(argument)
 
     visit(model)
-    return found
+    return models

@@ -91,10 +91,10 @@ def secret_uses(env: Sequence[EnvVar], env_from: Sequence[Mapping[str, Any]]) ->
             prefix, path = str(source.get("prefix") or ""), f"spec.runtime.envFrom[{index}].secretRef"
             yield SecretUse(path, str(reference["name"]), None, prefix, bool(reference.get("optional")))
     for index, variable in enumerate(env):
-        found = variable.value_from.secret_key_ref if variable.value_from else None
-        if found is not None:
+        key_ref = variable.value_from.secret_key_ref if variable.value_from else None
+        if key_ref is not None:
             path = f"spec.runtime.env[{index}].valueFrom.secretKeyRef"
-            yield SecretUse(path, found.name, found.key, variable.name, found.optional)
+            yield SecretUse(path, key_ref.name, key_ref.key, variable.name, key_ref.optional)
 
 
 def variables_of(use: SecretUse, keys: Sequence[str]) -> dict[str, str]:

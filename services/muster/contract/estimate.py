@@ -126,17 +126,17 @@ class Known:
 NO_ESTIMATE = "a program is not estimated: nothing is known of its model, its batch and its speed before it runs"
 
 
-def estimate_job(spec: JobSpec, known: Known) -> Estimate:
+def estimate_job(spec: JobSpec, facts: Known) -> Estimate:
     """Raises ValueError where the batch can't be divided over the gang, and UserError for a program."""
-    training, gang, size = spec.training_config, spec.gang, known.size
+    training, gang, size = spec.training_config, spec.gang, facts.size
     nodes, ranks = gang.nodes.max, gang.nodes.max * gang.ranks_per_node
-    kind, machine = _requested_machine(spec, known.prices)
-    host = _host(spec, known, machine)
+    kind, machine = _requested_machine(spec, facts.prices)
+    host = _host(spec, facts, machine)
     memory = tuple(_rank_memory(size, training, shard, ranks, nodes, host) for shard in _shards(training, nodes, ranks))
-    steps, tokens = _length(training, known.data)
-    speed = _speed(training, known, ranks, kind, machine, steps, gang.gpus_per_node > 0)
-    options = _options(spec, known, steps)
-    told = _Fit.of(size, training, ranks, nodes, host if host.capacity or options else _largest(known))
+    steps, tokens = _length(training, facts.data)
+    speed = _speed(training, facts, ranks, kind, machine, steps, gang.gpus_per_node > 0)
+    options = _options(spec, facts, steps)
+    fit = _Fit.of(size, training, ranks, nodes, host if host.capacity or options else _largest(facts))
     share = _hourly(machine, gang.gpus_per_node, nodes, spec) if machine else None
     return Estimate(
         parameters=size.parameters,
@@ -146,24 +146,24 @@ def estimate_job(spec: JobSpec, known: Known) -> Estimate:
         device="cuda" if gang.gpus_per_node else "cpu",
         instance_type=kind,
         memory=memory,
-        shard=told.shard,
-        fits=told.fits,
-        advice=told.advice,
-        changes=told.changes,
+        shard=fit.shard,
+        fits=fit.fits,
+        advice=fit.advice,
+        changes=fit.changes,
         cheapest=options[0] if options else None,
         options=options,
         steps=steps,
         tokens=tokens,
         tokens_per_parameter=tokens / size.parameters if tokens else None,
-        epochs=_epochs(training, tokens, known.data),
-        formats=known.data.formats if known.data else (),
+        epochs=_epochs(training, tokens, facts.data),
+        formats=facts.data.formats if facts.data else (),
         speed=speed,
         price=share * speed.hours if share is not None and speed and speed.hours is not None else None,
-        currency=known.prices.currency,
+        currency=facts.prices.currency,
         commits=_commits(spec, size, speed),
-        faults=_faults(training, known.data_faults, known.position_limit),
-        warnings=warnings_of(training, size, known.data, tokens, steps),
-        gaps=_gaps(spec, known, machine, speed, options),
+        faults=_faults(training, facts.data_faults, facts.position_limit),
+        warnings=warnings_of(training, size, facts.data, tokens, steps),
+        gaps=_gaps(spec, facts, machine, speed, options),
     )
 
 
@@ -191,8 +191,8 @@ class _Fit:
         asked = training.parallel.shard
         if not host.capacity:
             return cls(None if asked == "auto" else asked, None)
-        if (found := lowest_that_fits(size, training, ranks, nodes, host)) is not None:
-            return cls(found[0], True)
+        if (lowest := lowest_that_fits(size, training, ranks, nodes, host)) is not None:
+            return cls(lowest[0], True)
         need = need_of(size, training, "fsdp" if asked == "auto" else asked, ranks, nodes, host)
         changes = changes_that_fit(size, training, ranks, nodes, host)
         words = advice(size, training, need, ranks, nodes, host)
@@ -216,14 +216,14 @@ def _rank_memory(
 
 
 def _memory_of(need: Need, shard: str, host: Host) -> RankMemory:
-    known = host.capacity > 0
+    is_measured = host.capacity > 0
     return RankMemory(
         shard=shard,
         parts=need.parts,
         total=need.total,
         host=need.host,
-        capacity=host.capacity if known else None,
-        fits=host.holds(need) if known else None,
+        capacity=host.capacity if is_measured else None,
+        fits=host.holds(need) if is_measured else None,
     )
 
 
@@ -235,14 +235,14 @@ def _requested_machine(spec: JobSpec, prices: Prices) -> tuple[str, InstancePric
     return (spec.gang.instance_types[0] if spec.gang.instance_types else ""), None
 
 
-def _host(spec: JobSpec, known: Known, machine: InstancePrice | None) -> Host:
+def _host(spec: JobSpec, facts: Known, machine: InstancePrice | None) -> Host:
     """Return the hardware that the gang's ranks run on; its capacity is 0 if unknown."""
     device: Device = "cuda" if spec.gang.gpus_per_node else "cpu"
     if device == "cuda":
         capacity = machine.gpu_bytes if machine else None
     else:
-        capacity = _requested_bytes(spec) or known.rank_bytes
-    return Host(capacity or 0, device, known.casts_itself)
+        capacity = _requested_bytes(spec) or facts.rank_bytes
+    return Host(capacity or 0, device, facts.casts_itself)
 
 
 def _requested_bytes(spec: JobSpec) -> int | None:
@@ -256,41 +256,41 @@ def _requested_bytes(spec: JobSpec) -> int | None:
     return int(float(number) * unit[text[len(number) :]]) // spec.gang.ranks_per_node
 
 
-def _largest(known: Known) -> Host:
+def _largest(facts: Known) -> Host:
     """The GPU with the most memory, for what fits nowhere."""
-    capacity = max((machine.gpu_bytes or 0 for machine in known.prices.types.values()), default=0)
-    return Host(capacity, "cuda", known.casts_itself)
+    capacity = max((machine.gpu_bytes or 0 for machine in facts.prices.types.values()), default=0)
+    return Host(capacity, "cuda", facts.casts_itself)
 
 
 # --- gangs, time and money ---
 
 
-def _options(spec: JobSpec, known: Known, steps: int | None) -> tuple[GangOption, ...]:
+def _options(spec: JobSpec, facts: Known, steps: int | None) -> tuple[GangOption, ...]:
     """The smallest gang that fits of each instance type with a GPU and a price, the cheapest first: by the price of the
     job where its time is known, else by the hour."""
-    wanted = spec.gang.instance_types
-    found = []
-    for kind, machine in known.prices.types.items():
-        if machine.gpu_bytes is None or _price(machine, spec) is None or (wanted and kind not in wanted):
+    kinds = spec.gang.instance_types
+    options = []
+    for kind, machine in facts.prices.types.items():
+        if machine.gpu_bytes is None or _price(machine, spec) is None or (kinds and kind not in kinds):
             continue
-        if (option := _smallest(spec, known, kind, machine, steps)) is not None:
-            found.append(option)
-    return tuple(sorted(found, key=lambda o: (o.price is None, o.price or 0.0, o.hourly, o.instance_type)))
+        if (option := _smallest(spec, facts, kind, machine, steps)) is not None:
+            options.append(option)
+    return tuple(sorted(options, key=lambda o: (o.price is None, o.price or 0.0, o.hourly, o.instance_type)))
 
 
-def _smallest(spec: JobSpec, known: Known, kind: str, machine: InstancePrice, steps: int | None) -> GangOption | None:
-    host = Host(machine.gpu_bytes or 0, "cuda", known.casts_itself)
+def _smallest(spec: JobSpec, facts: Known, kind: str, machine: InstancePrice, steps: int | None) -> GangOption | None:
+    host = Host(machine.gpu_bytes or 0, "cuda", facts.casts_itself)
     per_node = [2**n for n in range(machine.gpus.bit_length()) if 2**n <= machine.gpus]
     for nodes, gpus in [(1, gpus) for gpus in per_node] + [(nodes, machine.gpus) for nodes in NODES_TRIED[1:]]:
         ranks = nodes * gpus
         try:
-            fit = lowest_that_fits(known.size, spec.training_config, ranks, nodes, host)
+            fit = lowest_that_fits(facts.size, spec.training_config, ranks, nodes, host)
         except ValueError:  # the batch can't be divided over so many
             continue
         hourly = _hourly(machine, gpus, nodes, spec)
         if fit is None or hourly is None:
             continue
-        speed = _speed(spec.training_config, known, ranks, kind, machine, steps, on_gpus=True)
+        speed = _speed(spec.training_config, facts, ranks, kind, machine, steps, on_gpus=True)
         price = hourly * speed.hours if speed and speed.hours is not None else None
         memory = _memory_of(fit[1], fit[0], host)
         return GangOption(
@@ -323,25 +323,25 @@ def _hourly(machine: InstancePrice, gpus: int, nodes: int, spec: JobSpec) -> flo
 
 def _speed(
     training: TrainingConfig,
-    known: Known,
+    facts: Known,
     ranks: int,
     kind: str,
     machine: InstancePrice | None,
     steps: int | None,
     on_gpus: bool,
 ) -> Speed | None:
-    found: Throughput | None = from_records(training, ranks, kind, on_gpus, known.records)
-    if found is None and on_gpus and machine is not None and machine.gpu:
-        found = from_literature(known.size, training, ranks, machine.gpu)
-    if found is None:
+    throughput: Throughput | None = from_records(training, ranks, kind, on_gpus, facts.records)
+    if throughput is None and on_gpus and machine is not None and machine.gpu:
+        throughput = from_literature(facts.size, training, ranks, machine.gpu)
+    if throughput is None:
         return None
-    step = training.batch.tokens_per_step / found.tokens_per_second
+    step = training.batch.tokens_per_step / throughput.tokens_per_second
     return Speed(
-        tokens_per_second=found.tokens_per_second,
+        tokens_per_second=throughput.tokens_per_second,
         step_seconds=step,
         hours=step * steps / 3600 if steps else None,
-        basis=found.basis,
-        source=found.source,
+        basis=throughput.basis,
+        source=throughput.source,
     )
 
 
@@ -381,7 +381,7 @@ def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> CommitCost:
 
 def _gaps(
     spec: JobSpec,
-    known: Known,
+    facts: Known,
     machine: InstancePrice | None,
     speed: Speed | None,
     options: Sequence[GangOption],
@@ -391,7 +391,7 @@ def _gaps(
     if spec.gang.gpus_per_node and machine is None:
         named = ", ".join(spec.gang.instance_types) or "none is named in gang.instanceTypes"
         gaps.append(f"memory of the GPUs: the table of prices does not know the instance type ({named})")
-    if not spec.gang.gpus_per_node and known.rank_bytes is None and not spec.gang.resources.memory:
+    if not spec.gang.gpus_per_node and facts.rank_bytes is None and not spec.gang.resources.memory:
         gaps.append("memory of the workers: gang.resources.memory does not say it")
     if speed is None:
         gaps.append(
@@ -400,10 +400,10 @@ def _gaps(
         )
     if not options:
         gaps.append("cheapest gang: the model fits into no gang of an instance type with a GPU and a price")
-    if known.evaluation_gap:
-        gaps.append(f"format of the evaluation data: {known.evaluation_gap}")
-    if known.data is None:
-        gaps.append(f"epochs and row lengths: {known.data_gap or 'the training data was not looked at'}")
+    if facts.evaluation_gap:
+        gaps.append(f"format of the evaluation data: {facts.evaluation_gap}")
+    if facts.data is None:
+        gaps.append(f"epochs and row lengths: {facts.data_gap or 'the training data was not looked at'}")
     return tuple(gaps)
 
 

@@ -138,16 +138,16 @@ class Evaluation(Spec):
     def direction(self) -> Better:
         """Return whether lower or higher values of `metric` are better. Raises ValueError if its name does not decide
         that and `better` is left out, or where `better` contradicts it."""
-        known: Better | None = "lower" if _ends_in(self.metric, _LOWER) else None
-        known = "higher" if _ends_in(self.metric, _HIGHER) or self.metric in self._scores() else known
-        if known and self.better and known != self.better:
-            raise ValueError(f"evaluation.better is {self.better}, but of {self.metric} the {known} is better")
-        if not (found := known or self.better):
+        usual: Better | None = "lower" if _ends_in(self.metric, _LOWER) else None
+        usual = "higher" if _ends_in(self.metric, _HIGHER) or self.metric in self._scores() else usual
+        if usual and self.better and usual != self.better:
+            raise ValueError(f"evaluation.better is {self.better}, but of {self.metric} the {usual} is better")
+        if not (chosen := usual or self.better):
             raise ValueError(
                 f"evaluation.metric {self.metric} does not say whether more or less of it is better; set "
                 "evaluation.better to lower or higher"
             )
-        return found
+        return chosen
 
     def _scores(self) -> set[str]:
         """The metrics that verifiers report."""

@@ -64,8 +64,8 @@ def changes_that_fit(
     the first that makes it fit on top of all those before it; where that is not enough, with more ranks too."""
     alone = []
     for words, changed in _single(training, ranks, host):
-        if (found := _tried(size, changed, ranks, nodes, host)) is not None:
-            alone.append(Change(words, found))
+        if (need := _tried(size, changed, ranks, nodes, host)) is not None:
+            alone.append(Change(words, need))
     if alone:
         return tuple(alone)
     return _together(size, training, ranks, nodes, host)
@@ -79,8 +79,8 @@ def _together(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int,
             continue
         said.append(change[0])
         training = change[1]
-        if (found := _tried(size, training, ranks, nodes, host)) is not None:
-            return (Change(" and ".join(said), found),)
+        if (need := _tried(size, training, ranks, nodes, host)) is not None:
+            return (Change(" and ".join(said), need),)
     if (sharded := _with_shard(training, 2)) is not None:
         said, training = [*said, sharded[0]], sharded[1]
     more = _more_ranks(size, training, ranks, host)
@@ -89,15 +89,15 @@ def _together(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int,
 
 def advice(size: ModelSize, training: TrainingConfig, need: Need, ranks: int, nodes: int, host: Host) -> str:
     """The out-of-memory message: what was asked for, what there is, what to change."""
-    told = (
+    start = (
         f"a rank needs about {gib(need.total)} ({need}) and has {gib(host.capacity)}, of which {USABLE:.0%} may be "
         f"planned for. The model has {size.parameters / 1e6:.1f} M parameters. "
     )
-    found = changes_that_fit(size, training, ranks, nodes, host)
-    if found:
+    changes = changes_that_fit(size, training, ranks, nodes, host)
+    if changes:
         verb = "Less is needed" if host.holds(need) else "It fits"
-        return told + f"{verb} with " + "; or with ".join(f"{c.words} ({gib(c.need.total)})" for c in found[:4])
-    return told + (
+        return start + f"{verb} with " + "; or with ".join(f"{c.words} ({gib(c.need.total)})" for c in changes[:4])
+    return start + (
         "Nothing that leaves the job as it is makes it fit: choose a smaller model, a shorter data.sequenceLength "
         f"(now {training.data.sequence_length}), an adapter, or ranks with more memory"
     )
@@ -111,8 +111,8 @@ _Change = tuple[str, TrainingConfig]
 def _single(training: TrainingConfig, ranks: int, host: Host) -> Iterator[_Change]:
     changes = (_with_shard, _with_half, _with_selective, _with_recompute, _with_one_sample, _with_eight_bits)
     for change in (*changes, *((_with_offload,) if host.device == "cuda" else ())):
-        if (found := change(training, ranks)) is not None:
-            yield found
+        if (changed := change(training, ranks)) is not None:
+            yield changed
 
 
 def _with_shard(training: TrainingConfig, ranks: int) -> _Change | None:
@@ -167,10 +167,10 @@ def _with(training: TrainingConfig, part: str, **changes: Any) -> TrainingConfig
 
 def _tried(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host) -> Need | None:
     try:
-        found = lowest_that_fits(size, training, ranks, nodes, host)
+        lowest = lowest_that_fits(size, training, ranks, nodes, host)
     except ValueError:  # these ranks can't divide the batch
         return None
-    return found[1] if found else None
+    return lowest[1] if lowest else None
 
 
 def _more_ranks(size: ModelSize, training: TrainingConfig, ranks: int, host: Host) -> tuple[int, Need] | None:

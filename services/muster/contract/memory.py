@@ -53,9 +53,9 @@ class Need:
         return {field.name: int(getattr(self, field.name)) for field in fields(self) if field.name != "host"}
 
     def __str__(self) -> str:
-        told = ", ".join(f"{name} {gib(size)}" for name, size in self.parts.items() if size)
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in self.parts.items() if size)
         beside = f", and {gib(self.host)} of the host's" if self.host else ""
-        return f"{told}: {gib(self.total)} in all{beside}"
+        return f"{parts}: {gib(self.total)} in all{beside}"
 
 
 def gib(size: float) -> str:
@@ -117,14 +117,14 @@ def _second_models(sizes: tuple[ModelSize, ...], training: TrainingConfig, shard
     """Models that compute forward, one after the other, in the activations' dtype: their parts of the weights, those
     that are gathered, of which the root group stays, and what one layer makes of a batch. A teacher's head is used
     alongside the student's, chunk by chunk; a reward model's has one row."""
-    held, passing = 0, [0]
+    resident, passing = 0, [0]
     for size in sizes:
         layer = (size.parameters - size.root_group) // size.layers
         root = 0 if shard == "ddp" else size.root_group
         gathered = 0 if shard == "ddp" else min(size.parameters - root, size.largest_group + layer)
-        held += -(-size.parameters // parts) + root
+        resident += -(-size.parameters // parts) + root
         passing.append(gathered + (6 * size.dim + 3 * size.ffn_dim) * _tokens(training))
-    return _width(training) * (held + max(passing))
+    return _width(training) * (resident + max(passing))
 
 
 def weight_bytes(training: TrainingConfig) -> int:
@@ -161,13 +161,13 @@ def _moments(
     whole = many * (4 if many != share and shard != "ddp" else weight_bytes(training))
     moving = _moving(size, width) if by_fsdp and shards > 1 else 0
     early = whole if accumulation > 1 else 0
-    held, one = _activations(size, training, width, device, casts_itself)
+    activations, one = _activations(size, training, width, device, casts_itself)
     shared = _mask(training, width, device) + 16 * 4 * _tokens(training)  # and the batch itself
     inputs = _layer_inputs(size, training, width)
     head, head_grads = _head(size, training, width, device)
     return (
-        _Moment(early, held + shared, head, gathered),
-        _Moment(early + head_grads, held + shared + one, 0, gathered + layer_gathered),
+        _Moment(early, activations + shared, head, gathered),
+        _Moment(early + head_grads, activations + shared + one, 0, gathered + layer_gathered),
         _Moment(whole, inputs + shared + one, 0, gathered_at_the_end + moving),
         _Moment(whole, shared, 0, _update(size, training, shards if shard != "ddp" else 1, device)),
     )
@@ -239,11 +239,11 @@ def _activations(
     repeats = training.parallel.activation_checkpointing != "none"
     again = layer if repeats else 0
     last = size.dim * (2 * normed + width)  # the last norm, and what the head reads
-    held = (size.layers * kept + last) * tokens + summed * (1 if repeats else size.layers)
+    kept_bytes = (size.layers * kept + last) * tokens + summed * (1 if repeats else size.layers)
     # In float8 the operands of one product are cast for it, at most those between the residual stream and the widest.
     cast = (tokens * (size.dim + size.ffn_dim) + size.dim * size.ffn_dim) if training.precision == "fp8" else 0
     # The derivative of a sum is as large as the sum.
-    return held, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1) + cast
+    return kept_bytes, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1) + cast
 
 
 def _computed_again(size: ModelSize, training: TrainingConfig, width: int) -> int:

@@ -169,8 +169,8 @@ def size_of(
     counts = {name: prod(shape) for name, shape in named.items()}
     layers: dict[str, list[str]] = {}
     for name in named:
-        found = _LAYER.search(name)
-        layers.setdefault(found[1] if found else "", []).append(name)
+        match = _LAYER.search(name)
+        layers.setdefault(match[1] if match else "", []).append(name)
     rest = layers.pop("", [])
     tables = [name for name in rest if _EMBEDDING.search(name) or _HEAD.search(name)]
     lone = [] if d.tied_head else tables
@@ -185,8 +185,8 @@ def size_of(
     saved = {name: counts[name] for name in (saved_weights(named, adapter, d.tied_head) if adapter else left)}
     linear = {name: shape for name, shape in named.items() if name not in saved and _is_target(name, shape, adapter)}
     beside = {name: _adapter_weights(shape, adapter) for name, shape in linear.items()}
-    held = [name for name in named if name not in saved and adapter is not None and adapter.adds_to(name)]
-    beside |= {name: _adapter_weights(_as_matrix(named[name]), adapter) for name in held}
+    adapted = [name for name in named if name not in saved and adapter is not None and adapter.adds_to(name)]
+    beside |= {name: _adapter_weights(_as_matrix(named[name]), adapter) for name in adapted}
     added, learns = sum(beside.values()), len(saved) == len(named)
     targets = set(beside) if adapter else set(named)
     trained = {name: beside.get(name, 0) + saved.get(name, 0) for name in named}
@@ -213,7 +213,7 @@ def size_of(
         frozen_bytes=4 if learns else frozen_bytes,
         nf4=_in_four_bits({n: s for n, s in named.items() if n not in saved}, adapter),
         adapted=sum(named[name][0] for name in first if name in linear),
-        summed=sum(counts[name] for name in first if name in held),
+        summed=sum(counts[name] for name in first if name in adapted),
         eight_bit_moments=sum(map(eight_bit_moments_bytes, _trained_shapes(named, beside, saved, adapter))),
     )
 
@@ -298,18 +298,18 @@ _PROJECTIONS |= {"down_proj": "down_proj", "w2": "down_proj"}
 def _fused(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """The same weights, with the experts that files hold apart put together as modules hold them: [experts, outputs,
     inputs], gate and up in one."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes_together: dict[str, tuple[int, ...]] = {}
     rows: dict[str, list[tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         expert = _EXPERT.fullmatch(name)
         if expert and expert[2] in _PROJECTIONS and len(shape) == 2:
             rows.setdefault(f"{expert[1]}.mlp.experts.{_PROJECTIONS[expert[2]]}", []).append(shape)
         else:
-            found[name] = shape
+            shapes_together[name] = shape
     for name, parts in rows.items():
         experts = len(parts) // (2 if name.endswith("gate_up_proj") else 1) or 1
-        found[name] = (experts, sum(outputs for outputs, _ in parts) // experts, parts[0][1])
-    return found
+        shapes_together[name] = (experts, sum(outputs for outputs, _ in parts) // experts, parts[0][1])
+    return shapes_together
 
 
 def _as_matrix(shape: tuple[int, ...]) -> tuple[int, ...]:

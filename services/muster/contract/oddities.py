@@ -20,9 +20,9 @@ def oddities_of(
     schedule = training.optimizer.schedule
     if (planned := training.known_steps()) is not None:
         steps, about = planned, ""
-    found = []
+    pairs = []
     if steps is not None and schedule.warmup_steps >= steps:
-        found.append(
+        pairs.append(
             (
                 "optimizer.schedule.warmupSteps",
                 f"{plural(schedule.warmup_steps, 'step')} of warm-up are all of the {about}{plural(steps, 'step')} of "
@@ -31,7 +31,7 @@ def oddities_of(
             )
         )
     elif steps == 1 and schedule.name not in ("constant", "inverse_sqrt") and schedule.min_ratio < 1:
-        found.append(
+        pairs.append(
             (
                 "length",
                 f"the run has one step, which is the last of schedule {schedule.name}: it is made at minRatio × lr "
@@ -39,7 +39,7 @@ def oddities_of(
             )
         )
     if training.data.in_epochs:
-        found += [
+        pairs += [
             (
                 f"data.train[{number}].weight",
                 f"{source.weight:g} is {source.weight:g} samples for each one of all sources with epochs; 0.05 to "
@@ -48,9 +48,9 @@ def oddities_of(
             for number, source in enumerate(training.data.train)
             if source.epochs is None and source.weight >= 1
         ]
-        return tuple(found)
+        return tuple(pairs)
     total = math.fsum(source.weight for source in training.data.train)
-    found += [
+    pairs += [
         (
             f"data.train[{number}].weight",
             f"{source.weight:g} is {source.weight / total:.1g} of all weights: an epoch takes at least "
@@ -59,4 +59,4 @@ def oddities_of(
         for number, source in enumerate(training.data.train)
         if source.weight / total < WEIGHT_SHARE_ODD
     ]
-    return tuple(found)
+    return tuple(pairs)

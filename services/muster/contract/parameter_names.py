@@ -19,10 +19,10 @@ def matches(pattern: str, name: str) -> bool:
     what they do in file names. So `embed_tokens` means `model.embed_tokens.weight`, and `layers.[0-3]` all that the
     first four layers hold, but nothing of layer 10.
     """
-    wanted, parts = pattern.split("."), name.split(".")
+    pattern_parts, parts = pattern.split("."), name.split(".")
     return any(
-        all(fnmatchcase(part, each) for part, each in zip(parts[at:], wanted, strict=False))
-        for at in range(len(parts) - len(wanted) + 1)
+        all(fnmatchcase(part, each) for part, each in zip(parts[at:], pattern_parts, strict=False))
+        for at in range(len(parts) - len(pattern_parts) + 1)
     )
 
 

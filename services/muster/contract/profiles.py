@@ -111,8 +111,8 @@ def rank_document(rank: int) -> str:
 
 def place_of_profile(name: str) -> tuple[int, int] | None:
     """Attempt and step of a profile by its name, which is also their order; None for any other name."""
-    found = _NAME.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def is_artefact(name: str) -> bool:

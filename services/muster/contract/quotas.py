@@ -89,17 +89,17 @@ NOTHING = ProjectQuota(gangs=0)
 
 
 def read_quotas(
-    written: Mapping[str, str], known: Mapping[str, ProjectQuota]
+    written: Mapping[str, str], previous: Mapping[str, ProjectQuota]
 ) -> tuple[dict[str, ProjectQuota], list[str]]:
     """The quotas by project, from JSON texts by project, and what can't be read of them. Of a project whose text makes
-    no sense, the quota that is `known` goes on; if none is, none of its jobs begins.
+    no sense, the quota that is `previous` goes on; if none is, none of its jobs begins.
     """
-    found: dict[str, ProjectQuota] = {}
+    quotas: dict[str, ProjectQuota] = {}
     faults = []
     for project, text in written.items():
         try:
-            found[project] = ProjectQuota.model_validate(known_part(ProjectQuota, json.loads(text)))
+            quotas[project] = ProjectQuota.model_validate(known_part(ProjectQuota, json.loads(text)))
         except (ValueError, ValidationError, AttributeError) as error:
-            found[project] = known.get(project, NOTHING)
+            quotas[project] = previous.get(project, NOTHING)
             faults.append(f"the quota of project {project} can't be read: {str(error).splitlines()[0]}")
-    return found, faults
+    return quotas, faults

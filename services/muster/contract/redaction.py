@@ -91,7 +91,7 @@ def secrets_in(document: Any) -> frozenset[str]:
     spec = document.get("spec") if isinstance(document, dict) else None
     runtime = spec.get("runtime") if isinstance(spec, dict) else None
     env = runtime.get("env") if isinstance(runtime, dict) else None
-    found: set[str] = set()
+    texts: set[str] = set()
     waiting = [env]
     while waiting:
         value = waiting.pop()
@@ -100,8 +100,8 @@ def secrets_in(document: Any) -> frozenset[str]:
         elif isinstance(value, list):
             waiting += value
         elif value is not None and not isinstance(value, bool):
-            found.add(str(value))
-    return frozenset(text for text in found if text)
+            texts.add(str(value))
+    return frozenset(text for text in texts if text)
 
 
 def redact_values(text: str, secrets: frozenset[str]) -> str:

@@ -355,13 +355,13 @@ def _collect(keys: dict[str, Key], path: str, node: Schema, required: bool) -> A
     keys[path] = placeholder = Key(path, "", "", "", required, None, "", None)
     properties, needed = node.get("properties", {}), node.get("required", [])
     below = {name: _collect(keys, f"{path}.{name}", inner, name in needed) for name, inner in properties.items()}
-    shown: Any = None
+    example: Any = None
     for inner, suffix in ((node.get("items"), "[]"), (node.get("additionalProperties"), ".*")):
         if inner and "properties" in inner:
             one = _collect(keys, f"{path}{suffix}", inner, False)
-            shown = [one] if suffix == "[]" else {_NAME: one}
-    if below and shown is None:
-        shown = {name: below[name] for name in needed} or dict(list(below.items())[:1])
+            example = [one] if suffix == "[]" else {_NAME: one}
+    if below and example is None:
+        example = {name: below[name] for name in needed} or dict(list(below.items())[:1])
     keys[path] = Key(
         placeholder.path,
         _kind(path, node),
@@ -370,7 +370,7 @@ def _collect(keys: dict[str, Key], path: str, node: Schema, required: bool) -> A
         required,
         None if below and path not in _KINDS else node.get("default"),
         _meaning(path, node),
-        _example(path, node, shown),
+        _example(path, node, example),
         tuple(below),
     )
     return keys[path].example
@@ -436,12 +436,12 @@ def _meaning(path: str, node: Schema) -> str:
     return str(within["description"])
 
 
-def _example(path: str, node: Schema, shown: Any) -> Any:
+def _example(path: str, node: Schema, given: Any) -> Any:
     ends = [end for end in _EXAMPLES if path == end or path.endswith(end if end.startswith((".", "[")) else f".{end}")]
     if ends:
         return _EXAMPLES[max(ends, key=len)]
-    if shown is not None:
-        return shown
+    if given is not None:
+        return given
     default = node.get("default")
     if node.get("type") == "boolean":
         return not default

@@ -35,5 +35,5 @@ def samples_key(step: int) -> str:
 
 def step_of_samples(key: str) -> int | None:
     """The step that a key is of; None for what is no key of samples."""
-    found = _KEY.fullmatch(key)
-    return int(found[1]) if found else None
+    match = _KEY.fullmatch(key)
+    return int(match[1]) if match else None

@@ -371,8 +371,8 @@ def parse_job(document: object) -> Submission:
     if metadata is not document.get("metadata") and document.get("metadata") is not None:
         faults.append(Problem("metadata", "must be a mapping of keys to values"))
     if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
-        wanted = "lower-case letters, digits and dashes, starting with a letter, at most 48 characters"
-        faults.append(Problem("metadata.name", f"must be {wanted}, not {name!r}"[:300]))
+        rule = "lower-case letters, digits and dashes, starting with a letter, at most 48 characters"
+        faults.append(Problem("metadata.name", f"must be {rule}, not {name!r}"[:300]))
     if not isinstance(labels, dict) or not all(isinstance(part, str) for pair in labels.items() for part in pair):
         faults.append(Problem("metadata.labels", "must map text to text"))
         labels = {}

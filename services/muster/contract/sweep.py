@@ -191,8 +191,8 @@ def parse_sweep(document: object) -> tuple[Sweep, dict[str, Any]]:
     metadata = template.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not JOB_NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
-        wanted = f"lower-case letters, digits and dashes, starting with a letter, at most {NAME_LENGTH_MAX} characters"
-        faults.append(Problem("metadata.name", f"must be {wanted}, for its number comes after it, not {name!r}"[:300]))
+        rule = f"lower-case letters, digits and dashes, starting with a letter, at most {NAME_LENGTH_MAX} characters"
+        faults.append(Problem("metadata.name", f"must be {rule}, for its number comes after it, not {name!r}"[:300]))
     try:
         sweep = parse(Sweep, document["sweep"], "sweep")
     except InvalidDocument as invalid:

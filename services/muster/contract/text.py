@@ -57,9 +57,9 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, words: Iterable[str]) -> str | None:
     """The known word that `word` was probably meant to be; None when none is near. Case does not count."""
-    folded = {each.casefold(): str(each) for each in known}
+    folded = {each.casefold(): str(each) for each in words}
     near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     return folded[near[0]] if near else None
 

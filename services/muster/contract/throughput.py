@@ -92,8 +92,8 @@ def from_literature(size: ModelSize, training: TrainingConfig, ranks: int, gpu: 
     if peak is None or training.precision in ("fp32", "fp8"):  # what is published was done in bf16
         return None
     beside = size.frozen_total > 0
-    known = [p for p in PUBLISHED if p.adapter == beside]
-    nearest = min(known, key=lambda p: (p.gpu != gpu, abs(math.log(p.parameters / size.parameters))))
+    comparable = [p for p in PUBLISHED if p.adapter == beside]
+    nearest = min(comparable, key=lambda p: (p.gpu != gpu, abs(math.log(p.parameters / size.parameters))))
     recompute = training.parallel.activation_checkpointing
     length = training.data.sequence_length
     slower = flops.hardware_share(size, length, recompute) if recompute == "full" else 1.0

@@ -63,4 +63,4 @@ class Tracking(Spec):
     def kinds(self) -> tuple[str, ...]:
         """The trackers that are asked for."""
         asked = {"tensorboard": self.tensorboard, "wandb": self.wandb is not None, "mlflow": self.mlflow is not None}
-        return tuple(name for name, wanted in asked.items() if wanted)
+        return tuple(name for name, is_asked in asked.items() if is_asked)

@@ -146,13 +146,13 @@ def _first_moment(year: int, month: int) -> float:
     return datetime(year, month, 1, tzinfo=UTC).timestamp()
 
 
-def usage(held: Iterable[Held], prices: Prices, since: float, until: float, now: float) -> Usage:
+def usage(spans: Iterable[Held], prices: Prices, since: float, until: float, now: float) -> Usage:
     """Return the usage from `since` to `until`. Running attempts are counted until `now`."""
     lines: dict[tuple[str, str], _Sum] = {}
     notes: dict[str, None] = {}
     living: set[str] = set()
     coreless: set[str] = set()
-    for each in held:
+    for each in spans:
         end = min(until, now if each.until is None else each.until)
         for month, begins, ends in _months(max(since, each.since), end):
             key = (month, each.job)
@@ -193,26 +193,26 @@ class _Sum:
         self.name, self.person = name, person
         self.values = dict.fromkeys(AMOUNTS, 0.0)
 
-    def add(self, held: Held, seconds: float, prices: Prices, now: float, notes: dict[str, None]) -> None:
-        nodes = held.workers * seconds / 3600.0
-        lost = held.lost_seconds / max(1e-9, (now if held.until is None else held.until) - held.since)
+    def add(self, span: Held, seconds: float, prices: Prices, now: float, notes: dict[str, None]) -> None:
+        nodes = span.workers * seconds / 3600.0
+        lost = span.lost_seconds / max(1e-9, (now if span.until is None else span.until) - span.since)
         lost = min(1.0, max(0.0, lost))
         added = {
             "node_hours": nodes,
-            "gpu_hours": nodes * held.gpus_per_worker,
-            "cpu_hours": nodes * held.cpus_per_worker,
-            "lost_gpu_hours": nodes * held.gpus_per_worker * lost,
-            "lost_cpu_hours": nodes * held.cpus_per_worker * lost,
+            "gpu_hours": nodes * span.gpus_per_worker,
+            "cpu_hours": nodes * span.cpus_per_worker,
+            "lost_gpu_hours": nodes * span.gpus_per_worker * lost,
+            "lost_cpu_hours": nodes * span.cpus_per_worker * lost,
         }
-        hourly = rate(held.instance_type, held.capacity, held.gpus_per_worker, prices)
+        hourly = rate(span.instance_type, span.capacity, span.gpus_per_worker, prices)
         if hourly.cost is None:
             added["unpriced_hours"] = nodes
-            notes[f"{no_price(held.instance_type, held.capacity)}: its hours are not in the cost"] = None
+            notes[f"{no_price(span.instance_type, span.capacity)}: its hours are not in the cost"] = None
         else:
             added |= {"cost": nodes * hourly.cost, "lost_cost": nodes * hourly.cost * lost}
             added["saved"] = nodes * (hourly.saved or 0.0)
             if hourly.saved is None:
-                unknown = no_price(held.instance_type, "on-demand")
+                unknown = no_price(span.instance_type, "on-demand")
                 notes[f"{unknown}: what its spot nodes saved is not known"] = None
         for name, value in added.items():
             self.values[name] += value

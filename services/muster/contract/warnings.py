@@ -52,11 +52,11 @@ def warnings_of(
     `data` is None where it was not looked at. `tokens` and `steps` count those of the whole run; None where that is not
     known.
     """
-    found = [Warned(path=f"spec.training.{path}", message=words) for path, words in oddities_of(training, steps)]
-    found += _learning_rate(training)
-    found += _length(training, size, tokens, steps)
-    found += _data(training, data, tokens)
-    return tuple(found)
+    warnings = [Warned(path=f"spec.training.{path}", message=words) for path, words in oddities_of(training, steps)]
+    warnings += _learning_rate(training)
+    warnings += _length(training, size, tokens, steps)
+    warnings += _data(training, data, tokens)
+    return tuple(warnings)
 
 
 def _learning_rate(training: TrainingConfig) -> list[Warned]:
@@ -65,13 +65,13 @@ def _learning_rate(training: TrainingConfig) -> list[Warned]:
     if training.adapter is not None:
         if lr > LR_ADAPTER_MAX:
             return [_warned(path, f"{lr:g} is high for an adapter; 1e-4 to 5e-4 is usual")]
-        found = []
+        warnings = []
         if lr < LR_ADAPTER_MIN:
-            found.append(_warned(path, f"{lr:g} is low for an adapter: about ten times the rate of whole training"))
+            warnings.append(_warned(path, f"{lr:g} is low for an adapter: about ten times the rate of whole training"))
         if batch > TOKENS_PER_STEP_ADAPTER_MAX:
             words = f"{batch:,} tokens a step are many for an adapter, which learns less from large batches"
-            found.append(_warned("spec.training.batch.tokensPerStep", words))
-        return found
+            warnings.append(_warned("spec.training.batch.tokensPerStep", words))
+        return warnings
     if tuned and lr > LR_WHOLE_MAX:
         return [_warned(path, f"{lr:g} is high to fine-tune all weights; 1e-5 to 5e-5 is usual")]
     if lr > LR_PRETRAIN_MAX:
@@ -80,10 +80,10 @@ def _learning_rate(training: TrainingConfig) -> list[Warned]:
 
 
 def _length(training: TrainingConfig, size: ModelSize, tokens: int | None, steps: int | None) -> list[Warned]:
-    found = []
+    warnings = []
     if steps is not None and steps < FEW_STEPS:
         about = "" if training.known_steps() is not None else "about "
-        found.append(
+        warnings.append(
             _warned("spec.training.length", f"the run has {about}{plural(steps, 'step')}; few batches teach little")
         )
     fresh = training.model.source is None and training.model.from_ is None
@@ -92,14 +92,14 @@ def _length(training: TrainingConfig, size: ModelSize, tokens: int | None, steps
             f"{tokens / size.parameters:.2g} tokens per parameter; about {TOKENS_PER_PARAMETER:g} make the best model "
             "for the compute"
         )
-        found.append(_warned("spec.training.length", words))
-    return found
+        warnings.append(_warned("spec.training.length", words))
+    return warnings
 
 
 def _data(training: TrainingConfig, data: DataShape | None, tokens: int | None) -> list[Warned]:
     if data is None:
         return []
-    found, about = list[Warned](), "" if data.exact else "about "
+    warnings, about = list[Warned](), "" if data.exact else "about "
     epochs = training.length.epochs
     if epochs is None and tokens is not None and data.tokens:
         epochs_made = tokens / data.tokens
@@ -108,20 +108,20 @@ def _data(training: TrainingConfig, data: DataShape | None, tokens: int | None) 
     if epochs_made > EPOCHS_MAX:
         amount = f", of {about}{data.tokens:,} tokens" if data.tokens else ""
         words = f"the data is seen {epochs_made:.3g} times{amount}; after {EPOCHS_MAX:g} it is mostly learnt by heart"
-        found.append(_warned("spec.training.length", words))
+        warnings.append(_warned("spec.training.length", words))
     tuned = training.model.source is not None or training.model.from_ is not None
     for number, format in enumerate(data.formats):
         if training.task == "sft" and tuned and format == "prompt-completion":
             words = "prompts and completions are learnt as they stand, without the model's chat template, by which"
             words += " `muster chat` asks: ask by `muster generate`, or write them as `messages`"
-            found.append(_warned(f"spec.training.data.train[{number}].format", words))
+            warnings.append(_warned(f"spec.training.data.train[{number}].format", words))
     batch = training.batch.tokens_per_step
     if data.tokens and data.tokens < batch:
         words = f"a step takes {batch:,} tokens, and all of the training data has {about}{data.tokens:,}"
-        found.append(_warned("spec.training.batch.tokensPerStep", f"{words}: one step sees some of it twice"))
+        warnings.append(_warned("spec.training.batch.tokensPerStep", f"{words}: one step sees some of it twice"))
     if data.lengths is not None:
-        found += _rows(training, data.lengths, about)
-    return found
+        warnings += _rows(training, data.lengths, about)
+    return warnings
 
 
 def _rows(training: TrainingConfig, lengths: tuple[int, int, int], about: str) -> list[Warned]:

@@ -119,6 +119,6 @@ def _step(inside: dict[str, Mark] | list[Mark], rest: str) -> tuple[Mark, str] |
     rest = rest.removeprefix(".")
     ends = [len(rest), *(match.start() for match in re.finditer(r"[.\[]", rest))]
     for end in sorted(ends, reverse=True):
-        if (found := inside.get(rest[:end])) is not None:
-            return found, rest[end:]
+        if (mark := inside.get(rest[:end])) is not None:
+            return mark, rest[end:]
     return None

@@ -44,7 +44,7 @@ def on_this_machine(example: Example) -> str:
     folder = examples_folder()
     if folder is None:
         return example.text
-    return _SOURCE.sub(lambda found: str(_beside(folder, found[0])), example.text)
+    return _SOURCE.sub(lambda match: str(_beside(folder, match[0])), example.text)
 
 
 def _beside(folder: Path, name: str) -> Path | str:

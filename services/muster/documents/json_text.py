@@ -130,12 +130,12 @@ class _Reader:
     def string(self) -> str:
         begin = self.at
         try:
-            found, self.at = self.strings.raw_decode(self.text, begin)
+            content, self.at = self.strings.raw_decode(self.text, begin)
         except json.JSONDecodeError as error:
             raise self.fault(error.msg[:1].lower() + error.msg[1:].removesuffix(" at"), error.pos) from None
-        if wrong := check_text(found):
+        if wrong := check_text(content):
             raise self.fault(wrong, begin)
-        return str(found)
+        return str(content)
 
     def scalar(self) -> Any:
         begin = self.at
@@ -157,9 +157,9 @@ class _Reader:
 
     def taken(self, letter: str) -> bool:
         self.skip_space()
-        found = self.text.startswith(letter, self.at)
-        self.at += found
-        return found
+        is_next = self.text.startswith(letter, self.at)
+        self.at += is_next
+        return is_next
 
     def skip_space(self) -> None:
         match = _SPACE.match(self.text, self.at)

@@ -181,9 +181,9 @@ class _Builder:
     def merge(self, depth: int) -> tuple[dict[str, Any], dict[str, Mark]]:
         """Merge `<<: *defaults` or `<<: [*a, *b]`, where the earlier wins; not YAML 1.2, but in every other tool."""
         event = next(self.events)
-        found, mark = self.value(event, depth)
-        parts = found if isinstance(found, list) else [found]
-        inside: Any = mark.inside if isinstance(found, list) else [mark]
+        merged, mark = self.value(event, depth)
+        parts = merged if isinstance(merged, list) else [merged]
+        inside: Any = mark.inside if isinstance(merged, list) else [mark]
         data: dict[str, Any] = {}
         marks: dict[str, Mark] = {}
         for part, part_mark in zip(reversed(parts), reversed(inside), strict=True):
@@ -214,8 +214,8 @@ class _Builder:
     def key(self, event: Any) -> str:
         is_text = isinstance(event, yaml.ScalarEvent) and isinstance(self.scalar(event), str)
         if not is_text:
-            shown = f"the key {str(event.value)[:100]}" if isinstance(event, yaml.ScalarEvent) else "a key"
-            raise self.fault(event, f"{shown} must be text; put it in quotes")
+            name = f"the key {str(event.value)[:100]}" if isinstance(event, yaml.ScalarEvent) else "a key"
+            raise self.fault(event, f"{name} must be text; put it in quotes")
         if event.anchor is not None:
             raise self.fault(event, "a key can't be an anchor")
         if wrong := check_key(event.value):

@@ -58,8 +58,8 @@ class Client:
         headers = {"User-Agent": self._agent, "Accept": "application/json", "Accept-Encoding": "identity"}
         # Not by trust_env, which reads environment and netrc anew, in a thread, at every call.
         server = urlsplit(self.connection.server)
-        found = None if proxy_bypass(server.hostname or "") else proxies_from_env().get(server.scheme)
-        proxy, proxy_auth = (found.proxy, found.proxy_auth) if found else (None, None)
+        proxy_settings = None if proxy_bypass(server.hostname or "") else proxies_from_env().get(server.scheme)
+        proxy, proxy_auth = (proxy_settings.proxy, proxy_settings.proxy_auth) if proxy_settings else (None, None)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=proxy, proxy_auth=proxy_auth)
         return self
 

@@ -157,5 +157,5 @@ def _run_plugin(plugin: dict[str, Any]) -> tuple[str, float]:
     except NoCluster:
         raise
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
-        told = getattr(error, "stderr", "") or error
-        raise NoCluster(f"the kubeconfig's credential plugin {plugin['command']} failed: {told}") from error
+        output = getattr(error, "stderr", "") or error
+        raise NoCluster(f"the kubeconfig's credential plugin {plugin['command']} failed: {output}") from error

@@ -35,5 +35,5 @@ def _schema(fields: Any) -> core_schema.CoreSchema:
         return core_schema.any_schema()
     if isinstance(fields, list):
         return core_schema.nullable_schema(core_schema.list_schema(_schema(fields[0])))
-    known = {name: core_schema.typed_dict_field(_schema(inner), required=False) for name, inner in fields.items()}
-    return core_schema.nullable_schema(core_schema.typed_dict_schema(known, extra_behavior="ignore"))
+    typed = {name: core_schema.typed_dict_field(_schema(inner), required=False) for name, inner in fields.items()}
+    return core_schema.nullable_schema(core_schema.typed_dict_schema(typed, extra_behavior="ignore"))

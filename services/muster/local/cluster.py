@@ -287,12 +287,12 @@ class LocalCluster:
 
     def _connection(self) -> sqlite3.Connection:
         """This thread's, closed when the thread is gone. To open one takes longer than most of what is asked of it."""
-        found: sqlite3.Connection | None = getattr(self._threads, "connection", None)
-        if found is None:
-            found = self._threads.connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
-            found.row_factory = sqlite3.Row
-            found.execute("PRAGMA synchronous=FULL")  # what was written survives a power cut, not only a crash
-        return found
+        connection: sqlite3.Connection | None = getattr(self._threads, "connection", None)
+        if connection is None:
+            connection = self._threads.connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+            connection.row_factory = sqlite3.Row
+            connection.execute("PRAGMA synchronous=FULL")  # what was written survives a power cut, not only a crash
+        return connection
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

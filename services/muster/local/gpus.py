@@ -24,8 +24,8 @@ def gpu_count() -> int | None:
         names = [path.name for path in DEVICES.iterdir()]
     except OSError:
         return None
-    found = max(sum(bool(_GPU.fullmatch(name)) for name in names), _nvml_count())
-    return None if not found and any(name in names for name in _UNCOUNTED) else found
+    count = max(sum(bool(_GPU.fullmatch(name)) for name in names), _nvml_count())
+    return None if not count and any(name in names for name in _UNCOUNTED) else count
 
 
 def _nvml_count() -> int:
@@ -65,10 +65,10 @@ def has_control_device() -> bool:
 def driver_version() -> str:
     """The version of NVIDIA's kernel driver; empty where none is loaded."""
     try:
-        found = _VERSION.search(DRIVER.read_text())
+        match = _VERSION.search(DRIVER.read_text())
     except OSError:
         return ""
-    return found.group() if found else ""
+    return match.group() if match else ""
 
 
 def pretends(environ: Mapping[str, str]) -> bool:

@@ -74,13 +74,13 @@ class Ruleset:
     """Access that a process keeps. Raises OSError where the kernel has no Landlock (see `version`)."""
 
     def __init__(self) -> None:
-        known = version()
+        abi = version()
         self._handled = _ALL
-        if known < 3:
+        if abi < 3:
             self._handled &= ~Access.TRUNCATE
-        if known < 2:
+        if abi < 2:
             self._handled &= ~Access.REFER
-        attribute = _RulesetAttribute(self._handled, 0, _SCOPE_SIGNAL if known >= 6 else 0)
+        attribute = _RulesetAttribute(self._handled, 0, _SCOPE_SIGNAL if abi >= 6 else 0)
         # Older kernels know a shorter structure, and take a longer one whose rest is zero.
         self._descriptor = _call(
             _CREATE_RULESET, ctypes.byref(attribute), ctypes.c_size_t(ctypes.sizeof(attribute)), ctypes.c_uint32(0)

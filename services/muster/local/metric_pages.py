@@ -51,7 +51,7 @@ def merged(pages: Iterable[tuple[Mapping[str, str], str]]) -> str:
             if line.startswith(("# HELP ", "# TYPE ")):
                 family = line.split(" ", 3)[2]
                 head = heads.setdefault(family, [])
-                if all(line.split(" ", 2)[1] != known.split(" ", 2)[1] for known in head):
+                if all(line.split(" ", 2)[1] != other.split(" ", 2)[1] for other in head):
                     head.append(line)
             elif match := _SAMPLE.fullmatch(line):
                 name = match[1]

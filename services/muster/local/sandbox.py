@@ -76,22 +76,22 @@ def gaps() -> tuple[str, ...]:
 
 
 def _gaps(keeps_modes: bool) -> tuple[str, ...]:
-    found, landlock = [], version()
+    gaps, landlock = [], version()
     if not landlock:
-        found.append("can read what you can, for this kernel has no Landlock")
+        gaps.append("can read what you can, for this kernel has no Landlock")
     if landlock < _SIGNALS_SINCE:
-        found.append("can end your other processes, for this kernel's Landlock keeps no signal back (Linux 6.12 does)")
+        gaps.append("can end your other processes, for this kernel's Landlock keeps no signal back (Linux 6.12 does)")
     if not seccomp.known():
-        found.append(
+        gaps.append(
             "can limit and slow your other processes and change the owners of your files, for this machine has no "
             "seccomp filter (Linux on x86-64 or ARM64 has)"
         )
     if not keeps_modes:
-        found.append(
+        gaps.append(
             "can change modes and times of your files, for this machine lets you have no mounts of your own (it takes "
             "user namespaces, or root's CAP_SYS_ADMIN)"
         )
-    return tuple(found)
+    return tuple(gaps)
 
 
 def enter(sandbox: Sandbox) -> Fence:
@@ -147,17 +147,19 @@ def state_problems(spec: JobSpec, state: State, project: str | None = None) -> t
     `project` is given, by the API alone the files that were uploaded to it."""
     own = uploaded(spec, state, project) if project is not None else ()
     commits = _commits(state)
-    root, found = commits.parent, []
+    root, problems = commits.parent, []
     for place, text in _texts_of_work(spec):
         path = _named(text)
         is_commit = _names_commits(place) and path is not None and path.parent == commits
         if path is not None and path.is_relative_to(root) and not is_commit and str(path) not in own:
-            found.append(Problem(f"spec.{place}", "lies in Muster's own state folder, which no job may read; copy it"))
+            problems.append(
+                Problem(f"spec.{place}", "lies in Muster's own state folder, which no job may read; copy it")
+            )
     path = _named(spec.checkpoint.uri) if spec.checkpoint.uri else None
     if path is not None and path.is_relative_to(root) and path != commits:
         why = "lies in Muster's own state folder; leave it out, or name a folder elsewhere"
-        found.append(Problem("spec.checkpoint.uri", why))
-    return tuple(found)
+        problems.append(Problem("spec.checkpoint.uri", why))
+    return tuple(problems)
 
 
 def _names_commits(place: str) -> bool:

@@ -70,10 +70,10 @@ class SecretBox:
 
     def _lines(self) -> list[str]:
         try:
-            found = self.path.stat()
+            stat_result = self.path.stat()
             # A mounted Secret of Kubernetes is root's, and its pod reads it by its group.
-            of_group = stat.S_IRWXG if found.st_uid == os.geteuid() else stat.S_IWGRP
-            if found.st_mode & (of_group | stat.S_IRWXO):
+            of_group = stat.S_IRWXG if stat_result.st_uid == os.geteuid() else stat.S_IWGRP
+            if stat_result.st_mode & (of_group | stat.S_IRWXO):
                 raise SecretsLocked(f"{self.path} holds the keys of secrets and others may read it: chmod 600 it")
             lines = [line.strip() for line in self.path.read_text().splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:

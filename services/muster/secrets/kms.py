@@ -45,8 +45,8 @@ def _call_kms(call: str, **given: Any) -> dict[str, Any]:
         region = session.get_config_variable("region") or _region_of(str(given.get("KeyId", "")))
         answer: dict[str, Any] = getattr(session.create_client("kms", region_name=region, config=limits), call)(**given)
     except ClientError as error:
-        told = error.response.get("Error", {})
-        raise KmsRefused(f"AWS KMS says {told.get('Code')}: {told.get('Message')}"[:400]) from None
+        problem = error.response.get("Error", {})
+        raise KmsRefused(f"AWS KMS says {problem.get('Code')}: {problem.get('Message')}"[:400]) from None
     except BotoCoreError as error:
         raise KmsRefused(f"AWS KMS can't be asked: {error}"[:400]) from None
     return answer

@@ -109,7 +109,7 @@ def _check_tensor(name: str, tensor: TensorEntry, files: Sequence[FileEntry]) ->
         raise InvalidCommit(f"{name}: dtype {tensor.dtype[:40]!r} is not known")
     if len(shape) > DIMENSIONS_MAX or prod(shape) * ITEM_BYTES[tensor.dtype] > BYTES_MAX:
         raise InvalidCommit(f"{name}: no tensor is as large as its shape says")
-    held, item = 0, ITEM_BYTES[tensor.dtype]
+    covered, item = 0, ITEM_BYTES[tensor.dtype]
     for part in tensor.slices:
         if part.file >= len(files):
             raise InvalidCommit(f"{name}: lies in file {part.file} of {len(files)}")
@@ -121,9 +121,9 @@ def _check_tensor(name: str, tensor: TensorEntry, files: Sequence[FileEntry]) ->
         elements = prod(part.extent)
         if part.start is not None and part.start + elements * item > files[part.file].bytes:
             raise InvalidCommit(f"{name}: a slice lies beyond the end of {files[part.file].key}")
-        held += elements
-    if held != prod(shape):
-        raise InvalidCommit(f"{name}: its slices hold {held} of its {prod(shape)} elements")
+        covered += elements
+    if covered != prod(shape):
+        raise InvalidCommit(f"{name}: its slices hold {covered} of its {prod(shape)} elements")
     if _overlap(tensor.slices, len(shape)):
         raise InvalidCommit(f"{name}: its slices overlap")
 
@@ -179,17 +179,17 @@ def _check_places(commit: Commit) -> None:
     else."""
     names: set[tuple[int, str]] = set()
     places: list[list[tuple[int, int]]] = [[] for _ in commit.files]
-    held = [0] * len(commit.files)
+    sizes = [0] * len(commit.files)
     for name, tensor in commit.tensors.items():
         for part in tensor.slices:
             if (part.file, part.name) in names:
                 raise InvalidCommit(f"{name}: {part.name} of {commit.files[part.file].key} is used twice")
             names.add((part.file, part.name))
             size = prod(part.extent) * ITEM_BYTES[tensor.dtype]
-            held[part.file] += size
+            sizes[part.file] += size
             if part.start is not None:
                 places[part.file].append((part.start, part.start + size))
-    for file, size, used in zip(commit.files, held, places, strict=True):
+    for file, size, used in zip(commit.files, sizes, places, strict=True):
         if not size <= file.bytes <= size + HEADER_BYTES_MAX:
             raise InvalidCommit(f"{file.key}: has {file.bytes} bytes for slices of {size}")
         used.sort()
@@ -221,8 +221,8 @@ def _check_optimizer(commit: Commit) -> None:
     if len(set(grouped)) < len(grouped):
         raise InvalidCommit("optimizerGroups: two of them have the same parameter")
     all_kinds = set[str]().union(*kinds.values())
-    for parameter, found in kinds.items():
-        if missing := all_kinds - found:
+    for parameter, present in kinds.items():
+        if missing := all_kinds - present:
             raise InvalidCommit(f"optimizer/{parameter}/{min(missing)} is missing, which other weights have")
 
 

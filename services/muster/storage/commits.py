@@ -135,8 +135,8 @@ def _is_sealed(data: bytes, seal: Any) -> bool:
 
 
 def _first(error: ValidationError) -> str:
-    found = problems(Commit, error)[0]
-    return f"{found}"[:300] if found.path else f"it is no JSON: {found.message}"[:300]
+    problem = problems(Commit, error)[0]
+    return f"{problem}"[:300] if problem.path else f"it is no JSON: {problem.message}"[:300]
 
 
 def _check_free_form(commit: Commit) -> None:

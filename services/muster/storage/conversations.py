@@ -118,10 +118,10 @@ def with_object_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
 def conversation(record: object, format: str, train_on: str = "assistant") -> Conversation:
     """The conversation of a record, with the loss where `train_on` wants it. Raises ValueError saying what is wrong and
     where in the record."""
-    if not isinstance(record, Mapping) or not (found := _OF_FORMAT[format](record)):
+    if not isinstance(record, Mapping) or not (read := _OF_FORMAT[format](record)):
         fields = f" (its fields: {columns_of(record)})" if isinstance(record, Mapping) else ""
         raise ValueError(f"is not {SHAPES[format]}{fields}")
-    turns = found.turns
+    turns = read.turns
     for number, turn in enumerate(turns):
         if turn.loss_mask and not turn.content and not turn.more.get("tool_calls"):
             raise ValueError(
@@ -132,10 +132,10 @@ def conversation(record: object, format: str, train_on: str = "assistant") -> Co
             raise ValueError(f"{_at(format, number)} is a tool's answer, but no assistant's turn stands before it")
     if not any(turn.loss_mask for turn in turns):
         raise ValueError("has no assistant message to learn from (one with weight 0 does not count)")
-    found = _with_loss_on(found, train_on)
-    if not any(turn.loss_mask for turn in found.turns):
+    read = _with_loss_on(read, train_on)
+    if not any(turn.loss_mask for turn in read.turns):
         raise ValueError(f"has no assistant message to learn from where trainOn {train_on} looks for it")
-    return found
+    return read
 
 
 def _at(format: str, number: int) -> str:
@@ -144,17 +144,17 @@ def _at(format: str, number: int) -> str:
     return f"turn {number + 1}"
 
 
-def _with_loss_on(found: Conversation, train_on: str) -> Conversation:
-    turns = found.turns
+def _with_loss_on(read: Conversation, train_on: str) -> Conversation:
+    turns = read.turns
     if train_on == "all":
-        return replace(found, whole=True)
+        return replace(read, whole=True)
     if train_on == "last":
         last = max(number for number, turn in enumerate(turns) if turn.role == "assistant")
         turns = tuple(turn._replace(loss_mask=turn.loss_mask and number == last) for number, turn in enumerate(turns))
     elif train_on == "completion":
         asked = max((number for number, turn in enumerate(turns) if turn.role == "user"), default=-1)
         turns = tuple(turn._replace(loss_mask=turn.loss_mask and number > asked) for number, turn in enumerate(turns))
-    return replace(found, turns=turns)
+    return replace(read, turns=turns)
 
 
 def _openai(record: Mapping[str, Any]) -> Conversation | None:
@@ -168,8 +168,8 @@ def _sharegpt(record: Mapping[str, Any]) -> Conversation | None:
     turns = _listed(record.get("conversations"), "conversations")
     if turns is None:
         return None
-    found = [_sharegpt_turn(turn, f"conversations[{number}]") for number, turn in enumerate(turns)]
-    return Conversation((*_system(record), *found), tools_of(record))
+    read_turns = [_sharegpt_turn(turn, f"conversations[{number}]") for number, turn in enumerate(turns)]
+    return Conversation((*_system(record), *read_turns), tools_of(record))
 
 
 def _sharegpt_turn(turn: object, at: str) -> Turn:
@@ -323,11 +323,11 @@ def messages_or_text(value: object) -> object:
     """The list of messages that a text is the JSON of, as tables of text hold it; anything else as it is."""
     if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
         try:
-            found = json.loads(value)
+            parsed = json.loads(value)
         except ValueError:
             return value
-        if found and isinstance(found, list) and all(isinstance(each, Mapping) and "role" in each for each in found):
-            return found
+        if parsed and isinstance(parsed, list) and all(isinstance(each, Mapping) and "role" in each for each in parsed):
+            return parsed
     return value
 
 

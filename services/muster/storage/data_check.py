@@ -138,12 +138,12 @@ def _text(file: _Bounded, counted: _Counted) -> None:
 def _records(file: _Bounded, counted: _Counted) -> None:
     """Check that every record has the format of the first."""
     for record in read_records(file, {}):
-        found = shapes_of(record.value)
-        if not found:
+        shapes = shapes_of(record.value)
+        if not shapes:
             raise UserError(f"{record.place}: {_of_no_format(record.value)}")
         if counted.format is None:
-            counted.format, *counted.others = found
-        fault = _other(found[0], counted.format) or _fault(record.value, counted.format)
+            counted.format, *counted.others = shapes
+        fault = _other(shapes[0], counted.format) or _fault(record.value, counted.format)
         if fault:
             raise UserError(f"{record.place}: {fault}")
         counted.samples += 1
@@ -162,8 +162,8 @@ def _of_no_format(value: object) -> str:
     return f'has the columns {columns_of(value)}, which are those of no format: {{"text": …}}; {shapes}'
 
 
-def _other(found: str, format: str) -> str:
-    return "" if found == format else f"looks like {found}, and the records before it like {format}"
+def _other(shape: str, format: str) -> str:
+    return "" if shape == format else f"looks like {shape}, and the records before it like {format}"
 
 
 def _fault(value: Any, format: str) -> str:
@@ -270,11 +270,11 @@ def main(arguments: list[str]) -> int:
         if given.cpu_seconds is not None:
             _limit_time(given.cpu_seconds)
         (file,) = sources.find(given.address, "text")
-        found = check(file, given.name)
+        report = check(file, given.name)
     except StorageError as error:
         print(json.dumps({"error": str(error)}), file=sys.stderr)
         return EXIT_STORAGE
-    print(json.dumps(asdict(found)))
+    print(json.dumps(asdict(report)))
     return 0
 
 

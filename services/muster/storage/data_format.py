@@ -58,11 +58,11 @@ def of_known_format(source: Source, files: Sequence[File], task: str | None = No
     first = _first(records, source)
     if first is None:
         raise UserError(f"data source {redact(source.source)}: has nothing to train on: all its files are empty")
-    found = looks_like(first.value, source.field, task)
-    if found is None:
+    looks = looks_like(first.value, source.field, task)
+    if looks is None:
         words = f"{first.place}: has columns that no format has: {columns_of(first.value)}"
         raise UserError(f"{words}. {_say_which(source, first, task)}")
-    return source.model_copy(update={"format": found}), tuple(records)
+    return source.model_copy(update={"format": looks}), tuple(records)
 
 
 # Names that data sets have for what Muster calls prompt and completion, the most telling first.
@@ -94,8 +94,8 @@ def _refuse_splits(source: Source, files: Sequence[File]) -> None:
     splits = dict(filter(None, map(split_of, reversed([file for file in files if is_of_records(file.address)]))))
     if len(splits) > 1:
         named = " or ".join(splits[split] for split in sorted(splits, reverse=True))
-        held = f"holds several parts of a data set ({', '.join(sorted(splits))}), which would all be learnt from"
-        raise UserError(f"data source {redact(source.source)}: {held}; name one of them: {named}")
+        problem = f"holds several parts of a data set ({', '.join(sorted(splits))}), which would all be learnt from"
+        raise UserError(f"data source {redact(source.source)}: {problem}; name one of them: {named}")
 
 
 def _is_about(file: File) -> bool:
@@ -121,7 +121,7 @@ def renamed_columns(source: Source) -> dict[str, str]:
 
 def of_another_format(record: Any, source: Source) -> str:
     """A hint that ends a message about a record that is not of its source's format; empty where there is none."""
-    found = shapes_of(record, source.field)
-    if not found or source.format in found:
+    shapes = shapes_of(record, source.field)
+    if not shapes or source.format in shapes:
         return ""
-    return f". It looks like {found[0]}: {SHAPES.get(found[0], 'a column of text')}; set the source's `format`"
+    return f". It looks like {shapes[0]}: {SHAPES.get(shapes[0], 'a column of text')}; set the source's `format`"

@@ -151,8 +151,8 @@ def _look(source: Source, files: tuple[File, ...], task: str, budget: int) -> _L
     some = files[:: max(1, len(files) // 4)][:4]
     lengths, read = list[float](), 0.0
     for file in some:
-        found, part = _lengths(file, source, budget // len(some))
-        lengths, read = lengths + found, read + part
+        row_lengths, part = _lengths(file, source, budget // len(some))
+        lengths, read = lengths + row_lengths, read + part
     if not lengths or not read:
         return _Look(source.format, 0.0, 0.0, [])
     return _Look(source.format, size * sum(lengths) / read, size / read * len(lengths), lengths)

@@ -28,7 +28,7 @@ def estimate_with_storage(
     facts = model_facts(training)
     ranks = spec.gang.nodes.max * spec.gang.ranks_per_node
     look = examine(training, same_disk=machine_bytes is not None)
-    known = Known(
+    job_facts = Known(
         size=facts.size,
         casts_itself=facts.casts_itself,
         prices=prices,
@@ -40,4 +40,4 @@ def estimate_with_storage(
         data_gap=look.gap,
         evaluation_gap=look.evaluation_gap,
     )
-    return estimate_job(spec, known)
+    return estimate_job(spec, job_facts)

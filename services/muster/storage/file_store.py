@@ -84,17 +84,17 @@ class FileStore:
             size = about.st_size
             if size != entry.bytes:
                 raise StoreError(f"{path}: holds {size} bytes, not {entry.bytes}; the disk lost what was written")
-            found, buffer = 0, memoryview(bytearray(min(_BUFFER_BYTES, max(size, 1))))
+            actual, buffer = 0, memoryview(bytearray(min(_BUFFER_BYTES, max(size, 1))))
             for start, length in parts_of(size, _BUFFER_BYTES):
                 _read_all(file, start, buffer[:length], path)
-                found = crc32_value(buffer[:length], found)
-        if f"{found:08x}" != entry.checksum:
+                actual = crc32_value(buffer[:length], actual)
+        if f"{actual:08x}" != entry.checksum:
             raise StoreError(
-                f"{path}: reads back as checksum {found:08x}, not {entry.checksum}; the disk damaged what was written"
+                f"{path}: reads back as checksum {actual:08x}, not {entry.checksum}; the disk damaged what was written"
             )
 
     def see_all(self, entries: Iterable[FileEntry], prefix: str) -> None:
-        expect_all(entries, {found.key: found.bytes for found in self.objects(prefix)}, self.uri)
+        expect_all(entries, {item.key: item.bytes for item in self.objects(prefix)}, self.uri)
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
@@ -219,7 +219,7 @@ class FileStore:
     def _entries(self, key: str) -> list[tuple[str, os.stat_result]]:
         """Return the names in the folder in order, each with its stat; that of a link to a file, where links count, is
         the file's."""
-        found = []
+        listed = []
         with (
             contextlib.suppress(FileNotFoundError),  # it was never made, or removed meanwhile
             opened_folder(self.root, key, self._links) as folder,
@@ -227,8 +227,8 @@ class FileStore:
         ):
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    found.append((entry.name, self._about(entry)))
-        return sorted(found, key=lambda entry: entry[0])
+                    listed.append((entry.name, self._about(entry)))
+        return sorted(listed, key=lambda entry: entry[0])
 
     def _about(self, entry: os.DirEntry[str]) -> os.stat_result:
         own = entry.stat(follow_symlinks=False)

@@ -77,13 +77,13 @@ class CommitListing:
 
     def read(self, folder: Address) -> tuple[CommitSummary, ...]:
         """Ascending by step. What can't be read as a COMMIT is not one. Raises StoreError, AddressError."""
-        store, known = self.store(folder), self._known.get(str(folder), {})
-        found: dict[str, CommitSummary | None] = {}
+        store, cached = self.store(folder), self._known.get(str(folder), {})
+        summaries: dict[str, CommitSummary | None] = {}
         for step, entry in _commit_objects(store):
             tag = f"{entry.key}:{entry.tag}"
-            found[tag] = known[tag] if tag in known else _summary(store, step)
-        self._known[str(folder)] = found
-        return _with_one_best(sorted((seen for seen in found.values() if seen), key=lambda seen: seen.step))
+            summaries[tag] = cached[tag] if tag in cached else _summary(store, step)
+        self._known[str(folder)] = summaries
+        return _with_one_best(sorted((seen for seen in summaries.values() if seen), key=lambda seen: seen.step))
 
     def read_at(self, folder: str) -> tuple[CommitSummary, ...]:
         """Do as `read`, for an address as it was written."""
@@ -116,8 +116,8 @@ def _opened(folder: Address) -> Store:
 
 
 def _commit_objects(store: Store) -> list[tuple[int, Object]]:
-    found = ((step_of_commit_key(entry.key), entry) for entry in store.objects(f"{COMMITS}/"))
-    return [(step, entry) for step, entry in found if step is not None]
+    numbered = ((step_of_commit_key(entry.key), entry) for entry in store.objects(f"{COMMITS}/"))
+    return [(step, entry) for step, entry in numbered if step is not None]
 
 
 def read_commit(store: Store, step: int) -> Commit:

@@ -168,10 +168,10 @@ def template_files(files: Files) -> tuple[str, ...]:
     """The chat templates in addition to chat_template.jinja, by their files; where nothing can be listed, as on the
     web, those that there may be by the names that are usual."""
     try:
-        found = sorted(each.key for each in files.objects(f"{TEMPLATES}/"))
+        keys = sorted(each.key for each in files.objects(f"{TEMPLATES}/"))
     except (NotFound, Refused):
         return _USUAL_TEMPLATES
-    return tuple(name for name in found if _TEMPLATE.fullmatch(name))
+    return tuple(name for name in keys if _TEMPLATE.fullmatch(name))
 
 
 def _other_kind(files: Files) -> str:
@@ -227,14 +227,14 @@ class _Reader:
         if text is None:
             return None
         try:
-            found = json.loads(text)
+            parsed = json.loads(text)
         except ValueError as error:
             place = f"model.source {self.files.uri}: {name}"
             _must_be_the_file(text[:64].encode(), place)
             raise UserError(f"{place} is not JSON: {error}; copy it again") from None
-        if not isinstance(found, dict):
+        if not isinstance(parsed, dict):
             raise UserError(f"model.source {self.files.uri}: {name} is not a JSON object; copy it again")
-        return found
+        return parsed
 
     def header(self, name: str) -> dict[str, StoredTensor] | None:
         """The tensors of one safetensors file; None where there is no such file. Its last byte must be there."""
@@ -252,8 +252,8 @@ class _Reader:
             return None
         except Truncated:
             raise UserError(f"{place} is truncated: it ends within its header; copy it again") from None
-        found = _parsed(bytes(text), name, place)
-        end = max((tensor.end for tensor in found.values()), default=8 + length)
+        tensors = _parsed(bytes(text), name, place)
+        end = max((tensor.end for tensor in tensors.values()), default=8 + length)
         if end > 8 + length:
             try:
                 self.files.read_into(name, end - 1, memoryview(bytearray(1)))
@@ -262,7 +262,7 @@ class _Reader:
                     f"{place} is truncated: its header promises {end:,} bytes, and it has fewer; copy it again"
                 ) from None
         self.sizes[name] = end
-        return found
+        return tensors
 
 
 def _must_be_the_file(beginning: bytes, place: str) -> None:
@@ -297,9 +297,9 @@ def _tensors(read: _Reader) -> dict[str, StoredTensor]:
                 "weights that may differ; remove the one that is not meant"
             )
         return indexed
-    found = read.header(SINGLE)
-    if found is not None:
-        return found
+    single = read.header(SINGLE)
+    if single is not None:
+        return single
     pickled = [name for name in PICKLED if has_file(read.files, name)]
     if pickled:
         raise UserError(
@@ -324,17 +324,17 @@ def _indexed(read: _Reader, index: dict[str, Any]) -> dict[str, StoredTensor]:
     headers = {name: read.header(name) for name in files}
     if missing := [name for name, header in headers.items() if header is None]:
         raise UserError(f"{place} names files that are not there: {', '.join(missing)}; copy them, or all again")
-    found = {tensor: (headers[file] or {}).get(tensor) for tensor, file in weight_map.items()}
-    if absent := [f"{name} (in {weight_map[name]})" for name, slot in found.items() if slot is None]:
+    slots = {tensor: (headers[file] or {}).get(tensor) for tensor, file in weight_map.items()}
+    if absent := [f"{name} (in {weight_map[name]})" for name, slot in slots.items() if slot is None]:
         raise UserError(f"{place} names tensors that its files do not hold: {', '.join(absent[:20])}; copy all again")
-    return {name: slot for name, slot in found.items() if slot is not None}
+    return {name: slot for name, slot in slots.items() if slot is not None}
 
 
 def _parsed(text: bytes, file: str, place: str) -> dict[str, StoredTensor]:
     base = 8 + len(text)
     try:
         described = json.loads(text)
-        found = {
+        tensors = {
             name: StoredTensor(
                 file,
                 str(entry["dtype"]),
@@ -347,7 +347,7 @@ def _parsed(text: bytes, file: str, place: str) -> dict[str, StoredTensor]:
         }
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(f"{place}: its safetensors header is damaged: {error!r}; copy it again") from None
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         size = ITEM_BYTES.get(tensor.dtype)
         if size is None or tensor.dtype in NOT_TRAINED:
             raise UserError(
@@ -356,4 +356,4 @@ def _parsed(text: bytes, file: str, place: str) -> dict[str, StoredTensor]:
             )
         if not base <= tensor.start <= tensor.end or tensor.end - tensor.start != prod(tensor.shape) * size:
             raise UserError(f"{place}: its header puts {name} where it can't be; copy it again")
-    return found
+    return tensors

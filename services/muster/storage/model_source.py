@@ -40,9 +40,9 @@ class ModelFacts:
 def model_facts(training: TrainingConfig) -> ModelFacts:
     """Return the facts of the model that a job starts from, and of its second ones. Raises UserError if it can't be
     trained, and StorageError if it can't be read now; both name the place."""
-    found = _own_facts(training)
+    facts = _own_facts(training)
     beside = tuple(_second_size(second) for second in second_models(training).values())
-    return replace(found, size=replace(found.size, second=beside))
+    return replace(facts, size=replace(facts.size, second=beside))
 
 
 def _second_size(second: SecondModel) -> ModelSize:

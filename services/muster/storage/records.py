@@ -272,7 +272,7 @@ def _elements(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
 
 
 def _element(decoder: json.JSONDecoder, text: _Text, place: str) -> object:
-    wanted = BLOCK_BYTES
+    size = BLOCK_BYTES
     while True:
         try:
             value, text.at = decoder.raw_decode(text.held, text.at)
@@ -280,8 +280,8 @@ def _element(decoder: json.JSONDecoder, text: _Text, place: str) -> object:
         except (ValueError, RecursionError) as error:
             if len(text.held) - text.at > RECORD_BYTES_MAX:
                 raise UserError(f"{place}: is longer than {RECORD_BYTES_MAX >> 20} MiB, or not valid JSON") from None
-            if isinstance(error, json.JSONDecodeError) and text.fill(wanted):
-                wanted *= 2
+            if isinstance(error, json.JSONDecodeError) and text.fill(size):
+                size *= 2
                 continue
             reason = error.msg if isinstance(error, json.JSONDecodeError) else error
             raise UserError(f"{place}: is not valid JSON: {reason}{_ended(text)}") from None

@@ -64,7 +64,7 @@ class S3Store:
             # Completing an upload names the MD5 of each part, so it says all that a listing would; and servers of this
             # kind (rclone, some gateways) hash every object again to answer one.
             return
-        expect_all(entries, {found.key: found.bytes for found in self.objects(prefix)}, self.uri)
+        expect_all(entries, {item.key: item.bytes for item in self.objects(prefix)}, self.uri)
 
     def create(self, key: str, data: bytes) -> bool:
         only_if_new = {"IfNoneMatch": "*"} if self.server.conditional else {}
@@ -101,15 +101,15 @@ class S3Store:
 
     def open(self, entry: Object) -> io.BufferedReader:
         def connect(at: int) -> Any:
-            wanted = {"Range": f"bytes={at}-", "IfMatch": entry.tag}
-            return self._bucket.client.get_object(**self._bucket.at(entry.key), **wanted)["Body"]
+            options = {"Range": f"bytes={at}-", "IfMatch": entry.tag}
+            return self._bucket.client.get_object(**self._bucket.at(entry.key), **options)["Body"]
 
         call = functools.partial(self._bucket.call, entry.key, "read")
         return io.BufferedReader(Stream(entry.bytes, connect, call), 1 << 20)
 
     def about(self, key: str) -> Object:
-        found = self._bucket.call(key, "look at", lambda: self._bucket.client.head_object(**self._bucket.at(key)))
-        return Object(key, found["ContentLength"], found["LastModified"].timestamp(), found["ETag"])
+        head = self._bucket.call(key, "look at", lambda: self._bucket.client.head_object(**self._bucket.at(key)))
+        return Object(key, head["ContentLength"], head["LastModified"].timestamp(), head["ETag"])
 
     def objects(self, prefix: str) -> Iterator[Object]:
         for page in self._bucket.pages(prefix, self._bucket.client.list_objects_v2, ("ContinuationToken",)):
@@ -141,8 +141,8 @@ class S3Store:
         raise StoreError(f"{self._bucket.where(key)}: written {WRITES_MAX} times, and read back differently")
 
     def _get_range(self, key: str, start: int, into: memoryview, tag: str | None) -> None:
-        wanted = {"Range": f"bytes={start}-{start + len(into) - 1}", **({"IfMatch": tag} if tag else {})}
-        answer, where = self._bucket.client.get_object(**self._bucket.at(key), **wanted), self._bucket.where(key)
+        options = {"Range": f"bytes={start}-{start + len(into) - 1}", **({"IfMatch": tag} if tag else {})}
+        answer, where = self._bucket.client.get_object(**self._bucket.at(key), **options), self._bucket.where(key)
         if answer["ContentLength"] < len(into):
             raise Truncated(f"{where}: ends {len(into) - answer['ContentLength']} bytes too early; it was truncated")
         if answer["ContentLength"] > len(into):
@@ -161,12 +161,12 @@ class S3Store:
     def _compare_kept_checksum(self, entry: FileEntry) -> None:
         at, where = {**self._bucket.at(entry.key), "ChecksumMode": "ENABLED"}, self._bucket.where(entry.key)
         about = self._bucket.call(entry.key, "look at", lambda: self._bucket.client.head_object(**at))
-        kept, wanted = about.get("ChecksumCRC32", ""), crc32_header(entry.checksum)
+        kept, expected = about.get("ChecksumCRC32", ""), crc32_header(entry.checksum)
         if about["ContentLength"] != entry.bytes:
             raise StoreError(f"{where}: holds {about['ContentLength']} bytes, not {entry.bytes}")
         # `…-12` is a checksum of checksums, which says nothing about ours; the parts were checked on arrival.
-        if kept and "-" not in kept and kept != wanted:
-            raise StoreError(f"{where}: the store has checksum {kept}, not {wanted}")
+        if kept and "-" not in kept and kept != expected:
+            raise StoreError(f"{where}: the store has checksum {kept}, not {expected}")
 
     def _read_back(self, entry: FileEntry) -> None:
         def check(part: tuple[tuple[int, int], str]) -> None:

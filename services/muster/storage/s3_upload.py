@@ -133,8 +133,8 @@ class S3Uploads:
 
     def _holds(self, key: str, size: int) -> bool:
         try:
-            found = self._bucket.call(key, "look at", lambda: self._bucket.client.head_object(**self._bucket.at(key)))
-            return int(found["ContentLength"]) == size
+            head = self._bucket.call(key, "look at", lambda: self._bucket.client.head_object(**self._bucket.at(key)))
+            return int(head["ContentLength"]) == size
         except StoreError:
             return False
 
@@ -156,8 +156,8 @@ class Body:
 def upload_part_bytes(size: int) -> int:
     """Return the bytes per part of an upload: 16 to 64 MiB, in steps of 16, so that the parts of the COMMIT are
     complete within them."""
-    wanted = -(-size // PARTS_WANTED_MAX)
-    steps = -(-wanted // PART_BYTES)
+    least = -(-size // PARTS_WANTED_MAX)
+    steps = -(-least // PART_BYTES)
     largest_useful = UPLOAD_PART_BYTES_MAX // PART_BYTES
     needed = -(-size // (10_000 * PART_BYTES))  # S3's limit of parts wins over ours
     return max(min(max(steps, 1), largest_useful), needed) * PART_BYTES

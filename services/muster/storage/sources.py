@@ -156,12 +156,12 @@ def find(
     Raises UserError when there are no files or the address can't be read, StorageError when a disk or store fails,
     ValueError for more than `files_max` files.
     """
-    found = tuple(islice(_files(address, format, report, settings), None if files_max is None else files_max + 1))
-    if files_max is not None and len(found) > files_max:
+    files = tuple(islice(_files(address, format, report, settings), None if files_max is None else files_max + 1))
+    if files_max is not None and len(files) > files_max:
         raise ValueError(f"data source {address}: more than {files_max} files")
-    if not found:
+    if not files:
         raise UserError(f"data source {redact(address)}: no files for format {format} there{_hint(format)}")
-    return found
+    return files
 
 
 def _files(address: str, format: str, report: Report, settings: S3Settings | None) -> Iterator[File]:
@@ -176,22 +176,22 @@ def _files(address: str, format: str, report: Report, settings: S3Settings | Non
         yield StoredFile(store, store.about(place.path))
     else:
         store = open_source(replace(place, path=""), settings)
-        named, found = _objects(store, place.path)
-        yield from (StoredFile(store, one) for one in found if named or _wanted(one.key.rpartition("/")[2], format))
+        named, objects = _objects(store, place.path)
+        yield from (StoredFile(store, one) for one in objects if named or _wanted(one.key.rpartition("/")[2], format))
 
 
 def _objects(store: ReadOnlyStore, key: str) -> tuple[bool, Iterator[Object]]:
     """Return whether the key names the objects, and the objects: the one of that key, those that match it as a
     glob, or all under it as a folder; sorted by key."""
     if magic := _MAGIC.search(key):
-        matching = (found for found in store.objects(key[: magic.start()]) if fnmatch.fnmatchcase(found.key, key))
-        return True, (found for found in matching if not found.key.rpartition("/")[2].startswith("."))
+        matching = (each for each in store.objects(key[: magic.start()]) if fnmatch.fnmatchcase(each.key, key))
+        return True, (each for each in matching if not each.key.rpartition("/")[2].startswith("."))
     if key and not key.endswith("/"):
         with contextlib.suppress(NotFound):
             return True, iter([store.about(key)])
         key += "/"
     # The empty object that some tools make for a folder is none.
-    return False, (found for found in store.objects(key) if not found.key.endswith("/"))
+    return False, (each for each in store.objects(key) if not each.key.endswith("/"))
 
 
 def _hint(format: str) -> str:
@@ -209,7 +209,7 @@ def _paths(path: Path, format: str, report: Report) -> Iterator[Path]:
         elif path.exists():
             raise UserError(f"data source {path}: is neither a file nor a folder")
         elif glob.has_magic(str(path)):
-            yield from _once_each(sorted(found for found in _matches(path) if found.is_file()), report)
+            yield from _once_each(sorted(each for each in _matches(path) if each.is_file()), report)
         else:
             where = "" if path.is_absolute() else f" (relative to {Path.cwd()})"
             raise UserError(f"data source {path}: does not exist{where}; check the path, and that every node sees it")
@@ -284,10 +284,10 @@ def split_of(file: File) -> tuple[str, str] | None:
     """The part of a data set that the file is of (train, test or validation) by its name, or else by its folder's; and
     the glob or folder that means all files of it there."""
     folder, _, name = file.address.rpartition("/")
-    if found := _SPLIT.fullmatch(name.partition(".")[0].lower()):
-        return _SPLITS.get(found["split"], "validation"), f"{folder}/{name[: found.end('split')]}*"
-    if found := _SPLIT.fullmatch(folder.rpartition("/")[2].lower()):
-        return _SPLITS.get(found["split"], "validation"), folder
+    if match := _SPLIT.fullmatch(name.partition(".")[0].lower()):
+        return _SPLITS.get(match["split"], "validation"), f"{folder}/{name[: match.end('split')]}*"
+    if match := _SPLIT.fullmatch(folder.rpartition("/")[2].lower()):
+        return _SPLITS.get(match["split"], "validation"), folder
     return None
 
 

@@ -56,8 +56,8 @@ class WebStore:
                 with self._ask(key, {"Range": "bytes=0-0"}) as answer:
                     whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
                     is_part = answer.status == http.client.PARTIAL_CONTENT
-                    if found := _object(key, answer, whole if is_part else answer.headers.get("Content-Length", "")):
-                        return found
+                    if item := _object(key, answer, whole if is_part else answer.headers.get("Content-Length", "")):
+                        return item
                 with self._ask(key) as answer:  # a part of nobody says what; the head of the whole is enough
                     return _object(key, answer, answer.headers.get("Content-Length", ""))
             except urllib.error.HTTPError as error:
@@ -67,10 +67,10 @@ class WebStore:
                     raise
 
         # A presigned link is signed for GET alone.
-        if (found := self._call(key, head) or self._call(key, get_first_byte)) is None:
+        if (item := self._call(key, head) or self._call(key, get_first_byte)) is None:
             where = self._where(key)
             raise StoreError(f"{where}: its server does not say how large it is; copy it to a folder or S3")
-        return found
+        return item
 
     def objects(self, prefix: str) -> Iterator[Object]:
         raise Refused(f"{self._where(prefix)}: the web has no folders to list; name each file")

@@ -135,32 +135,32 @@ class JobsPage:
     by_phase: dict[str, int]
 
 
-async def list_jobs(services: Services, caller: Principal, wanted: Wanted) -> JobsPage:
+async def list_jobs(services: Services, caller: Principal, chosen: Wanted) -> JobsPage:
     """Return the lines of the list, each also with its GPUs and its cost."""
     everything = Filter(
-        project=wanted.project, owner=wanted.owner, visible=caller.visible_projects, search=wanted.search
+        project=chosen.project, owner=chosen.owner, visible=caller.visible_projects, search=chosen.search
     )
     some = Filter(
-        wanted.phases,
-        project=wanted.project,
-        owner=wanted.owner,
+        chosen.phases,
+        project=chosen.project,
+        owner=chosen.owner,
         visible=caller.visible_projects,
-        search=wanted.search,
-        live=wanted.live,
+        search=chosen.search,
+        live=chosen.live,
     )
     async with services.database.read() as session:
         by_phase = await repository.count_by_phase(session, everything)
         total = sum((await repository.count_by_phase(session, some)).values())
-        offset = (wanted.page - 1) * JOBS_PER_PAGE
-        rows = await repository.ordered(session, some, wanted.order, offset, JOBS_PER_PAGE)
+        offset = (chosen.page - 1) * JOBS_PER_PAGE
+        rows = await repository.ordered(session, some, chosen.order, offset, JOBS_PER_PAGE)
     return JobsPage([_line(services, row) for row in rows], total, by_phase)
 
 
 def _line(services: Services, row: JobRow) -> dict[str, Any]:
-    gang, held = row.spec.get("gang") or {}, row.status.get("gang") or {}
+    gang, workers_held = row.spec.get("gang") or {}, row.status.get("gang") or {}
     nodes = gang.get("nodes")
     smallest = nodes.get("min", 1) if isinstance(nodes, dict) else nodes or 1
-    workers = held.get("wanted") or smallest
+    workers = workers_held.get("wanted") or smallest
     cost = cost_document(row.status, row.status.get("attempts") or (), services.prices)
     return {**job_summary(row), "gpus": workers * gang.get("gpusPerNode", 0), "workers": workers, "cost": cost}
 
@@ -201,9 +201,9 @@ async def spending(services: Services, caller: Principal, projects: Sequence[str
     """Return each project's usage of this month, by its name."""
     since, until = month_range(month_of(time.time()))
     async with services.database.read() as session:
-        held = {name: await usage_rows.held_by(session, name, since, until) for name in projects}
+        by_project = {name: await usage_rows.held_by(session, name, since, until) for name in projects}
     now = time.time()
-    made = {name: usage(each, services.prices, since, until, now) for name, each in held.items()}
+    made = {name: usage(each, services.prices, since, until, now) for name, each in by_project.items()}
     return {
         name: {**each.total.model_dump(mode="json", by_alias=True), "currency": each.currency}
         for name, each in made.items()
@@ -352,19 +352,19 @@ async def of_session(services: Services, request: Request) -> Principal | None:
 
 async def versions_of(services: Services, job_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
     """Return, by job, numbers of which one grows whenever the job, or any job for ANY_JOB, has news."""
-    found: dict[str, tuple[int, ...]] = {}
+    by_job: dict[str, tuple[int, ...]] = {}
     async with services.database.read() as session:
         if ANY_JOB in job_ids:
             newest = select(
                 select(func.coalesce(func.sum(MirrorRow.version), 0)).scalar_subquery(),
                 select(func.coalesce(func.max(JobRow.seq), 0)).scalar_subquery(),
             )
-            found[ANY_JOB] = tuple(int(number) for number in (await session.execute(newest)).one())
+            by_job[ANY_JOB] = tuple(int(number) for number in (await session.execute(newest)).one())
         if others := [job_id for job_id in job_ids if job_id != ANY_JOB]:
             versions = JobRow.status_version, JobRow.spec_version, JobRow.last_event
             for job_id, *numbers in await session.execute(select(JobRow.id, *versions).where(JobRow.id.in_(others))):
-                found[job_id] = tuple(int(number) for number in numbers)
-    return found
+                by_job[job_id] = tuple(int(number) for number in numbers)
+    return by_job
 
 
 def document_of(answer: Response) -> dict[str, Any]:

@@ -22,11 +22,11 @@ _StepNumber = Annotated[int, Path(ge=0, lt=10**18)]
 @router.get("")
 async def show_commits(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
     row = await api.find(services, visitor, job_id)
-    found = await api.commits(services, visitor, job_id)
-    names = sorted({name for commit in found["items"] for name in commit["metrics"]})[:3]
-    evaluated = any(commit["evaluations"] for commit in found["items"])
+    listing = await api.commits(services, visitor, job_id)
+    names = sorted({name for commit in listing["items"] for name in commit["metrics"]})[:3]
+    evaluated = any(commit["evaluations"] for commit in listing["items"])
     return await show(
-        request, services, visitor, row, "checkpoints", commits=found, metric_names=names, evaluated=evaluated
+        request, services, visitor, row, "checkpoints", commits=listing, metric_names=names, evaluated=evaluated
     )
 
 
@@ -40,8 +40,8 @@ async def show_commit(
 ) -> Response:
     """Show one checkpoint, read from its folder and checked as it is read."""
     row = await api.find(services, visitor, job_id)
-    found = await api.commit(services, visitor, job_id, step)
-    return await show(request, services, visitor, row, "commit", commit=found)
+    view = await api.commit(services, visitor, job_id, step)
+    return await show(request, services, visitor, row, "commit", commit=view)
 
 
 @router.get("/{step}/export")

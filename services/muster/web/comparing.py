@@ -32,12 +32,12 @@ def differences(specs: Sequence[Mapping[str, Any]]) -> list[Difference]:
     """The settings that are not the same in all jobs, in the order of the first job that has them."""
     flat = [dict(settings(spec)) for spec in specs]
     paths = dict.fromkeys(path for each in flat for path in each)
-    found = []
+    rows = []
     for path in paths:
         values = [each.get(path, _MISSING) for each in flat]
         if any(value != values[0] for value in values[1:]):
-            found.append(Difference(path, tuple(None if value is _MISSING else shown(value) for value in values)))
-    return found
+            rows.append(Difference(path, tuple(None if value is _MISSING else shown(value) for value in values)))
+    return rows
 
 
 def settings(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -79,10 +79,10 @@ def scores(
 
 
 def _score(words: str, kind: str, values: list[float | None], better: Any) -> Score:
-    known = [value for value in values if value is not None]
+    numbers = [value for value in values if value is not None]
     best: frozenset[int] = frozenset()
-    if better is not None and len(known) > 1 and min(known) < max(known):
-        best = frozenset(index for index, value in enumerate(values) if value == better(known))
+    if better is not None and len(numbers) > 1 and min(numbers) < max(numbers):
+        best = frozenset(index for index, value in enumerate(values) if value == better(numbers))
     return Score(words, tuple(values), kind, best)
 
 

@@ -29,5 +29,5 @@ async def show_curves(
 ) -> Response:
     """Return the same as `GET /api/v1/jobs/{id}/curves`."""
     low, high = -math.inf if begin is None else begin, math.inf if end is None else end
-    found = await api.curves(services, visitor, job_id, CurveQuery(points, axis, low, high))
-    return JSONResponse(found, headers=_NOT_KEPT)
+    document = await api.curves(services, visitor, job_id, CurveQuery(points, axis, low, high))
+    return JSONResponse(document, headers=_NOT_KEPT)

@@ -73,7 +73,7 @@ def tile(node: Mapping[str, Any]) -> Tile:
 
 def recoveries(jobs: Iterable[tuple[str, str, Mapping[str, Any]]], now: float) -> list[Recovery]:
     """Return the recoveries of the last day, newest first. `jobs` are ids, names and statuses."""
-    found = []
+    rows = []
     for job_id, name, status in jobs:
         attempts: Sequence[Mapping[str, Any]] = status.get("attempts") or ()
         for index, attempt in enumerate(attempts):
@@ -84,7 +84,7 @@ def recoveries(jobs: Iterable[tuple[str, str, Mapping[str, Any]]], now: float) -
                 continue  # nothing follows: it is the job's end, and no recovery
             trained = [_time(later.get("firstStepAt")) for later in attempts[index + 1 :]]
             again = next((at for at in trained if at is not None), None)
-            found.append(
+            rows.append(
                 Recovery(
                     job_id,
                     name,
@@ -96,7 +96,7 @@ def recoveries(jobs: Iterable[tuple[str, str, Mapping[str, Any]]], now: float) -
                     None if again is None else max(0.0, again - ended),
                 )
             )
-    return sorted(found, key=lambda each: -each.at)[:RECOVERIES_MAX]
+    return sorted(rows, key=lambda each: -each.at)[:RECOVERIES_MAX]
 
 
 def time_spent(statuses: Iterable[Mapping[str, Any]]) -> dict[str, float]:

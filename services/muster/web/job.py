@@ -63,7 +63,7 @@ async def show(
 async def show_job(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
     async with request.app.state.reading:
         row = await api.find(services, visitor, job_id)
-        tried, reason, told, committed = await asyncio.gather(
+        tried, reason, newest, committed = await asyncio.gather(
             api.attempts(services, visitor, job_id),
             api.why(services, visitor, job_id),
             api.events(services, job_id, 0, _STORY_MAX, tuple(BEGINS)),
@@ -75,7 +75,7 @@ async def show_job(request: Request, services: ServicesDependency, visitor: Visi
         now,
         tried["items"],
         tried["costs"],
-        sorted((*told, *committed), key=lambda event: int(event["id"])),
+        sorted((*newest, *committed), key=lambda event: int(event["id"])),
     )
     sparks = await run_in_threadpool(_sparklines.of, services.settings.layout, [job_id])
     return await show(
@@ -106,14 +106,14 @@ async def show_events(
     row = await api.find(services, visitor, job_id)
     last = min(before - 1, row.last_event) if before is not None else row.last_event
     first = max(0, last - api.EVENTS_PER_PAGE)
-    found = await api.events(services, job_id, first, last - first)
+    page_events = await api.events(services, job_id, first, last - first)
     return await show(
         request,
         services,
         visitor,
         row,
         "events",
-        events=list(reversed(found)),
+        events=list(reversed(page_events)),
         earlier=first + 1 if first else None,
         newest=before is None,
     )
@@ -122,14 +122,14 @@ async def show_events(
 @router.get("/samples")
 async def show_samples(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
     row = await api.find(services, visitor, job_id)
-    fault, found = "", {"items": [], "total": 0}
+    fault, page = "", {"items": [], "total": 0}
     try:
-        found = await api.samples(services, visitor, job_id)
+        page = await api.samples(services, visitor, job_id)
     except ApiError as error:
         if error.code != "storage_unavailable":
             raise
         fault = error.detail
-    return await show(request, services, visitor, row, "samples", found=found, fault=fault)
+    return await show(request, services, visitor, row, "samples", found=page, fault=fault)
 
 
 @router.get("/config")
@@ -163,10 +163,10 @@ async def show_config(
 def changed(before: Any, after: Any, path: str = "") -> list[tuple[str, str, str]]:
     """(path, before, after) of every value that differs; a value that is not there is an empty text."""
     if isinstance(before, dict) and isinstance(after, dict):
-        found = []
+        changes = []
         for key in dict.fromkeys([*before, *after]):
-            found += changed(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
-        return found
+            changes += changed(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
+        return changes
     return [] if before == after else [(path, _value(before), _value(after))]
 
 

@@ -35,14 +35,14 @@ def job_keys() -> bytes:
 def _node(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type") == "array":
         return _about(schema) | _node(schema["items"])
-    found = _about(schema)
+    node = _about(schema)
     if properties := schema.get("properties"):
-        found["keys"] = {name: _node(each) for name, each in properties.items()}
+        node["keys"] = {name: _node(each) for name, each in properties.items()}
     if schema.get("type") == "boolean":
-        found["values"] = ["true", "false"]
+        node["values"] = ["true", "false"]
     elif values := schema.get("enum"):
-        found["values"] = [str(value) for value in values]
-    return found
+        node["values"] = [str(value) for value in values]
+    return node
 
 
 def _about(schema: dict[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ async def list_jobs(
 ) -> Response:
     """Show the list of jobs. Its address holds everything about the list, so that it can be shared."""
     order = sort if sort in ORDERS else "newest"
-    wanted = Wanted(
+    chosen = Wanted(
         search=q.strip(),
         phases=(phase,) if phase and phase != "live" else (),
         project=project or None,
@@ -75,54 +75,54 @@ async def list_jobs(
         page=p,
     )
     asked = {"q": q, "phase": phase, "project": project, "owner": owner, "sort": order if order != "newest" else ""}
-    found, rows = await _read(request, services, visitor, wanted, asked)
-    phases = [*Phase, *sorted(set(found.by_phase) - set(Phase))]
+    listing, rows = await _read(request, services, visitor, chosen, asked)
+    phases = [*Phase, *sorted(set(listing.by_phase) - set(Phase))]
     return page(
         request,
         "jobs.html",
         visitor,
         current="jobs",
-        jobs=found.items,
+        jobs=listing.items,
         rows=rows,
-        total=found.total,
-        by_phase=[(name, found.by_phase[name]) for name in phases if found.by_phase.get(name)],
-        everything=sum(found.by_phase.values()),
-        live=sum(count for name, count in found.by_phase.items() if name not in _ENDED),
+        total=listing.total,
+        by_phase=[(name, listing.by_phase[name]) for name in phases if listing.by_phase.get(name)],
+        everything=sum(listing.by_phase.values()),
+        live=sum(count for name, count in listing.by_phase.items() if name not in _ENDED),
         asked=asked,
         columns=COLUMNS,
         page_number=p,
-        pages=max(1, -(-found.total // JOBS_PER_PAGE)),
+        pages=max(1, -(-listing.total // JOBS_PER_PAGE)),
         first=(p - 1) * JOBS_PER_PAGE + 1,
     )
 
 
 async def _read(
-    request: Request, services: Services, visitor: Principal, wanted: Wanted, asked: dict[str, str]
+    request: Request, services: Services, visitor: Principal, chosen: Wanted, asked: dict[str, str]
 ) -> Read:
     """Return the list's content, read once for all viewers of the same part between two changes."""
     news: News = request.app.state.news
     version = (int(time.time() / _SHARED_SECONDS), *await news.newest(services, ANY_JOB))
     shared: dict[Any, tuple[tuple[int, ...], asyncio.Task[Read]]] = request.app.state.lists
-    key = (visitor.visible_projects, wanted)
-    known = shared.get(key)
-    if known is None or known[0] != version or (known[1].done() and not _has_result(known[1])):
-        known = shared[key] = (
+    key = (visitor.visible_projects, chosen)
+    cached = shared.get(key)
+    if cached is None or cached[0] != version or (cached[1].done() and not _has_result(cached[1])):
+        cached = shared[key] = (
             version,
-            asyncio.create_task(_read_now(services, visitor, wanted, {**asked, "q": wanted.search})),
+            asyncio.create_task(_read_now(services, visitor, chosen, {**asked, "q": chosen.search})),
         )
         while len(shared) > _LISTS_MAX:
             shared.pop(next(iter(shared)))
-    return await asyncio.shield(known[1])
+    return await asyncio.shield(cached[1])
 
 
 def _has_result(task: asyncio.Task[Read]) -> bool:
     return not task.cancelled() and task.exception() is None
 
 
-async def _read_now(services: Services, visitor: Principal, wanted: Wanted, asked: dict[str, str]) -> Read:
-    found = await api.list_jobs(services, visitor, wanted)
-    sparks = await run_in_threadpool(_sparklines.of, services.settings.layout, [job["id"] for job in found.items])
-    return found, render("jobs_rows.html", jobs=found.items, sparks=sparks, asked=asked)
+async def _read_now(services: Services, visitor: Principal, chosen: Wanted, asked: dict[str, str]) -> Read:
+    page = await api.list_jobs(services, visitor, chosen)
+    sparks = await run_in_threadpool(_sparklines.of, services.settings.layout, [job["id"] for job in page.items])
+    return page, render("jobs_rows.html", jobs=page.items, sparks=sparks, asked=asked)
 
 
 _ENDED = frozenset(phase for phase in Phase if phase.terminal)
@@ -144,5 +144,5 @@ async def act_on_jobs(services: ServicesDependency, form: Posted) -> Response:
             done += 1
         except ApiError as error:
             refused.append(Note(False, error.detail))
-    told = [Note(True, f"Asked {done} of {len(chosen)} to {verb}.")] if done else []
-    return go_on(onward, [*told, *refused])
+    done_notes = [Note(True, f"Asked {done} of {len(chosen)} to {verb}.")] if done else []
+    return go_on(onward, [*done_notes, *refused])

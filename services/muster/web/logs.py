@@ -95,9 +95,9 @@ async def show_logs(
     if not chosen.exists:
         return await show(request, services, visitor, row, "logs", **here, text=None, found=None)
     file = chosen.file
-    found = await run_in_threadpool(search, file, find, since) if find else None
-    if offset is None and found is not None:
-        offset = found.at
+    match = await run_in_threadpool(search, file, find, since) if find else None
+    if offset is None and match is not None:
+        offset = match.at
     start = await run_in_threadpool(api.tail_offset, file, TAIL_LINES, api.PAGE_BYTES_MAX) if offset is None else offset
     read = await run_in_threadpool(api.page, file, start, PAGE_BYTES)
     return await show(
@@ -108,7 +108,7 @@ async def show_logs(
         "logs",
         **here,
         text=shown(read.text, row, worker, rank, raw),
-        found=found,
+        found=match,
         begins=read.offset,
         ends=read.next_offset,
         at_end=read.at_end,
@@ -134,8 +134,8 @@ async def follow_log(
     reply = await api.read_logs(request, services, visitor, job_id, attempt, str(worker), None, offset)
     read = api.document_of(reply)
     text = shown(read["text"], row, worker, rank, raw)
-    told = {"text": text, "nextOffset": read["nextOffset"], "complete": read["complete"]}
-    return JSONResponse(told, headers={"Cache-Control": "no-store"})
+    answer = {"text": text, "nextOffset": read["nextOffset"], "complete": read["complete"]}
+    return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 
 
 @router.get("/download")
@@ -191,7 +191,7 @@ def line_before(file: File, offset: int) -> int:
 
 def search(file: File, text: str, since: int) -> Found:
     """The first line from `since` on that holds the text, in any case of ASCII letters."""
-    wanted = text.lower().encode()
+    needle = text.lower().encode()
     at, carried = since, b""  # carried: the end of the chunk before, where a hit may begin
     try:
         handle = api.reading(file)
@@ -204,11 +204,11 @@ def search(file: File, text: str, since: int) -> Found:
             if not raw:
                 return Found(None, at, True)
             looked = carried + raw
-            hit = looked.lower().find(wanted)
+            hit = looked.lower().find(needle)
             if hit >= 0:
                 return Found(_line_start(handle, at - len(carried) + hit), at, False)
             at += len(raw)
-            carried = looked[-len(wanted) :]
+            carried = looked[-len(needle) :]
     return Found(None, at, False)
 
 

@@ -29,17 +29,17 @@ class News:
     async def version(self, services: Services, job_id: str) -> Version:
         """Return `newest`, but as it was when somebody asked since this process last announced news, or within
         POLL_SECONDS: for those who wait, and ask again."""
-        known = self._of_this_moment(services)
-        return known[job_id] if job_id in known else await self.newest(services, job_id)
+        versions = self._of_this_moment(services)
+        return versions[job_id] if job_id in versions else await self.newest(services, job_id)
 
     async def newest(self, services: Services, job_id: str) -> Version:
         """Numbers of which one grows whenever the job, or any job for ANY_JOB, has news; none where there is no such
         job. Nothing that was committed before the call is missed. Raises ApiError where the database is away."""
         if self._gathering is None:
-            wanted: set[str] = set()
-            self._gathering = wanted, asyncio.create_task(self._ask(services, wanted))
-        wanted, answer = self._gathering
-        wanted.add(job_id)
+            job_ids: set[str] = set()
+            self._gathering = job_ids, asyncio.create_task(self._ask(services, job_ids))
+        job_ids, answer = self._gathering
+        job_ids.add(job_id)
         return (await asyncio.shield(answer))[job_id]
 
     async def wait(self, services: Services, job_id: str) -> None:
@@ -55,13 +55,13 @@ class News:
         await services.hub.wait(job_id, POLL_SECONDS - _now() % POLL_SECONDS)
         await asyncio.sleep(SETTLE_SECONDS)
 
-    async def _ask(self, services: Services, wanted: set[str]) -> dict[str, Version]:
+    async def _ask(self, services: Services, job_ids: set[str]) -> dict[str, Version]:
         async with self._asking:
             self._gathering = None
-            known = self._of_this_moment(services)  # news that come meanwhile begin another
-            found = await api.versions_of(services, wanted)
-            answer = {job_id: found.get(job_id, ()) for job_id in wanted}
-            known |= answer
+            by_job = self._of_this_moment(services)  # news that come meanwhile begin another
+            versions = await api.versions_of(services, job_ids)
+            answer = {job_id: versions.get(job_id, ()) for job_id in job_ids}
+            by_job |= answer
             return answer
 
     def _of_this_moment(self, services: Services) -> dict[str, Version]:

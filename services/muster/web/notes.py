@@ -26,10 +26,10 @@ class Note:
 def go_on(address: str, notes: list[Note]) -> RedirectResponse:
     """Redirect to the page that follows a form (303, so that reading it again sends nothing)."""
     response = RedirectResponse(address, status_code=303)
-    shown = notes[:_NOTES_MAX] + (
+    first_notes = notes[:_NOTES_MAX] + (
         [Note(True, f"and {len(notes) - _NOTES_MAX} more")] if len(notes) > _NOTES_MAX else []
     )
-    raw = json.dumps([[note.good, note.words[:_CHARACTERS_MAX]] for note in shown], ensure_ascii=False)
+    raw = json.dumps([[note.good, note.words[:_CHARACTERS_MAX]] for note in first_notes], ensure_ascii=False)
     value = base64.urlsafe_b64encode(raw.encode()).decode()
     response.set_cookie(NOTE_COOKIE, value, max_age=_SECONDS, httponly=True, samesite="lax")
     return response

@@ -53,7 +53,7 @@ def page(
     **values: Any,
 ) -> Response:
     """The template with these values. `visitor` is None on pages that need no sign-in."""
-    shown = {
+    context = {
         "visitor": visitor,
         "here": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
         "form_token": form_token(request),
@@ -64,8 +64,8 @@ def page(
         "now": round(time.time(), 1),
         **values,
     }
-    response = HTMLResponse(render(template, **shown), status_code=status, headers={**HEADERS, **(headers or {})})
-    if shown["notes"]:
+    response = HTMLResponse(render(template, **context), status_code=status, headers={**HEADERS, **(headers or {})})
+    if context["notes"]:
         response.delete_cookie(NOTE_COOKIE)
     return response
 
@@ -110,8 +110,8 @@ def clip(value: object, characters: int = 300) -> str:
     """Return at most so many characters of the value, with an ellipsis at the end: a page is not for a megabyte of
     text."""
     whole = str(value)
-    shown = text.readable(whole[: characters * 4])  # what is taken out may leave less
-    return shown if len(whole) <= characters else shown[: characters - 1] + "…"
+    clean = text.readable(whole[: characters * 4])  # what is taken out may leave less
+    return clean if len(whole) <= characters else clean[: characters - 1] + "…"
 
 
 def sentence(words: str) -> str:

@@ -24,10 +24,10 @@ async def visitor(request: Request, services: ServicesDependency) -> Principal:
     if given is not None or not services.settings.auth:
         caller = await services.authenticator.authenticate(request, given)
     else:
-        known = await api.of_session(services, request)
-        if known is None:
+        caller_of_session = await api.of_session(services, request)
+        if caller_of_session is None:
             raise ApiError("unauthorized", "You are not signed in, or your session has ended.")
-        caller = services[api.Authentication].counted(known, address)
+        caller = services[api.Authentication].counted(caller_of_session, address)
     if not caller.may(Scope.READ):
         raise ApiError("forbidden", "Pages are read with a token of the scope read; this one has none.")
     return caller

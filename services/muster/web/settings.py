@@ -104,12 +104,12 @@ async def make_token(request: Request, services: ServicesDependency, form: Poste
     """The answer is the only page that shows the token."""
     must_manage(form.caller)
     days, project = form.one("days").strip(), form.one("project")
-    wanted: dict[str, Any] = {"name": form.one("name").strip(), "scopes": [form.one("scope")]}
-    wanted |= {"allProjects": True} if not project else {"project": project}
+    body: dict[str, Any] = {"name": form.one("name").strip(), "scopes": [form.one("scope")]}
+    body |= {"allProjects": True} if not project else {"project": project}
     if days:
-        wanted["expiresInDays"] = int(days) if days.isascii() and days.isdigit() else days
+        body["expiresInDays"] = int(days) if days.isascii() and days.isdigit() else days
     try:
-        made = await api.token_routes.made(services, form.caller, api.token_request(wanted))
+        made = await api.token_routes.made(services, form.caller, api.token_request(body))
     except ApiError as refused:
         if refused.status >= 500:
             raise
@@ -142,8 +142,8 @@ async def make_project(services: ServicesDependency, form: Posted) -> Response:
         )
 
     async def make() -> None:
-        wanted = api.project_request({"namespace": namespace} if namespace else {})
-        await api.project_routes.put(services, form.caller, name, wanted, only_new=True)
+        body = api.project_request({"namespace": namespace} if namespace else {})
+        await api.project_routes.put(services, form.caller, name, body, only_new=True)
 
     return await done(make(), f"Project {name} is there; give somebody a role in it.")
 

@@ -39,26 +39,26 @@ class Sparklines:
 
     def _one(self, layout: State, uid: str) -> list[float]:
         files = _files(layout, uid)
-        known = self._kept.get(uid)
-        if known is not None and known[0] == files:
-            return known[1]
-        found = sampled(files, POINTS)
-        self._kept[uid] = (files, found)
+        cached = self._kept.get(uid)
+        if cached is not None and cached[0] == files:
+            return cached[1]
+        points = sampled(files, POINTS)
+        self._kept[uid] = (files, points)
         if len(self._kept) > _KEPT_MAX:
             self._kept.popitem(last=False)
-        return found
+        return points
 
 
 def _files(layout: State, uid: str) -> Files:
     """The step logs of the newest attempts with their sizes, oldest first."""
-    found = []
+    sized = []
     for number in numbered_folders.attempts(layout, uid)[-_ATTEMPTS_MAX:]:
         path = layout.worker(uid, number, 0) / STEP_LOG
         try:
-            found.append((path, path.stat().st_size))
+            sized.append((path, path.stat().st_size))
         except OSError:
             continue
-    return tuple(found)
+    return tuple(sized)
 
 
 def sampled(files: Files, points: int) -> list[float]:

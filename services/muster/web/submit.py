@@ -158,7 +158,7 @@ async def _guessed(services: Services, visitor: Principal) -> dict[str, str]:
 
 def _cheapest(estimate: dict[str, Any]) -> str:
     """Return the cheapest of the gangs that the job fits into, if its price is known."""
-    found = estimate.get("cheapest")
-    if not found or found.get("price") is None:
+    option = estimate.get("cheapest")
+    if not option or option.get("price") is None:
         return ""
-    return f"{found['nodes']} × {found['instanceType']}, {found['price']:,.2f} {estimate['currency']}"
+    return f"{option['nodes']} × {option['instanceType']}, {option['price']:,.2f} {estimate['currency']}"

@@ -84,12 +84,12 @@ def _tuned(fields: Mapping[str, str]) -> dict[str, Any]:
     """The model, which is a job by its name or else a folder by its address, and how it learns."""
     model = fields["model"]
     named = JOB_NAME.fullmatch(model) is not None
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "model": {"from": {"job": model, "step": _number(fields["step"]) or "best"}} if named else {"source": model}
     }
     if fields["method"] != "whole":
-        found["adapter"] = {"kind": fields["method"], "rank": 16, "alpha": 32, "targets": ["all-linear"]}
-    return found
+        settings["adapter"] = {"kind": fields["method"], "rank": 16, "alpha": 32, "targets": ["all-linear"]}
+    return settings
 
 
 def _tokens_per_step(fields: Mapping[str, str]) -> Any:

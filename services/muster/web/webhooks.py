@@ -43,7 +43,7 @@ async def _show(
 ) -> Response:
     """`secret` is a new webhook's name and secret, which no other page can show; `typed` is what stays in the form."""
     hooks = await api.webhooks(services, visitor, project)
-    told = [(await api.deliveries(services, visitor, project, hook["name"], DELIVERIES))["items"] for hook in hooks]
+    by_hook = [(await api.deliveries(services, visitor, project, hook["name"], DELIVERIES))["items"] for hook in hooks]
     return page(
         request,
         "webhooks.html",
@@ -52,7 +52,7 @@ async def _show(
         current="settings",
         project=project,
         place=_here(project),
-        hooks=list(zip(hooks, told, strict=True)),
+        hooks=list(zip(hooks, by_hook, strict=True)),
         secret=secret,
         fault=refused.detail if refused is not None else "",
         typed=typed,
@@ -66,9 +66,9 @@ async def make_webhook(request: Request, services: ServicesDependency, form: Pos
     """The answer is the only page that shows the secret."""
     must_manage(form.caller)
     typed = _typed(form)
-    wanted = {name: typed[name] for name in ("name", "url", "kinds")} | {"preset": typed["preset"] or None}
+    body = {name: typed[name] for name in ("name", "url", "kinds")} | {"preset": typed["preset"] or None}
     try:
-        made, secret = await api.webhook_routes.made(services, form.caller, project, api.webhook_request(wanted))
+        made, secret = await api.webhook_routes.made(services, form.caller, project, api.webhook_request(body))
     except ApiError as refused:
         if refused.code not in ("invalid_webhook", "webhook_exists"):
             raise

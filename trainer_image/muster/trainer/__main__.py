@@ -64,11 +64,11 @@ def _failed(rank_state: RankState, error: BaseException) -> int:
     elif code == 1 and is_lost_peer(kind, text):
         code = exit_code(PeerLost())
         text = f"lost another rank (the cause is with that one): {text.strip().splitlines()[0].split('. ')[0][:300]}"
-    known = code != 1
-    message = text if known else f"{kind}: {text}"
+    classified = code != 1
+    message = text if classified else f"{kind}: {text}"
     trace = "".join(traceback.format_exception(error))
     code = rank_state.fail(code, message, trace)
-    said = redact(message if known else trace)
+    said = redact(message if classified else trace)
     print(f"rank {rank_state.rank} ends with exit code {code}: {said}", file=sys.stderr, flush=True)
     return code
 

@@ -139,8 +139,8 @@ def _worker_config(text: str) -> WorkerConfig:
         training = parse(TrainingConfig, document.get("training"), "training")
         checkpoint = parse(CheckpointSpec, document.get("checkpoint") or {}, "checkpoint")
         tracking = parse(Tracking, document.get("tracking") or {}, "tracking")
-        known = {"training": training, "checkpoint": checkpoint, "tracking": tracking}
-        return WorkerConfig.model_validate({**document, **known})
+        parsed = {"training": training, "checkpoint": checkpoint, "tracking": tracking}
+        return WorkerConfig.model_validate({**document, **parsed})
     except InvalidDocument as error:
         raise UserError(f"the job's configuration was refused:\n{error}") from None
     except ValidationError as error:

@@ -166,12 +166,12 @@ def judge(
         return (1 if words[end.rank].collective_failed else 0), end.at
 
     end = min(failures, key=order)
-    found = _failure(end, words[end.rank], step_of(end.rank), oom_killed)
+    record = _failure(end, words[end.rank], step_of(end.rank), oom_killed)
     early = next((each for each in ends if not each.exit_code and each.at <= end.at), None)
-    if found["exitCode"] == ExitCode.PEER_LOST and early is not None:  # nobody took that peer away
-        message = f"{found['message']}; rank {early.rank} had ended with exit code 0 before, and was missing"
-        return {**found, "exitCode": 1, "message": message}
-    return found
+    if record["exitCode"] == ExitCode.PEER_LOST and early is not None:  # nobody took that peer away
+        message = f"{record['message']}; rank {early.rank} had ended with exit code 0 before, and was missing"
+        return {**record, "exitCode": 1, "message": message}
+    return record
 
 
 def _failure(end: ProcessEnd, words: Words, step: int, oom_killed: bool) -> dict[str, Any]:

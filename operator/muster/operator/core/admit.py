@@ -134,8 +134,8 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     elastic = [job for job in elastic if months.wait(job) is None and job.uid not in preemptor.yielding]
     entries += _growth(fleet, elastic, space, quotas, months, starving)
     waiting = {uid for uid, wait in waits.items() if wait.code == Code.AWAITING_PREEMPTION}
-    held = preemptor.put_out(entries, waiting) + nominations.entries(preemptor.kept, waiting)
-    return Plan(held, waits, months.told(), _look_after(fleet, months), tuple(preemptor.made))
+    entries_held = preemptor.put_out(entries, waiting) + nominations.entries(preemptor.kept, waiting)
+    return Plan(entries_held, waits, months.told(), _look_after(fleet, months), tuple(preemptor.made))
 
 
 def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
@@ -148,10 +148,10 @@ def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Re
         for entry in reservations
         if (job := jobs.get(entry.uid)) is not None and entry.number >= job.status.reservation and not entry.nominated
     ]
-    known = {(entry.uid, entry.number) for entry in kept}
+    counted = {(entry.uid, entry.number) for entry in kept}
     for job in fleet.jobs:
         gang, number = job.status.gang, job.status.reservation
-        if gang.nodes and not job.status.phase.terminal and (job.uid, number) not in known:
+        if gang.nodes and not job.status.phase.terminal and (job.uid, number) not in counted:
             place = Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand", gang.instance_type)
             kept.append(_reservation(fleet, job, place, number))
     return tuple(kept)
@@ -315,8 +315,8 @@ def _wait(job: JobSummary, ask: Ask, allowed: Ask, space: Space, explained: _Exp
         )
     within = f", but not within one {ask.required}" if ask.required and free >= size else ""
     there = f"{free} free in pool {pool}{within}" if pool else "none is free"
-    held = "" if within else explained.holders.words(job, ask.shape, pool)
-    return Wait(Code.AWAITING_CAPACITY, f"{needs}, {there}" + (f"; {held}" if held else ""))
+    holders = "" if within else explained.holders.words(job, ask.shape, pool)
+    return Wait(Code.AWAITING_CAPACITY, f"{needs}, {there}" + (f"; {holders}" if holders else ""))
 
 
 def _growth(

@@ -172,10 +172,10 @@ def _closed(status: JobStatus) -> bool:
 
 def _all_done(seen: Observed) -> bool:
     """Return whether each worker of the gang ended well, and nobody else is there who could train."""
-    attempt, wanted = seen.status.attempt, seen.status.gang.wanted
+    attempt, size = seen.status.attempt, seen.status.gang.wanted
     done = {w.worker for w in seen.workers if w.attempt == attempt and w.exit and w.exit.exit_code == 0}
     here = sum(w.attempt <= attempt for w in seen.workers)
-    return len(done) == here == wanted > 0
+    return len(done) == here == size > 0
 
 
 def _gone(seen: Observed) -> bool:

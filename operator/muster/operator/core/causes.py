@@ -127,16 +127,16 @@ def diagnose(summary: WorkerSummary) -> FailureDiagnosis | None:
     """
     status = summary.status
     stopping = status.phase in (Phase.RESTARTING, Phase.STOPPING)
-    found = list(_ends(summary, before=status.since if stopping else None))
+    diagnoses = list(_ends(summary, before=status.since if stopping else None))
     if stopping and _only_a_lost_peer(status):
         late = _ends(summary, before=status.since + LATE_EXIT_SECONDS)
-        found += [diagnosis for diagnosis in late if diagnosis.failure.exit_code not in _STOPPED_ON_REQUEST]
-    found += _lost_nodes(summary)
+        diagnoses += [diagnosis for diagnosis in late if diagnosis.failure.exit_code not in _STOPPED_ON_REQUEST]
+    diagnoses += _lost_nodes(summary)
     if not stopping:
-        found += _rejections(summary)
-        found += _signals(summary.seen)
+        diagnoses += _rejections(summary)
+        diagnoses += _signals(summary.seen)
     return min(
-        found,
+        diagnoses,
         key=lambda diagnosis: (diagnosis.strength, diagnosis.failure.at, diagnosis.failure.worker or 0),
         default=None,
     )
@@ -173,8 +173,8 @@ def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
     cause = _cause_by_reason(worker) or _cause_of_end(worker)
     if cause is None:
         return None
-    if cause == Cause.INFRASTRUCTURE and (told := _leaving(seen, worker.node)):
-        cause = told
+    if cause == Cause.INFRASTRUCTURE and (node_cause := _leaving(seen, worker.node)):
+        cause = node_cause
     return Failure.model_construct(
         cause=cause,
         attempt=worker.attempt,

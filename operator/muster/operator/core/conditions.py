@@ -56,15 +56,15 @@ class ConditionUpdate:
 
 
 def with_updates(
-    before: tuple[Condition, ...], found: tuple[ConditionUpdate | None, ...], now: float, generation: int
+    before: tuple[Condition, ...], updates: tuple[ConditionUpdate | None, ...], now: float, generation: int
 ) -> tuple[Condition, ...]:
     """The very same tuple if nothing changes. An update appears when it first becomes true."""
-    known = {condition.type: condition for condition in before}
+    by_type = {condition.type: condition for condition in before}
     changed = {}
-    for update in found:
-        if update is None or (update.type not in known and not update.true):
+    for update in updates:
+        if update is None or (update.type not in by_type and not update.true):
             continue
-        old = known.get(update.type)
+        old = by_type.get(update.type)
         value: Literal["True", "False"] = "True" if update.true else "False"
         if old is not None and (old.status, old.message) == (value, update.message):
             continue
@@ -79,17 +79,17 @@ def with_updates(
             last_transition_time=_stamp(now) if moved or old is None else old.last_transition_time,
             observed_generation=generation,
         )
-    return tuple((known | changed).values()) if changed else before
+    return tuple((by_type | changed).values()) if changed else before
 
 
 def phase_conditions(
     before: tuple[Condition, ...], phase: Phase, code: str, because: str, now: float, generation: int
 ) -> tuple[Condition, ...]:
     """A condition appears when it first becomes true and stays from then on, in the words of its last change."""
-    known = {condition.type: condition for condition in before}
+    by_type = {condition.type: condition for condition in before}
     after = []
     for kind, phases in _TRUE_IN.items():
-        old, true = known.pop(kind, None), phase in phases
+        old, true = by_type.pop(kind, None), phase in phases
         if old is None and not true:
             continue
         value: Literal["True", "False"] = "True" if true else "False"
@@ -107,7 +107,7 @@ def phase_conditions(
                 observed_generation=generation,
             )
         )
-    rest = tuple(known.values())
+    rest = tuple(by_type.values())
     if phase is not Phase.RUNNING:
         over = tuple(ConditionUpdate(kind, False, "NotTraining", because) for kind in TRAINING_CONDITIONS)
         rest = with_updates(rest, over, now, generation)
@@ -143,19 +143,19 @@ def training_conditions(summary: WorkerSummary) -> dict[str, Any]:
     seen, status, beat = summary.seen, summary.status, summary.beat
     if beat is None or (_is_well(beat, status.conditions) and not any(worker.warning for worker in summary.mine)):
         return {}
-    known = {condition.type: condition for condition in status.conditions}
-    found = (
+    by_type = {condition.type: condition for condition in status.conditions}
+    updates = (
         _stragglers(summary, beat.slow_ranks),
-        _data_bound(beat.data_wait_share, known.get("DataBound")),
+        _data_bound(beat.data_wait_share, by_type.get("DataBound")),
         _overdue(summary),
         _skipped(summary),
         _untracked(beat),
         _failed_sidecars(summary),
     )
-    after = with_updates(status.conditions, found, seen.now, seen.generation)
+    after = with_updates(status.conditions, updates, seen.now, seen.generation)
     if after is status.conditions:
         return {}
-    return {"conditions": after} | _charge_slow_nodes(summary, known.get("Straggler"))
+    return {"conditions": after} | _charge_slow_nodes(summary, by_type.get("Straggler"))
 
 
 def change_key(beat: Heartbeat) -> tuple[object, ...]:

@@ -113,29 +113,29 @@ def user_request(summary: WorkerSummary) -> Decision | None:
     if ends_as is Phase.SUCCEEDED:
         return None
     if seen.deleting:
-        wanted = (Phase.CANCELLED, Code.DELETING, "the job was deleted")
+        request = (Phase.CANCELLED, Code.DELETING, "the job was deleted")
     elif ends_as is Phase.CANCELLED or code in GIVEN_UP:
         return None
     elif seen.spec.cancel:
-        wanted = (Phase.CANCELLED, Code.CANCELLING, "the user cancelled the job")
+        request = (Phase.CANCELLED, Code.CANCELLING, "the user cancelled the job")
     elif code is Code.DEADLINE_EXCEEDED:
         return None
     elif deadline_left(summary) <= 0:
         seconds = seen.spec.active_deadline_seconds
-        wanted = (
+        request = (
             Phase.FAILED,
             Code.DEADLINE_EXCEEDED,
             f"the job was active for longer than its deadline of {seconds} s",
         )
     elif seen.spec.suspend and status.phase is not Phase.SUSPENDED:
-        wanted = (Phase.SUSPENDED, Code.SUSPENDING, "the user suspended the job")
+        request = (Phase.SUSPENDED, Code.SUSPENDING, "the user suspended the job")
     elif seen.budget is not None and seen.budget.code == Code.MONTH_LIMIT and status.phase in _HOLDING:
-        wanted = (Phase.SUSPENDED, Code.MONTH_LIMIT, seen.budget.because)
+        request = (Phase.SUSPENDED, Code.MONTH_LIMIT, seen.budget.because)
     else:
         return None
-    if (ends_as, code) == wanted[:2]:
+    if (ends_as, code) == request[:2]:
         return None
-    return write_or_act(summary, stop(summary, *wanted))
+    return write_or_act(summary, stop(summary, *request))
 
 
 def stopping(summary: WorkerSummary) -> Decision | None:

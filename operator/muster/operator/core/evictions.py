@@ -78,8 +78,8 @@ def _knapsack(
                 continue
             for option in unit:
                 workers = min(missing, so_far.workers + option.workers)
-                known, gpus = after[workers], so_far.gpus + option.gpus
-                if gpus > gpus_max or (known is not None and price(known) <= price(so_far) + price(option)):
+                cheapest, gpus = after[workers], so_far.gpus + option.gpus
+                if gpus > gpus_max or (cheapest is not None and price(cheapest) <= price(so_far) + price(option)):
                     continue
                 evictions = (*so_far.evictions, *option.evictions)
                 after[workers] = Option(evictions, workers, so_far.cost + option.cost, gpus)

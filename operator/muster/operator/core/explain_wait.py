@@ -72,38 +72,38 @@ class Holders:
     def _work_out(self, shape: Shape, pool: str) -> _Holding:
         fitting = [node for node in self._nodes if shape.carried_by(node) and pool in ("", node.pool)]
         away = Counter(node.away for node in fitting if not node.ready)
-        names, found = {node.name for node in fitting}, _Holding(away=dict(sorted(away.items())))
+        names, holding = {node.name for node in fitting}, _Holding(away=dict(sorted(away.items())))
         for entry in (*self._entries, *self._others):
             if not (count := len(names.intersection(entry.nodes))):
                 continue
             amounts = (count, count * entry.gpus, count * entry.cpus, count * entry.memory_bytes)
             job = self._jobs.get(entry.uid)
             if job is None:
-                found.others = found.others.plus(*amounts)
+                holding.others = holding.others.plus(*amounts)
                 continue
-            jobs = found.by_project.setdefault(job.project, {})
+            jobs = holding.by_project.setdefault(job.project, {})
             jobs[job.full_name] = jobs.get(job.full_name, _Held()).plus(*amounts)
-            found.of_projects[job.project] = found.of_projects.get(job.project, _Held()).plus(*amounts)
-        return found
+            holding.of_projects[job.project] = holding.of_projects.get(job.project, _Held()).plus(*amounts)
+        return holding
 
 
-def _describe_holding(found: _Holding, project: str) -> str:
-    held = dict(found.by_project.get(project, {}))
-    hidden = [name for name in found.by_project if name != project]
+def _describe_holding(holding: _Holding, project: str) -> str:
+    amounts = dict(holding.by_project.get(project, {}))
+    hidden = [name for name in holding.by_project if name != project]
     if hidden:
         others = _Held()
         for name in hidden:
-            each = found.of_projects[name]
+            each = holding.of_projects[name]
             others = others.plus(each.nodes, each.gpus, each.cpus, each.memory_bytes)
-        held[describe_hidden_gangs(sum(len(found.by_project[name]) for name in hidden))] = others
-    if found.others.nodes:
-        held[OTHERS] = found.others
-    ranked = sorted(held.items(), key=_size, reverse=True)
+        amounts[describe_hidden_gangs(sum(len(holding.by_project[name]) for name in hidden))] = others
+    if holding.others.nodes:
+        amounts[OTHERS] = holding.others
+    ranked = sorted(amounts.items(), key=_size, reverse=True)
     named = ", ".join(f"{who} {what}" for who, what in ranked[:HOLDERS_NAMED_MAX])
     parts = [f"held by {named}"] if ranked else []
     if len(ranked) > HOLDERS_NAMED_MAX:
         parts[0] += f" and {len(ranked) - HOLDERS_NAMED_MAX} more"
-    parts += [f"{plural(count, 'node')} {why}" for why, count in found.away.items()]
+    parts += [f"{plural(count, 'node')} {why}" for why, count in holding.away.items()]
     return "; ".join(parts)
 
 
@@ -125,12 +125,12 @@ def limits_hit(shape: Shape, nodes: tuple[Node, ...]) -> str:
         ("gang.resources.cpu", shape.cpus, max(node.cpus for node in open_to_it), "{:g}"),
         ("gang.resources.memory", shape.memory_bytes, max(node.memory_bytes for node in open_to_it), ""),
     )
-    found = [
+    limits = [
         f"{field} is {_number(want, form)} and the largest node has {_number(most, form)}"
         for field, want, most, form in asked
         if want > most
     ]
-    return "; ".join(found) or "no node has all of that together"
+    return "; ".join(limits) or "no node has all of that together"
 
 
 def _number(value: float, form: str) -> str:
@@ -149,5 +149,5 @@ def _memory(size: int) -> str:
 
 
 def _size(item: tuple[str, _Held]) -> tuple[int, float, int, int, str]:
-    who, held = item
-    return held.gpus, held.cpus, held.memory_bytes, held.nodes, who
+    who, amount = item
+    return amount.gpus, amount.cpus, amount.memory_bytes, amount.nodes, who

@@ -89,10 +89,10 @@ class Shares:
         if not self.active:
             return False, 0.0
         weight, guaranteed = _weight(self._quota(project)), self._quota(project).guaranteed_gpus or 0
-        held = self._held_from(project, priority) + change
-        if held < guaranteed:
-            return False, held / guaranteed
-        return True, (held - guaranteed) / weight
+        gpus = self._held_from(project, priority) + change
+        if gpus < guaranteed:
+            return False, gpus / guaranteed
+        return True, (gpus - guaranteed) / weight
 
     def in_turn(self, queue: list[JobSummary], first: Container[str]) -> Iterator[JobSummary]:
         """The queue (by priority, then age) so that among jobs of one priority those come first whose uids are in
@@ -163,7 +163,7 @@ def _wants_nodes(job: JobSummary) -> bool:
 
 def gpus_by_project(jobs: Iterable[tuple[JobSummary, int]]) -> dict[str, int]:
     """The GPUs of these jobs together, by project."""
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for job, gpus in jobs:
-        found[job.project] = found.get(job.project, 0) + gpus
-    return found
+        totals[job.project] = totals.get(job.project, 0) + gpus
+    return totals

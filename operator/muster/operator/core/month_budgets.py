@@ -98,8 +98,8 @@ class MonthBudgets:
         for budget in account.money:
             if cost is None:
                 kind = f"{capacity} nodes of type {instance_type or '(unknown)'}"
-                known = f"and the price of {kind} is not known: add it to the table of prices"
-                return Wait(Code.MONTH_LIMIT, f"{budget.whose} has a budget in money, {known}")
+                remedy = f"and the price of {kind} is not known: add it to the table of prices"
+                return Wait(Code.MONTH_LIMIT, f"{budget.whose} has a budget in money, {remedy}")
             if not budget.lasts(nodes * cost):
                 return Wait(Code.MONTH_LIMIT, self._short_text(budget, account.stale))
         return None
@@ -111,14 +111,14 @@ class MonthBudgets:
     def told(self) -> dict[str, Wait]:
         """Return the waits of running jobs that must stop because their budget is used up, and of those that stopped
         for it and may continue because there is a budget again."""
-        found = {}
+        waits = {}
         for job in self._fleet.jobs:
             status = job.status
             if status.phase in _HOLDING and (spent := self.wait(job)) is not None:
-                found[job.uid] = spent
+                waits[job.uid] = spent
             elif status.phase is Phase.SUSPENDED and status.code == Code.MONTH_LIMIT and self._may_go_on(job):
-                found[job.uid] = Wait(Code.AWAITING_ADMISSION, "there is a budget for it again; asking for nodes")
-        return found
+                waits[job.uid] = Wait(Code.AWAITING_ADMISSION, "there is a budget for it again; asking for nodes")
+        return waits
 
     def look_after(self) -> float | None:
         """Seconds until the first budget is used up, or the month ends; None where there is no budget."""
@@ -211,8 +211,8 @@ class MonthBudgets:
 
     def _since(self, spent: MonthSpent | None) -> float:
         """Return the time from which usage is not counted yet."""
-        known = self._spent(spent)
-        return self._begins if known is None else max(self._begins, known.as_of)
+        spending = self._spent(spent)
+        return self._begins if spending is None else max(self._begins, spending.as_of)
 
     def _text(self, budget: _Budget, stale: str) -> str:
         what = f"{budget.limit:g} {budget.unit} that it may use in {self._month}"

@@ -43,8 +43,8 @@ class Nominations:
         `kept` are the nodes of each."""
         jobs = {job.uid: job for job in self._fleet.jobs}
         return tuple(
-            known
-            if (known := self._known.get(uid)) is not None and known.nodes == nodes
+            nomination
+            if (nomination := self._known.get(uid)) is not None and nomination.nodes == nodes
             # Of a number that no job asks by, so that nobody takes it for nodes that the job was given.
             else Reservation(uid, -1, jobs[uid].namespace, nodes, "", "", at=self._fleet.now, nominated=True)
             for uid, nodes in kept.items()

@@ -47,8 +47,8 @@ class Shape:
         """Return the number of one gang's workers that fit into that much: at most one if they don't share nodes."""
         if not self.shares:
             return int(gpus >= self.gpus and cpus >= self.cpus and memory_bytes >= self.memory_bytes and slots >= 1)
-        wanted = ((gpus, self.gpus), (cpus, self.cpus), (memory_bytes, self.memory_bytes), (slots, 1))
-        return max(0, min(int((there + _ROUNDING) // need) for there, need in wanted if need))
+        needs = ((gpus, self.gpus), (cpus, self.cpus), (memory_bytes, self.memory_bytes), (slots, 1))
+        return max(0, min(int((there + _ROUNDING) // need) for there, need in needs if need))
 
     def carried_by(self, node: Node) -> int:
         """Return the number of one gang's workers that fit on an empty node."""
@@ -181,7 +181,7 @@ class Space:
 
     def groups(self, ask: Ask) -> dict[tuple[str, str, str], list[NodeSpace]]:
         """The nodes that could carry a worker of it, free or not, by pool, capacity and required topology domain."""
-        found: dict[tuple[str, str, str], list[NodeSpace]] = {}
+        by_place: dict[tuple[str, str, str], list[NodeSpace]] = {}
         for room in self._rooms.values():
             node = room.node
             domain = node.labels.get(ask.required, "") if ask.required else "-"
@@ -191,8 +191,8 @@ class Space:
                 and node.name not in self._set_aside
                 and ask.shape.carried_by(node)
             ):
-                found.setdefault((node.pool, node.capacity, domain), []).append(room)
-        return found
+                by_place.setdefault((node.pool, node.capacity, domain), []).append(room)
+        return by_place
 
     def keep(self, names: Iterable[str]) -> tuple[str, ...]:
         """Give these nodes to nobody who comes after, until they are released. Those that were not kept before."""
@@ -316,12 +316,12 @@ def largest_possible(nodes: Iterable[Node], ask: Ask) -> int:
     return max(counts.values(), default=0)
 
 
-def needs_by_node(held: Iterable[Reservation]) -> Iterator[tuple[str, Shape]]:
+def needs_by_node(reservations: Iterable[Reservation]) -> Iterator[tuple[str, Shape]]:
     """Return what is held on each node, worker by worker. A job with two reservations (it is to grow) holds what is in
     both only once.
     """
     seen: Counter[tuple[str, str]] = Counter()
-    for entry in held:
+    for entry in reservations:
         need = Shape(entry.gpus, entry.cpus, entry.memory_bytes)
         for name, count in Counter(entry.nodes).items():
             key = (entry.uid, name)

@@ -103,13 +103,13 @@ class Preemptor:
         by_job: dict[str, list[Reservation]] = {}
         for entry in self._entries:
             by_job.setdefault(entry.uid, []).append(entry)
-        found: dict[str, dict[str, list[Shape]]] = {}
+        shapes: dict[str, dict[str, list[Shape]]] = {}
         for uid, mine in by_job.items():
             stays = {name for entry in mine[1:] for name in entry.nodes} if mine[0].yields_to else set()
             for name, shape in needs_by_node(mine):
                 if name not in stays:
-                    found.setdefault(name, {}).setdefault(uid, []).append(shape)
-        return found
+                    shapes.setdefault(name, {}).setdefault(uid, []).append(shape)
+        return shapes
 
     def plan(self, job: JobSummary, ask: Ask) -> Preemption | None:
         """Return the gangs to preempt so that the smallest gang of the request fits; no evictions where what already
@@ -134,10 +134,10 @@ class Preemptor:
         tries += [(lower, EVICTED_PER_REQUESTED_MAX), (lower, EVICTED_PER_URGENT_REQUESTED_MAX)]
         tries += [(lower | own, EVICTED_PER_REQUESTED_MAX)] if own else []
         for allowed, most in tries:
-            found = self._cheapest_of_all(job, ask, allowed, mine, most)
-            if found is not None and self._fair(job, ask, found.evictions):
-                self._keep(found, ask)
-                return found
+            preemption = self._cheapest_of_all(job, ask, allowed, mine, most)
+            if preemption is not None and self._fair(job, ask, preemption.evictions):
+                self._keep(preemption, ask)
+                return preemption
         self._failed.add(key)
         return None
 
@@ -152,7 +152,7 @@ class Preemptor:
         as before, unless the smaller gang that it becomes has its reservation already: whoever moves there may have
         begun.
         """
-        orders = {e.job.uid: (found.job, e) for found in self.made for e in found.evictions}
+        orders = {e.job.uid: (preemption.job, e) for preemption in self.made for e in preemption.evictions}
         later = {(entry.uid, entry.number - 1) for entry in entries}
         after = []
         for entry in entries:
@@ -172,23 +172,23 @@ class Preemptor:
             self._costs[uid] = cost(self._victims.all[uid], self._fleet.now)
         return self._costs[uid]
 
-    def _keep(self, found: Preemption, ask: Ask) -> None:
+    def _keep(self, preemption: Preemption, ask: Ask) -> None:
         """Keep the nodes for the gang: from here on they count as the gang's in whose turn it is and in what is
         fair."""
-        job, shares = found.job, self._shares
-        self._space.keep(found.nodes)
-        self.kept[job.uid] = found.nodes
-        reasons = tuple(self._why(job, eviction.job, job) for eviction in found.evictions)
-        for eviction in found.evictions:
+        job, shares = preemption.job, self._shares
+        self._space.keep(preemption.nodes)
+        self.kept[job.uid] = preemption.nodes
+        reasons = tuple(self._why(job, eviction.job, job) for eviction in preemption.evictions)
+        for eviction in preemption.evictions:
             victim = eviction.job
             self._victims.all.pop(victim.uid)
             self.yielding[victim.uid] = job.uid
             self._told[victim.uid] = f"preempted by {describe_job(victim, job)}, {self._why(job, victim, victim)}"
-        for eviction in found.evictions:
+        for eviction in preemption.evictions:
             shares.hold(eviction.job, -eviction.gpus)
         shares.hold(job, ask.sizes[-1] * ask.shape.gpus)
-        if found.evictions:
-            self.made.append(replace(found, reasons=reasons))
+        if preemption.evictions:
+            self.made.append(replace(preemption, reasons=reasons))
 
     def _why(self, job: JobSummary, victim: JobSummary, reader: JobSummary) -> str:
         """Return why `victim` is preempted for `job`, in words for one of them."""
@@ -221,16 +221,18 @@ class Preemptor:
     ) -> Preemption | None:
         """The cheapest over all pools (and topology domains), of at most `most` GPUs for each that is asked for."""
         size = ask.sizes[-1]
-        already = sum(shape.gpus for held in self._on.values() for uid in held.keys() & mine for shape in held[uid])
+        already = sum(
+            shape.gpus for shapes in self._on.values() for uid in shapes.keys() & mine for shape in shapes[uid]
+        )
         gpus_max = int(most * size * ask.shape.gpus) - already
         gone = mine | {other.uid for other in self._fleet.jobs if is_leaving(other)}
         best: Preemption | None = None
         for rooms in self._space.groups(ask).values():
             if sum(ask.shape.carried_by(room.node) for room in rooms) < size:
                 continue
-            found = self._cheapest_here(job, ask, rooms, allowed, gone, gpus_max)
-            if found is not None and (best is None or found.cost < best.cost):
-                best = found
+            option = self._cheapest_here(job, ask, rooms, allowed, gone, gpus_max)
+            if option is not None and (best is None or option.cost < best.cost):
+                best = option
         return best
 
     def _cheapest_here(
@@ -260,8 +262,8 @@ class Preemptor:
 
     def _carries(self, room: NodeSpace, shape: Shape, without: set[str]) -> int:
         """Workers that the node has room for once these jobs are gone from it."""
-        held = self._on.get(room.node.name, {})
-        return room.carries(shape, [each for uid in held.keys() & without for each in held[uid]])
+        shapes = self._on.get(room.node.name, {})
+        return room.carries(shape, [each for uid in shapes.keys() & without for each in shapes[uid]])
 
     def _units(
         self, rooms: list[NodeSpace], shape: Shape, allowed: set[str], gone: set[str], there: dict[str, int]

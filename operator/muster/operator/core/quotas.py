@@ -74,8 +74,8 @@ class _Limit:
         kept = self.kept if uid != self.kept_for else _NOTHING
         taken = self.total + kept
         for kind in _NOUNS:
-            most, wanted = self.most(kind), getattr(more, kind)
-            if most is not None and wanted and wanted > most - getattr(taken, kind):
+            most, asked = self.most(kind), getattr(more, kind)
+            if most is not None and asked and asked > most - getattr(taken, kind):
                 return kind
         return None
 
@@ -180,7 +180,7 @@ class Quotas:
         most = heapq.nsmallest(
             HOLDERS_NAMED_MAX, limit.held.items(), key=lambda item: (-getattr(item[1], kind), item[0])
         )
-        named = ", ".join(f"{describe_job(reader, self._jobs[uid])} ({_counted(held, kind)})" for uid, held in most)
+        named = ", ".join(f"{describe_job(reader, self._jobs[uid])} ({_counted(amount, kind)})" for uid, amount in most)
         more = len(limit.held) - len(most)
         return named + (f" and {more} more" if more else "")
 

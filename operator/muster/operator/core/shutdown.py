@@ -124,9 +124,9 @@ def fail(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> JobStatus:
 
 def amend(summary: WorkerSummary) -> JobStatus | None:
     """Better evidence of why the attempt ended, found while its gang is cleared away."""
-    known = own_failure(summary.status)
+    recorded = own_failure(summary.status)
     diagnosis = diagnose(summary)
-    if diagnosis is None or (known is not None and diagnosis.strength >= strength(known)):
+    if diagnosis is None or (recorded is not None and diagnosis.strength >= strength(recorded)):
         return None
     return fail(summary, diagnosis)
 
@@ -201,12 +201,12 @@ def requeue(summary: WorkerSummary, because: str) -> JobStatus:
 
 def reason_not_to_resume(summary: WorkerSummary) -> str:
     """Return why the next attempt's checkpoint can't be determined; empty if it can."""
-    seen, known = summary.seen, summary.status.checkpoint
+    seen, checkpoint = summary.seen, summary.status.checkpoint
     if seen.commits_unreadable:
         return f"the next attempt waits, for the job's checkpoints can't be read: {seen.commits_unreadable}"
-    if seen.committed is None and known is not None:
+    if seen.committed is None and checkpoint is not None:
         return (
-            f"the next attempt waits: the checkpoint of step {known.step} was saved, but "
+            f"the next attempt waits: the checkpoint of step {checkpoint.step} was saved, but "
             f"{seen.checkpoint_uri} holds no checkpoint now; put the folder back, or clone the job to begin anew"
         )
     return ""
@@ -275,11 +275,11 @@ def checkpoint_status(summary: WorkerSummary) -> CheckpointStatus | None:
     """The newest commit in words of the status. Only a fresh look may show an older one than before (it was found
     corrupt, or somebody removed it); a cached one lags.
     """
-    committed, known = summary.seen.committed, summary.status.checkpoint
-    if committed is None or (known is not None and committed.step < known.step and not summary.seen.fresh):
-        return known
-    if known is not None and known.step == committed.step and known.best_step == committed.best_step:
-        return known
+    committed, previous = summary.seen.committed, summary.status.checkpoint
+    if committed is None or (previous is not None and committed.step < previous.step and not summary.seen.fresh):
+        return previous
+    if previous is not None and previous.step == committed.step and previous.best_step == committed.best_step:
+        return previous
     return CheckpointStatus.model_construct(
         step=committed.step, committed_at=committed.at, uri=summary.seen.checkpoint_uri, best_step=committed.best_step
     )

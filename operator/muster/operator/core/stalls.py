@@ -136,12 +136,12 @@ def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool, 
     beats = [beat for beat in beats if beat.watched]
     if not beats:
         return False, False, False, False
-    held = any(beat.stopped for beat in beats)
+    stopped = any(beat.stopped for beat in beats)
     silent = any(now - beat.at > MUTE_SECONDS for beat in beats)
     # As it will be judged: by what the ranks last said, not by how late it is.
     idle = max(beat.at for beat in beats) - max(beat.progressed_at for beat in beats)
     bound = max(limit(beat) for beat in beats)
-    return held, silent, idle > bound * STANDING_SHARE, idle > bound
+    return stopped, silent, idle > bound * STANDING_SHARE, idle > bound
 
 
 # --- the evidence ---
@@ -149,12 +149,12 @@ def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool, 
 
 def _stopped(gang: Sequence[RankReport]) -> HangEvidence | None:
     """Held by SIGSTOP or a debugger. All of several at once: the machine is being paused, and will go on."""
-    held = [w for w in gang if w.beat.stopped]
-    if not held or (len(held) == len(gang) > 1):
+    ranks = [w for w in gang if w.beat.stopped]
+    if not ranks or (len(ranks) == len(gang) > 1):
         return None
-    beat = held[0].beat
-    why = f"{held[0].name} is stopped (SIGSTOP or a debugger) {where(beat)}"
-    return HangEvidence(why, STOPPED_CONFIRM_SECONDS, beat, held[0])
+    beat = ranks[0].beat
+    why = f"{ranks[0].name} is stopped (SIGSTOP or a debugger) {where(beat)}"
+    return HangEvidence(why, STOPPED_CONFIRM_SECONDS, beat, ranks[0])
 
 
 def _mute(gang: Sequence[RankReport], newest: Heartbeat) -> HangEvidence | None:

@@ -29,8 +29,8 @@ def transition(
     phase = phase or status.phase
     updates |= {"phase": phase, "code": code.value, "because": because}
     updates["observed_generation"] = max(seen.generation, status.observed_generation)
-    known = status.__dict__
-    changed = {key: value for key, value in updates.items() if value is not known[key] and value != known[key]}
+    fields = status.__dict__
+    changed = {key: value for key, value in updates.items() if value is not fields[key] and value != fields[key]}
     if not changed:
         return status
     if phase != status.phase:
@@ -182,16 +182,16 @@ def _books(summary: WorkerSummary, phase: Phase, attempts: tuple[Attempt, ...]) 
     if not live:
         return {"ledger": booked.account, "attempts": attempts}
     current = attempts[-1]
-    told: dict[str, Any] = {}
+    updates: dict[str, Any] = {}
     if beat is not None and (step := last_step(beat)) is not None and not _is_old(status, step):
-        told["last_step"] = step
-        told["first_step_at"] = current.first_step_at or _first_step_at(beat)
+        updates["last_step"] = step
+        updates["first_step_at"] = current.first_step_at or _first_step_at(beat)
     if current.ended_at is not None:
-        current = reaching(current.model_copy(update=told), summary.committed_step)
-        told["last_step"] = current.last_step
-        booked, told["lost_steps"] = lose(booked, current, summary.committed_step)
-    told["seconds"] = booked.attempt_seconds
-    return {"ledger": booked.account, "attempts": replace_last(attempts, **told)}
+        current = reaching(current.model_copy(update=updates), summary.committed_step)
+        updates["last_step"] = current.last_step
+        booked, updates["lost_steps"] = lose(booked, current, summary.committed_step)
+    updates["seconds"] = booked.attempt_seconds
+    return {"ledger": booked.account, "attempts": replace_last(attempts, **updates)}
 
 
 def reaching(attempt: Attempt, committed_step: int) -> Attempt:
@@ -199,14 +199,14 @@ def reaching(attempt: Attempt, committed_step: int) -> Attempt:
 
     Workers that are evicted train on while they are asked to stop and commit then: steps that no heartbeat reported.
     """
-    known = attempt.resume_step if attempt.last_step is None else attempt.last_step
-    return attempt.model_copy(update={"last_step": committed_step}) if committed_step > known else attempt
+    step = attempt.resume_step if attempt.last_step is None else attempt.last_step
+    return attempt.model_copy(update={"last_step": committed_step}) if committed_step > step else attempt
 
 
 def _first_step_at(beat: Heartbeat) -> float | None:
     """An older trainer does not say: then what it did last is the best estimate. Step 0 is only an evaluation."""
-    told = beat.last_step.at if beat.last_step is not None and beat.last_step.step_seconds > 0 else None
-    return told if beat.first_step_at is None else beat.first_step_at
+    step_at = beat.last_step.at if beat.last_step is not None and beat.last_step.step_seconds > 0 else None
+    return step_at if beat.first_step_at is None else beat.first_step_at
 
 
 def _is_old(status: JobStatus, step: int) -> bool:

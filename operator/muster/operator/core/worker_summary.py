@@ -45,8 +45,8 @@ class WorkerSummary:
         """The step of the newest commit, 0 if there is none; as it was last known where commits can't be read."""
         if self.seen.committed is not None:
             return self.seen.committed.step
-        known = self.seen.status.checkpoint
-        return known.step if known is not None and self.seen.commits_unreadable else 0
+        checkpoint = self.seen.status.checkpoint
+        return checkpoint.step if checkpoint is not None and self.seen.commits_unreadable else 0
 
     @property
     def empty(self) -> bool:
@@ -56,8 +56,8 @@ class WorkerSummary:
     @property
     def all_done(self) -> bool:
         """Return whether every worker of the attempt ended well. A gang without workers has not."""
-        wanted = self.gang.wanted
-        return len(self.exited) == wanted > 0 and all(w.exit is not None and w.exit.exit_code == 0 for w in self.exited)
+        size = self.gang.wanted
+        return len(self.exited) == size > 0 and all(w.exit is not None and w.exit.exit_code == 0 for w in self.exited)
 
     @property
     def beat(self) -> Heartbeat | None:
@@ -87,11 +87,11 @@ def summarize_workers(seen: Observed) -> WorkerSummary:
                 rejected.append(worker)
         elif worker.attempt < attempt:
             older.append(worker)
-    wanted = seen.status.gang.wanted
+    size = seen.status.gang.wanted
     missing: tuple[int, ...] = ()
-    if len(mine) < wanted:
+    if len(mine) < size:
         present = {worker.worker for worker in mine}
-        missing = tuple(index for index in range(wanted) if index not in present)
+        missing = tuple(index for index in range(size) if index not in present)
     return WorkerSummary(
         seen, tuple(mine), tuple(older), tuple(exited), tuple(unreachable), tuple(rejected), ready, missing
     )

@@ -31,17 +31,17 @@ class JobCommits:
 
     async def of(self, job: Job, folder: str, pods: tuple[Pod, ...], fresh: bool) -> KnownCommits:
         """Listing costs a request to the store, so it waits for a sign that there is something new."""
-        listed_at, known = self._known.get(job.uid, (-1e9, KnownCommits()))
+        listed_at, previous = self._known.get(job.uid, (-1e9, KnownCommits()))
         beats = (beat for pod in pods for beat in observe.last_heartbeat(pod) or self._heartbeats.of(pod))
-        told = max((beat.last_commit_step or 0 for beat in beats), default=0)
+        reported_step = max((beat.last_commit_step or 0 for beat in beats), default=0)
         if not job.status.attempt:
-            return known
-        is_news = told > (known.committed.step if known.committed else 0)
+            return previous
+        is_news = reported_step > (previous.committed.step if previous.committed else 0)
         if not fresh and not is_news and time.monotonic() - listed_at < COMMITS_SECONDS:
-            return known
-        found = await self._lookup.look(job.uid, folder)
-        self._known[job.uid] = (time.monotonic(), found)
-        return found
+            return previous
+        commits = await self._lookup.look(job.uid, folder)
+        self._known[job.uid] = (time.monotonic(), commits)
+        return commits
 
     def _list(self, folder: str) -> tuple[CommitSummary, ...]:
         address = parse_address(folder)

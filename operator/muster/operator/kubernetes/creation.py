@@ -153,16 +153,16 @@ class Creator:
 
     async def _make(self, job: Job, order: _Order) -> None:
         gang = self._gang_of(job)
-        wanted = dict(order.workers)
+        workers = dict(order.workers)
         try:
             ref = gang_ref(job)
             await self._preparation.prepare(job, gang, ref)
         except (OSError, Misnamed, Unrenderable) as error:
-            order.reject(dict.fromkeys(wanted, rejected(error, time.time())))
+            order.reject(dict.fromkeys(workers, rejected(error, time.time())))
             return
         # What is there is not made again: even a refused request counts against a quota for a while.
         made = {pod.worker: pod for pod in self._pods.of(job.uid) if pod.attempt == ref.attempt and not pod.gone}
-        absent = [action for worker, action in wanted.items() if worker not in made]
+        absent = [action for worker, action in workers.items() if worker not in made]
         gate = gang.gate if self.gates.careful(job.namespace) and ref.size > 1 else None
         results = await asyncio.gather(*(self._maker.make(job, gang, ref, action, gate) for action in absent))
         answers = {action.worker: result for action, result in zip(absent, results, strict=True)}

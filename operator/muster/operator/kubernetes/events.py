@@ -64,9 +64,9 @@ class Events(Listener):
         if _is_event(seen.status, decision.status):
             self.tell(seen, decision.status.code, decision.status.because, decision.status.code in _BAD)
 
-        known = {condition.type: condition for condition in seen.status.conditions}
+        conditions = {condition.type: condition for condition in seen.status.conditions}
         for condition in decision.status.conditions:
-            old = known.get(condition.type)
+            old = conditions.get(condition.type)
             news = old is None or (old.status, old.message) != (condition.status, condition.message)
             if condition.type in TRAINING_CONDITIONS and news and condition.reason != "NotTraining":
                 self.tell(seen, condition.reason, condition.message, condition.status == "True")
@@ -109,10 +109,10 @@ class Events(Listener):
             self._news.clear()
         return waiting[:count]
 
-    def _body(self, told: list[_PendingEvent]) -> Object:
+    def _body(self, pending: list[_PendingEvent]) -> Object:
         """The last of them gives the reason, or the last that is bad."""
-        job = told[-1].job
-        reason = next((each.reason for each in reversed(told) if each.bad), told[-1].reason)
+        job = pending[-1].job
+        reason = next((each.reason for each in reversed(pending) if each.bad), pending[-1].reason)
         return {
             "apiVersion": _API,
             "kind": "Event",
@@ -129,19 +129,19 @@ class Events(Listener):
             },
             "reason": reason,
             "action": "Reconcile",
-            "type": "Warning" if any(each.bad for each in told) else "Normal",
-            "note": _text_of(told)[:NOTE_LENGTH_MAX],
-            "eventTime": told[-1].at,
+            "type": "Warning" if any(each.bad for each in pending) else "Normal",
+            "note": _text_of(pending)[:NOTE_LENGTH_MAX],
+            "eventTime": pending[-1].at,
             "reportingController": f"{GROUP}/operator",
             "reportingInstance": self._instance[:128],
         }
 
 
-def _text_of(told: list[_PendingEvent]) -> str:
+def _text_of(pending: list[_PendingEvent]) -> str:
     """Return the note; of several events, with the reason and the time before each."""
-    if len(told) == 1:
-        return told[0].note
-    return "; ".join(f"{each.at[11:19]} {each.reason}: {each.note}" for each in told)
+    if len(pending) == 1:
+        return pending[0].note
+    return "; ".join(f"{each.at[11:19]} {each.reason}: {each.note}" for each in pending)
 
 
 def _is_event(before: JobStatus, after: JobStatus) -> bool:

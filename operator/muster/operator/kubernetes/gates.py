@@ -77,11 +77,11 @@ class Gates:
             self._taken_back.setdefault(job.uid, set()).add(pod.uid)
             item = await self._client.delete(paths.core(pod.namespace, "pods", pod.name), options)
             left = read_pod(item)
-            if left is not None and any(known.uid == left.uid for known in self._pods.of(job.uid)):
+            if left is not None and any(cached.uid == left.uid for cached in self._pods.of(job.uid)):
                 self._pods.keep(left)  # else the watch was quicker than the answer, and has seen it go
 
-        held = (pod for pod in pods if not pod.deleting and job.status.gang.wanted > 1)
-        await asyncio.gather(*(take(pod) for pod in held), return_exceptions=True)
+        gated = (pod for pod in pods if not pod.deleting and job.status.gang.wanted > 1)
+        await asyncio.gather(*(take(pod) for pod in gated), return_exceptions=True)
 
     async def lift(self, job: Job, pods: tuple[Pod, ...], gate: str) -> None:
         """Lift the gates of a gang that exists completely, so that it is scheduled. Idempotent; what fails is repeated
@@ -93,7 +93,7 @@ class Gates:
             if (lifted := read_pod(item)) is not None:
                 self._pods.keep(lifted)
 
-        held = (pod for pod in pods if gate in pod.gates)
-        for error in await asyncio.gather(*(lift(pod) for pod in held), return_exceptions=True):
+        gated = (pod for pod in pods if gate in pod.gates)
+        for error in await asyncio.gather(*(lift(pod) for pod in gated), return_exceptions=True):
             if isinstance(error, BaseException):
                 self._enqueue(job.uid)

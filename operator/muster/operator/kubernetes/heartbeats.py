@@ -111,9 +111,9 @@ class Heartbeats:
 
     def _alarm(self, pods: list[Pod]) -> tuple[bool, ...]:
         """Return whether the gang calls for a closer look. Of workers that are asked seldom, silence means nothing."""
-        held = any(beat.stopped for pod in pods for beat in self.of(pod))
+        stopped = any(beat.stopped for pod in pods for beat in self.of(pod))
         first = min(pods, key=lambda pod: pod.worker)
-        return held, *alarming(self.of(first), time.time())
+        return stopped, *alarming(self.of(first), time.time())
 
     async def _ask(self, pod: Pod) -> bool:
         """Return whether it answered."""
@@ -144,11 +144,11 @@ class Heartbeats:
         if beat.attempt != pod.attempt:
             return
         heard = self._received.setdefault(pod.uid, {})
-        known = heard.get(beat.rank)
-        if known is None or known.written_at != beat.at:
+        previous = heard.get(beat.rank)
+        if previous is None or previous.written_at != beat.at:
             heard[beat.rank] = _ReceivedHeartbeat(_by_clock_at(beat, time.time()), beat.at)
-        elif known.beat.stopped != beat.stopped:  # which is told of the process, not by it
-            heard[beat.rank] = _ReceivedHeartbeat(_by_clock_at(beat, known.beat.at), beat.at)
+        elif previous.beat.stopped != beat.stopped:  # which is told of the process, not by it
+            heard[beat.rank] = _ReceivedHeartbeat(_by_clock_at(beat, previous.beat.at), beat.at)
 
     def _signs(self, pods: list[Pod]) -> tuple[object, ...]:
         """Return the parts whose change matters; a mere step does not, but a long lack of steps does."""

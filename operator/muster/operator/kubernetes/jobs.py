@@ -90,8 +90,8 @@ class Jobs:
 
     def has(self, uid: str, version: str) -> bool:
         """Return whether the job is known in that version or a newer one."""
-        known = self._jobs.get(uid)
-        return known is not None and int(known.version) >= int(version)
+        job = self._jobs.get(uid)
+        return job is not None and int(job.version) >= int(version)
 
     def all(self) -> Iterator[Job]:
         yield from self._jobs.values()
@@ -105,10 +105,10 @@ class Jobs:
     def keep(self, item: Object) -> Job:
         """The job as it is now known, which may be newer than `item`."""
         uid = item["metadata"]["uid"]
-        known = self._jobs.get(uid)
-        if known is not None and self.has(uid, item["metadata"]["resourceVersion"]):
-            return known
-        job = self._jobs[uid] = self._read(item, known)
+        cached = self._jobs.get(uid)
+        if cached is not None and self.has(uid, item["metadata"]["resourceVersion"]):
+            return cached
+        job = self._jobs[uid] = self._read(item, cached)
         self._enqueue(uid)
         return job
 
@@ -137,13 +137,13 @@ class Jobs:
         if self._jobs.pop(uid, None) is not None:
             self._enqueue(uid)
 
-    def _read(self, item: Object, known: Job | None) -> Job:
+    def _read(self, item: Object, cached: Job | None) -> Job:
         meta = item["metadata"]
         generation = int(meta.get("generation", 1))
         labels, managed = meta.get("labels") or {}, meta.get("managedFields") or ()
         applied = any(entry.get("operation") == "Apply" for entry in managed)
-        if known is not None and known.generation == generation and not known.unreadable:
-            spec, invalid = known.spec, known.invalid
+        if cached is not None and cached.generation == generation and not cached.unreadable:
+            spec, invalid = cached.spec, cached.invalid
         else:
             spec, invalid = self._spec(item.get("spec"))
         created_at = seconds_of(meta["creationTimestamp"])
@@ -185,10 +185,10 @@ class Jobs:
     def _shared(self, model: M) -> M:
         """The one that is kept of all that are equal, made of such parts. Known by a digest, which is smaller."""
         key = (type(model), hashlib.blake2b(model.model_dump_json().encode(), digest_size=16).digest())
-        if (known := self._parts.get(key)) is None:
+        if (shared := self._parts.get(key)) is None:
             parts = {name: self._shared(value) for name, value in model if isinstance(value, BaseModel)}
-            known = self._parts[key] = model.model_copy(update=parts) if parts else model
-        return known
+            shared = self._parts[key] = model.model_copy(update=parts) if parts else model
+        return shared
 
 
 def with_resources(spec: JobSpec, default: Resources) -> JobSpec:
@@ -219,7 +219,7 @@ def _status(document: Object, created_at: float) -> tuple[JobStatus, str]:
         return JobStatus.model_validate(document), ""
     except ValidationError as error:
         gang = document.get("gang") or {}
-        held = JobStatus.model_construct(
+        status = JobStatus.model_construct(
             schema_version=STATUS_VERSION + 1,
             phase=Phase.RUNNING,
             attempt=int(document.get("attempt") or 0),
@@ -227,4 +227,7 @@ def _status(document: Object, created_at: float) -> tuple[JobStatus, str]:
             gang=GangStatus.model_construct(nodes=tuple(gang.get("nodes") or ()), pool=gang.get("pool"), capacity=None),
         )
         fault = error.errors(include_url=False)[0]
-        return held, f"its status has words that this Muster does not know: {json.dumps(fault['loc'])}: {fault['msg']}"
+        return (
+            status,
+            f"its status has words that this Muster does not know: {json.dumps(fault['loc'])}: {fault['msg']}",
+        )

@@ -80,7 +80,7 @@ class Leader:
 
     async def acquire(self) -> None:
         """Return when we lead."""
-        told, trouble, warned_at = "", "", 0.0
+        reported, trouble, warned_at = "", "", 0.0
         while True:
             try:
                 leads = await self._try()
@@ -95,8 +95,8 @@ class Leader:
                     return
                 trouble = ""
             holder = self._holder()
-            if holder != told:
-                told = holder
+            if holder != reported:
+                reported = holder
                 self._waiting(holder)
             await asyncio.sleep(RENEW_SECONDS / 3)
 

@@ -29,7 +29,7 @@ def node_reports(
 
 
 def _report(facts: NodeFacts, node: Node, used: Reservation | None) -> NodeReport:
-    told = [facts.notice, *facts.faults]
+    notices = [facts.notice, *facts.faults]
     return NodeReport(
         name=node.name,
         pool=node.pool,
@@ -43,7 +43,7 @@ def _report(facts: NodeFacts, node: Node, used: Reservation | None) -> NodeRepor
         unfit=facts.unfit_for(()),
         notices=tuple(
             NodeNotice(kind=str(each.kind), at=each.at, message=each.message, source=each.source)
-            for each in told
+            for each in notices
             if each is not None
         ),
     )

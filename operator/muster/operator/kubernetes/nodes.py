@@ -96,8 +96,8 @@ def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> 
         for taint in spec.get("taints") or ()
         if taint.get("effect") != "PreferNoSchedule"
     ]
-    told = _notices_in(meta.get("annotations") or {})
-    notice = _notice(spec.get("taints") or (), labels, told, now)
+    notices = _notices_in(meta.get("annotations") or {})
+    notice = _notice(spec.get("taints") or (), labels, notices, now)
     passing = [key for key, _, _ in taints if key in LEAVING_TAINTS or key.startswith(PASSING_TAINTS)]
     unfit = _unfit(answers, bool(spec.get("unschedulable")), labels, notice, passing)
     node = Node(
@@ -115,7 +115,7 @@ def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> 
         taints=tuple(taint for taint in taints if taint[0] not in passing and not tolerated(taint, tolerations)),
     )
     silent_since = 0.0 if answers else seconds_of(ready.get("lastTransitionTime")) or now
-    faults = tuple(found for found in told if found.remedy is agents.Remedy.RESTART)
+    faults = tuple(each for each in notices if each.remedy is agents.Remedy.RESTART)
     return NodeFacts(node, answers, silent_since, unfit, notice, faults)
 
 
@@ -141,13 +141,13 @@ def _notices_in(annotations: dict[str, str]) -> tuple[agents.Notice, ...]:
 
 
 def _notice(
-    taints: Iterable[Object], labels: dict[str, str], told: tuple[agents.Notice, ...], now: float
+    taints: Iterable[Object], labels: dict[str, str], notices: tuple[agents.Notice, ...], now: float
 ) -> Notice | None:
     """A taint that somebody removed by hand is settled, whatever an annotation still says; it only explains."""
     for taint in taints:
         kind = LEAVING_TAINTS.get(taint["key"])
         if kind is not None and taint.get("effect") != "PreferNoSchedule":
-            why = [notice for notice in told if notice.kind is kind and notice.keeps_out]
+            why = [notice for notice in notices if notice.kind is kind and notice.keeps_out]
             if why and taint["key"] == agents.TAINTS.get(kind):
                 return Notice(kind, why[0].at, why[0].message, why[0].source)
             at = seconds_of(taint.get("timeAdded")) or now

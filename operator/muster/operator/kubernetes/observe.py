@@ -67,21 +67,21 @@ def signals(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> tuple[Signal, .
     if job.status.phase not in (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING):
         return ()
     placed_by_us = job.spec.gang.scheduler.kind == "builtin"
-    found = _shut_out(job, pods, node_of) if placed_by_us and job.status.phase is Phase.STARTING else []
+    reports = _shut_out(job, pods, node_of) if placed_by_us and job.status.phase is Phase.STARTING else []
     living = job.status.phase is not Phase.RESTARTING  # later it is we who delete pods
     for pod in pods:
         if pod.attempt != job.status.attempt or pod.over:
             continue
         facts = node_of(pod.node) if pod.node else None
         if facts is not None and facts.notice is not None:
-            told = facts.notice
-            message = f"node {pod.node}: {told.message}"
-            found.append(_signal(told.kind, pod, told.at, message, told.source, pod.node))
+            node_notice = facts.notice
+            message = f"node {pod.node}: {node_notice.message}"
+            reports.append(_signal(node_notice.kind, pod, node_notice.at, message, node_notice.source, pod.node))
         elif pod.deleting and living:
-            found.append(_taken_away(pod))
+            reports.append(_taken_away(pod))
         elif facts is not None:
-            found += _lost_processes(job, pod, facts)
-    return tuple(found)
+            reports += _lost_processes(job, pod, facts)
+    return tuple(reports)
 
 
 def _shut_out(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> list[Signal]:
@@ -90,17 +90,17 @@ def _shut_out(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> list[Signal]:
     """
     attempt = job.status.attempt
     there = {pod.worker for pod in pods if pod.attempt == attempt and (pod.node or pod.over)}
-    found = []
+    reports = []
     for worker, name in enumerate(job.status.gang.nodes):
         facts = node_of(name)
         unfit = facts.unfit_for(job.spec.runtime.tolerations) if facts is not None and facts.answers else ""
         if worker not in there and facts is not None and unfit:
             message = f"node {name} takes no new pods: {unfit}; worker {worker} was not there yet"
             kind = facts.notice.kind if facts.notice else SignalKind.NODE_DRAIN
-            found.append(
+            reports.append(
                 Signal(kind=kind, attempt=attempt, at=0.0, worker=worker, node=name, message=message, source="node")
             )
-    return found
+    return reports
 
 
 def _lost_processes(job: Job, pod: Pod, facts: NodeFacts) -> list[Signal]:
@@ -211,20 +211,20 @@ def _exit_record_in(message: str) -> WorkerExit | None:
 def _exit(end: End, environment: Environment) -> WorkerExit:
     """Return the worker's own record of its end, or else the kubelet's."""
     secret = dict(environment)
-    told = _exit_record_in(end.message)
-    if told is None:
+    record = _exit_record_in(end.message)
+    if record is None:
         signal = end.exit_code - 128 if end.exit_code > 128 else None
         where = "" if end.container == TRAINER else f"init container {end.container} exited with {end.exit_code}"
         # Records of steps say nothing of an end.
         tail = "\n".join(line for line in end.message.splitlines()[-40:] if not _STEP_RECORD.search(line))
-        told = WorkerExit(exit_code=end.exit_code, at=end.at, signal=signal, message=where, log_tail=tail)
-    if told.exit_code != end.exit_code:  # it was killed after it had written its record
-        told = told.model_copy(update={"exit_code": end.exit_code})
-    return told.model_copy(
+        record = WorkerExit(exit_code=end.exit_code, at=end.at, signal=signal, message=where, log_tail=tail)
+    if record.exit_code != end.exit_code:  # it was killed after it had written its record
+        record = record.model_copy(update={"exit_code": end.exit_code})
+    return record.model_copy(
         update={
-            "message": redact(told.message, secret),
-            "log_tail": redact(told.log_tail[-LOG_TAIL_LENGTH_MAX:], secret),
-            "results": {redact(name, secret): value for name, value in told.results.items()},
-            "results_fault": redact(told.results_fault, secret),
+            "message": redact(record.message, secret),
+            "log_tail": redact(record.log_tail[-LOG_TAIL_LENGTH_MAX:], secret),
+            "results": {redact(name, secret): value for name, value in record.results.items()},
+            "results_fault": redact(record.results_fault, secret),
         }
     )

@@ -155,14 +155,14 @@ def _end(trainer: Object, inits: list[Object]) -> End | None:
 
 def _failing(containers: list[Object]) -> str:
     """Return the containers besides the trainer that have failed, now or before their last restart."""
-    found = []
+    failures = []
     for entry in containers:
         ends = [(entry.get(state) or {}).get("terminated") or {} for state in ("state", "lastState")]
         code = next((end["exitCode"] for end in ends if end.get("exitCode")), 0)
         # A worker has its own word on how it ended; that the keeper fails is said nowhere else.
         if code and (entry["name"] not in _OURS or entry["name"] == KEEPER):
-            found.append(f"container {entry['name']} exited with {code}")
-    return ", ".join(found)
+            failures.append(f"container {entry['name']} exited with {code}")
+    return ", ".join(failures)
 
 
 def _refusal(containers: list[Object]) -> str:
@@ -193,17 +193,17 @@ def _disruption(conditions: dict[str, Object]) -> str:
     return ""
 
 
-def _only_comes(known: Pod, pod: Pod) -> bool:
+def _only_comes(before: Pod, pod: Pod) -> bool:
     """Return whether the pod was only placed, or runs now, or has no change that anybody reads."""
     return pod == replace(
-        known, version=pod.version, node=pod.node, ip=pod.ip, scheduled_at=pod.scheduled_at,
-        running_since=pod.running_since or known.running_since,
+        before, version=pod.version, node=pod.node, ip=pod.ip, scheduled_at=pod.scheduled_at,
+        running_since=pod.running_since or before.running_since,
     )  # fmt: skip
 
 
-def _only_leaves(known: Pod, pod: Pod) -> bool:
+def _only_leaves(before: Pod, pod: Pod) -> bool:
     """Return whether the pod had ended, and is now only being deleted."""
-    return known.over and pod == replace(known, version=pod.version, deleting=pod.deleting, given_up=pod.given_up)
+    return before.over and pod == replace(before, version=pod.version, deleting=pod.deleting, given_up=pod.given_up)
 
 
 class Pods:
@@ -248,22 +248,22 @@ class Pods:
     def keep(self, pod: Pod) -> None:
         """Unless a newer version is known."""
         pods = self._by_job.setdefault(pod.job_uid, {})
-        known = pods.get(pod.uid)
-        if known is not None and known.version >= pod.version:
+        before = pods.get(pod.uid)
+        if before is not None and before.version >= pod.version:
             return
-        if known is not None and known.refused and says_no_cause(pod.trouble):
-            pod = replace(pod, trouble=known.trouble, refused=True)  # an older kubelet says why only when it pulls
+        if before is not None and before.refused and says_no_cause(pod.trouble):
+            pod = replace(pod, trouble=before.trouble, refused=True)  # an older kubelet says why only when it pulls
         pods[pod.uid] = pod
         self._job_of[pod.uid] = pod.job_uid
         # Of one that we don't know this is old news: a fresh list without it came first.
-        if known and not known.deleting and pod.deleting and not (pod.over or pod.given_up):
+        if before and not before.deleting and pod.deleting and not (pod.over or pod.given_up):
             self._leaving[pod.job_uid] = pod
-        if known is None:
+        if before is None:
             if pod.node or pod.over or pod.deleting or pod.trouble:  # of one just made its maker tells
                 self._enqueue(pod.job_uid)
-        elif _only_comes(known, pod):
+        elif _only_comes(before, pod):
             self._enqueue_later(pod.job_uid)  # news comes from its ranks, once they are there
-        elif not _only_leaves(known, pod) or all(other.gone for other in pods.values()):
+        elif not _only_leaves(before, pod) or all(other.gone for other in pods.values()):
             self._enqueue(pod.job_uid)
 
     def drop(self, item: Object) -> None:

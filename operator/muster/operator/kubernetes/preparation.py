@@ -63,8 +63,8 @@ class Preparation:
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            found = await self._client.get(f"{path}/{body['metadata']['name']}")
-            owners = found["metadata"].get("ownerReferences") or ()
+            existing = await self._client.get(f"{path}/{body['metadata']['name']}")
+            owners = existing["metadata"].get("ownerReferences") or ()
             if all(owner["uid"] != job_uid for owner in owners):
                 kind, name = body["kind"], body["metadata"]["name"]
                 raise OSError(
@@ -86,8 +86,8 @@ class Preparation:
         except ApiError as error:
             if error.reason != "AlreadyExists":  # the platform's trouble, which no job of the namespace can help
                 raise OSError(f"{kind} {name}: {error.message}") from error
-            ours, found = body[what], (await self._client.get(place))[what]
-            same = all(found.get(key) == ours[key] for key in ours) if isinstance(ours, dict) else found == ours
+            ours, theirs = body[what], (await self._client.get(place))[what]
+            same = all(theirs.get(key) == ours[key] for key in ours) if isinstance(ours, dict) else theirs == ours
             if not same:
                 raise OSError(f"a {kind} named {name} is there that Muster did not make; delete it") from error
         self._shared[place] = time.monotonic()

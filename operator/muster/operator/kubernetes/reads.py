@@ -43,26 +43,26 @@ class FreshReads:
     async def pods(self, job: Job) -> tuple[Pod, ...]:
         """Read all of the job's pods, of whatever attempt."""
         selector = f"{Label.JOB_UID}={job.uid}"
-        found: list[Pod] = []
+        fresh: list[Pod] = []
         async for page in self._client.pages(paths.core(job.namespace, "pods"), labelSelector=selector):
-            found += [pod for item in page.get("items") or () if (pod := read_pod(item)) is not None]
-        self._pods.replace(job.uid, tuple(found))
+            fresh += [pod for item in page.get("items") or () if (pod := read_pod(item)) is not None]
+        self._pods.replace(job.uid, tuple(fresh))
         return self._pods.of(job.uid)  # with what is remembered of them
 
     async def present(self) -> Callable[[Job], bool]:
         """Read from the source which jobs there are in which version, and whole what the watch has not brought yet.
         Returns who of the cache was there, or is newer than the list.
         """
-        found: dict[str, tuple[str, str, str]] = {}  # by uid: namespace, name and version
+        versions: dict[str, tuple[str, str, str]] = {}  # by uid: namespace, name and version
         version = 0
         async for page in self._client.pages(self._jobs_path, METADATA_LIST):
             version = version or int(page["metadata"]["resourceVersion"])
             for meta in (item["metadata"] for item in page.get("items") or ()):
-                found[meta["uid"]] = meta["namespace"], meta["name"], meta["resourceVersion"]
-        late = list(found)
+                versions[meta["uid"]] = meta["namespace"], meta["name"], meta["resourceVersion"]
+        late = list(versions)
         for _ in range(LATE_LOOKS):
-            late = [uid for uid in late if not self._jobs.has(uid, found[uid][2])]
+            late = [uid for uid in late if not self._jobs.has(uid, versions[uid][2])]
             if late:  # the watch is mostly just about to bring them, and many at once
                 await asyncio.sleep(LATE_SECONDS)
-        await asyncio.gather(*(self.job(*found[uid][:2], uid) for uid in late))
-        return lambda job: job.uid in found or int(job.version) > version
+        await asyncio.gather(*(self.job(*versions[uid][:2], uid) for uid in late))
+        return lambda job: job.uid in versions or int(job.version) > version

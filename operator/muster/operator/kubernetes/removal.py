@@ -54,7 +54,9 @@ class Remover:
     async def _flush(self, key: tuple[str, int]) -> None:
         await asyncio.sleep(0)  # let the rest of the gang be named
         if (now := time.monotonic()) - self._swept_at >= REMOVE_REPEAT_SECONDS:
-            self._asked = {uid: told for uid, told in self._asked.items() if now - told[1] < REMOVE_REPEAT_SECONDS}
+            self._asked = {
+                uid: request for uid, request in self._asked.items() if now - request[1] < REMOVE_REPEAT_SECONDS
+            }
             self._swept_at = now
         workers = self._batches.pop(key).workers
         mine = [pod for pod in self._pods.of(key[0]) if pod.attempt == key[1] and not pod.gone]

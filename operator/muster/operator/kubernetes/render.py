@@ -140,8 +140,8 @@ def claims_name(job: str) -> str:
 def claimed_by(job: Job) -> dict[str, str]:
     """Device classes by which the job claims devices, by what they are."""
     classes = job.spec.gang.device_classes
-    wanted = {"gpus": classes.gpus, "efa": classes.efa if job.spec.gang.network.efa == "auto" else None}
-    return {what: name for what, name in wanted.items() if name}
+    by_kind = {"gpus": classes.gpus, "efa": classes.efa if job.spec.gang.network.efa == "auto" else None}
+    return {what: name for what, name in by_kind.items() if name}
 
 
 def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, instance_type: str = "") -> Object:
@@ -361,9 +361,9 @@ def _environment(
     if site.agent_port:
         settings[NOTICES_ENV] = f"http://{{host}}:{site.agent_port}{NOTICES_PATH}"
         addresses[Env.HOST_IP] = "status.hostIP"
-    told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in addresses.items()]
+    addressed = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in addresses.items()]
     given = {name: value for name, value in settings.items() if name not in read}
-    return [*_variables(given), *({"name": name, "valueFrom": source} for name, source in read.items()), *told]
+    return [*_variables(given), *({"name": name, "valueFrom": source} for name, source in read.items()), *addressed]
 
 
 def _store_settings(job: Job, site: Site) -> dict[str, str]:
@@ -451,8 +451,8 @@ def _container_security(net: network.NetworkPlan, read_only_root: bool) -> Objec
 
 def _answers(job: Job, site: Site) -> str:
     """Return the preflight answers. Those of the job come last, so they win."""
-    told = [f"{check}={answer}" for check, answer in job.spec.recovery.preflight.items()]
-    return ",".join([*([site.preflight_answers] if site.preflight_answers else []), *told])
+    from_spec = [f"{check}={answer}" for check, answer in job.spec.recovery.preflight.items()]
+    return ",".join([*([site.preflight_answers] if site.preflight_answers else []), *from_spec])
 
 
 def _preflight(trainer: Object, answers: str) -> Object:

@@ -75,10 +75,10 @@ class ReservationStore:
         self._keep(entries, item["metadata"]["resourceVersion"])
 
     def _keep(self, entries: tuple[Reservation, ...], version: str) -> Reservations:
-        known: dict[str, list[Reservation]] = {}
+        by_job: dict[str, list[Reservation]] = {}
         for entry in entries:
-            known.setdefault(entry.uid, []).append(entry)
-        self._known, self._version = {uid: tuple(mine) for uid, mine in known.items()}, version
+            by_job.setdefault(entry.uid, []).append(entry)
+        self._known, self._version = {uid: tuple(mine) for uid, mine in by_job.items()}, version
         return Reservations(entries, version)
 
 

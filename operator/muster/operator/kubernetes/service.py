@@ -195,17 +195,17 @@ async def _until(stop: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> b
 async def _stop_signal() -> None:
     """Returns at the first SIGTERM or SIGINT; the second ends the process as it always does."""
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[None] = loop.create_future()
+    stopping: asyncio.Future[None] = loop.create_future()
 
     def tell() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        if not told.done():
-            told.set_result(None)
+        if not stopping.done():
+            stopping.set_result(None)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell)
-    await told
+    await stopping
 
 
 async def _beat(liveness: Liveness) -> None:

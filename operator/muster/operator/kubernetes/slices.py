@@ -22,9 +22,9 @@ class Slices:
         spec = item["spec"]
         if spec.get("driver") not in GPU_DRIVERS or not spec.get("nodeName"):
             return
-        found = (str(spec["nodeName"]), sum(_is_whole(device) for device in spec.get("devices") or ()))
-        if self._gpus.get(item["metadata"]["uid"]) != found:
-            self._gpus[item["metadata"]["uid"]] = found
+        node_gpus = (str(spec["nodeName"]), sum(_is_whole(device) for device in spec.get("devices") or ()))
+        if self._gpus.get(item["metadata"]["uid"]) != node_gpus:
+            self._gpus[item["metadata"]["uid"]] = node_gpus
             self._on_change()
 
     def drop(self, item: Object) -> None:
@@ -32,7 +32,7 @@ class Slices:
             self._on_change()
 
     def keep_only(self, uids: set[str]) -> None:
-        self._gpus = {uid: found for uid, found in self._gpus.items() if uid in uids}
+        self._gpus = {uid: node_gpus for uid, node_gpus in self._gpus.items() if uid in uids}
 
     def counted(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes, with their GPUs also where no device plugin counts them."""

@@ -120,7 +120,7 @@ class KubernetesWorld:
             self._reads.warnings.follow(job, pods, self.now())
         pods = self._reads.warnings.added_to(job, self._creator.gates.as_made(job, pods))
         # After the object and its workers: who is seen gone can commit nothing more.
-        known = await self._commits.of(job, folder, pods, fresh)
+        commits = await self._commits.of(job, folder, pods, fresh)
         gang = self.gangs.of(job)
         if not fresh:
             self._creator.reconcile(job, pods)
@@ -144,8 +144,8 @@ class KubernetesWorld:
             workers=observe.workers(
                 job, pods, self._creator.rejected(uid), node_of, self.heartbeats.of, self._waiting(job, pods)
             ),
-            committed=known.committed,
-            commits_unreadable=known.unreadable,
+            committed=commits.committed,
+            commits_unreadable=commits.unreadable,
             checkpoint_uri=folder,
             signals=observe.signals(job, (*pods, *self._left(uid, pods)), node_of),
             nodes_unfit=observe.unfit_nodes(job, node_of) if gang.places else job.status.gang.nodes if lost else (),
@@ -189,8 +189,8 @@ class KubernetesWorld:
 
     def known(self) -> tuple[JobSummary, ...]:
         """Return all jobs in short, from any thread."""
-        found = (self.job_cache.get(uid) for uid in self.job_cache.uids())
-        return tuple(job.summary for job in found if job is not None)
+        cached = (self.job_cache.get(uid) for uid in self.job_cache.uids())
+        return tuple(job.summary for job in cached if job is not None)
 
     def current_attempt(self, uid: str) -> int | None:
         """Return the current attempt of a job that has not ended, from any thread."""

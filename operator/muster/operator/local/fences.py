@@ -36,8 +36,8 @@ class Fences:
         path = self._path(uid)
         if not status.attempt and not path.exists():
             return  # it never ran: nobody asks
-        told = dump(status.model_copy(update={"attempts": status.attempts[-1:]}))
-        about = {"attempt": status.attempt, "attempts": told.get("attempts") or []}
+        document = dump(status.model_copy(update={"attempts": status.attempts[-1:]}))
+        about = {"attempt": status.attempt, "attempts": document.get("attempts") or []}
         self._write(path, json.dumps({"metadata": {"uid": uid}, "status": about}))
 
     def announce_written(self, uid: str) -> None:

@@ -8,7 +8,7 @@ from muster.operator.local.notices import Notices
 
 
 def node_reports(nodes: VirtualNodes, notices: Notices) -> tuple[NodeReport, ...]:
-    told = {node: notices.of(node) for node in nodes.names()}
+    by_node = {node: notices.of(node) for node in nodes.names()}
     return tuple(
         NodeReport(
             name=node.name,
@@ -17,10 +17,10 @@ def node_reports(nodes: VirtualNodes, notices: Notices) -> tuple[NodeReport, ...
             gpus=node.gpus,
             cpus=node.cpus,
             memory_bytes=node.memory_bytes,
-            unfit=next((each.message for each in told[node.name] if each.keeps_out), ""),
+            unfit=next((each.message for each in by_node[node.name] if each.keeps_out), ""),
             notices=tuple(
                 NodeNotice(kind=str(each.kind), at=each.at, message=each.message, source=each.source)
-                for each in told[node.name]
+                for each in by_node[node.name]
             ),
         )
         for node in nodes.all()

@@ -56,16 +56,16 @@ class VirtualNodes:
             for name in self.names()
         )
 
-    def gpus(self, node: str, wanted: int, held: Sequence[WorkerRecord]) -> tuple[int, ...]:
-        """Indices of `wanted` GPUs of the node that no live worker (`held`) has. Raises OSError for too few."""
-        if not wanted:
+    def gpus(self, node: str, count: int, workers: Sequence[WorkerRecord]) -> tuple[int, ...]:
+        """Indices of `count` GPUs of the node that no live worker (`workers`) has. Raises OSError for too few."""
+        if not count:
             return ()
         first = self.names().index(node) * self.gpus_per_node
-        taken = {gpu for record in held if record.node == node for gpu in record.gpus}
+        taken = {gpu for record in workers if record.node == node for gpu in record.gpus}
         free = [gpu for gpu in range(first, first + self.gpus_per_node) if gpu not in taken]
-        if len(free) < wanted:
-            raise OSError(f"{node} has {len(free)} free GPUs, {wanted} are needed: a worker on it is not gone yet")
-        return tuple(free[:wanted])
+        if len(free) < count:
+            raise OSError(f"{node} has {len(free)} free GPUs, {count} are needed: a worker on it is not gone yet")
+        return tuple(free[:count])
 
 
 def rendezvous_port(state: State, job_uid: str, attempt: int) -> int:

@@ -51,10 +51,10 @@ class Notices:
         path = self._folder / f"{node}.json"
         try:
             stamp = _stamp(path.stat())
-            known = self._read.get(node)
-            if known is None or known[0] != stamp:
-                known = self._read[node] = (stamp, NodeNotices.model_validate_json(read_regular(path)).notices)
-            return known[1]
+            cached = self._read.get(node)
+            if cached is None or cached[0] != stamp:
+                cached = self._read[node] = (stamp, NodeNotices.model_validate_json(read_regular(path)).notices)
+            return cached[1]
         except (OSError, ValidationError):
             return ()
 

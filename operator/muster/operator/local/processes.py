@@ -88,8 +88,8 @@ def start(
             _remove_old_records(folder)
         if read_record(state, key) is not None or (folder / EXIT_RECORD).exists():
             return None
-        if found := top_of(members(scan(state), key)):
-            record_found(state, key, found)
+        if running := top_of(members(scan(state), key)):
+            record_found(state, key, running)
             return None
         if not mine:
             raise BlockingIOError(f"{folder / CLAIM} is locked, but nothing carries the marks of {key} yet: ask again")
@@ -139,18 +139,18 @@ class Member:
 
 def scan(state: State) -> tuple[Member, ...]:
     """Every live process on this machine that carries the marks of a worker of this state folder."""
-    found = []
+    members = []
     for pid in psutil.pids():
         if (key := marked(state, pid)) is not None:
             try:
-                found.append(Member(key, psutil.Process(pid)))
+                members.append(Member(key, psutil.Process(pid)))
             except psutil.Error:
                 continue  # gone meanwhile
-    return tuple(found)
+    return tuple(members)
 
 
-def members(found: Sequence[Member], key: WorkerKey) -> list[psutil.Process]:
-    return [member.process for member in found if member.key == key]
+def members(candidates: Sequence[Member], key: WorkerKey) -> list[psutil.Process]:
+    return [member.process for member in candidates if member.key == key]
 
 
 def top_of(tree: Sequence[psutil.Process]) -> psutil.Process | None:

@@ -62,12 +62,12 @@ class Heartbeats:
 
     def read(self, key: WorkerKey) -> tuple[Heartbeat, ...]:
         """The newest readable heartbeat of each rank, in rank order, its `at` and `progressed_at` as seen from here."""
-        known = self._known.setdefault(key, {})
+        by_name = self._known.setdefault(key, {})
         for name, stamp in _heartbeat_files(key.folder(self._state)):
-            previous = known.get(name)
+            previous = by_name.get(name)
             if previous is None or previous.stamp != stamp:
-                known[name] = self._parse(key, name, stamp, previous)
-        beats = [self._aged(read) for read in list(known.values()) if read.beat]
+                by_name[name] = self._parse(key, name, stamp, previous)
+        beats = [self._aged(read) for read in list(by_name.values()) if read.beat]
         return tuple(sorted((beat for beat in beats if beat), key=lambda beat: beat.rank))
 
     def now(self) -> float:
@@ -99,8 +99,8 @@ class Heartbeats:
         now, ticks = self._now(), self._monotonic()
         silence = read.silence + ticks - read.silence_seen_at
         at, progressed_at = now - silence, now - read.age - (ticks - read.age_seen_at)
-        held = silence > SILENCE_SECONDS and is_stopped(read.beat.pid)
-        return read.beat.model_copy(update={"at": at, "progressed_at": min(at, progressed_at), "stopped": held})
+        stopped = silence > SILENCE_SECONDS and is_stopped(read.beat.pid)
+        return read.beat.model_copy(update={"at": at, "progressed_at": min(at, progressed_at), "stopped": stopped})
 
 
 def read_exit(state: State, key: WorkerKey) -> WorkerExit | None:
@@ -119,8 +119,8 @@ def exit_without_record(state: State, key: WorkerKey, exit_code: int | None, wri
     later reader sees the same.
     """
     tail = log_tail(key.folder(state) / LOG)
-    told = f"exit code {exit_code}" if exit_code is not None else "its end was not seen; most likely it was killed"
-    message = f"its processes are gone and left no exit record ({told})"
+    end = f"exit code {exit_code}" if exit_code is not None else "its end was not seen; most likely it was killed"
+    message = f"its processes are gone and left no exit record ({end})"
     if exit_code is not None and any(words in tail for words in PORT_TAKEN):
         exit_code = int(ExitCode.PREFLIGHT_FAILED)
         message = "another process took the port on which the workers were to meet; the next attempt gets another"

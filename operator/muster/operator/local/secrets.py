@@ -29,7 +29,7 @@ class SecretReader:
         """Return the workers' variables from secrets, by name. Raises SecretMissing."""
         project, env = _project(job), job.spec.runtime
         kept: Mapping[tuple[str, str], str] | None = None
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for use in secret_uses(env.env, env.env_from):
             kept = self._cluster.secrets() if kept is None else kept
             payload = kept.get((project, use.secret))
@@ -44,8 +44,8 @@ class SecretReader:
                 raise SecretMissing(f"{words}; {use.path} names it: set it by `muster secrets set {use.secret}`")
             for name, key in variables_of(use, tuple(data)).items():
                 if not steers_processes(name):  # refused at submission; the secret may have changed since
-                    found[name] = data[key]
-        return found
+                    values[name] = data[key]
+        return values
 
     def values(self, job: TrainingJob) -> tuple[str, ...]:
         """Return the values to hide in the workers' output; none if they can't be read any more."""
@@ -90,7 +90,7 @@ def _project(job: TrainingJob) -> str:
     return job.metadata.labels.get(Label.PROJECT) or DEFAULT_PROJECT
 
 
-def _missing(use: SecretUse, project: str, known: list[str]) -> str:
-    there = f"it has {', '.join(known[:20])}" if known else "it has none"
+def _missing(use: SecretUse, project: str, keys: list[str]) -> str:
+    there = f"it has {', '.join(keys[:20])}" if keys else "it has none"
     words = f"project {project!r} has no secret {use.secret!r} ({there}); {use.path} names it"
     return f"{words}: set it by `muster secrets set {use.secret}` and clone the job"

@@ -134,17 +134,17 @@ async def _first_of(*tasks: asyncio.Task[str | None]) -> str | None:
 
 async def _stop_signal() -> str:
     """Returns at the first SIGTERM or SIGINT; the second ends the process as it always does."""
-    loop, told = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+    loop, stopping = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def tell(number: signal.Signals) -> None:
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)
-        if not told.done():
-            told.set_result(number.name)
+        if not stopping.done():
+            stopping.set_result(number.name)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell, number)
-    return str(await told)
+    return str(await stopping)
 
 
 async def _beat(liveness: Liveness) -> None:

@@ -50,8 +50,8 @@ class WorkerStarter:
         key = WorkerKey(uid, action.attempt, action.worker)
         if processes.exists(self._state, key):
             return None
-        wanted = job.spec.gang.gpus_per_node
-        gpus = self._nodes.gpus(action.node, wanted, self._workers.living()) if wanted else ()
+        count = job.spec.gang.gpus_per_node
+        gpus = self._nodes.gpus(action.node, count, self._workers.living()) if count else ()
         port = rendezvous_port(self._state, uid, action.attempt)
         try:
             secrets = self._secrets.variables(job)

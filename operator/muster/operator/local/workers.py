@@ -36,10 +36,10 @@ class Workers:
         A fresh answer comes from a scan of all processes of the machine. The secrets of the job's own variables,
         `environment`, are kept out of what workers said when they ended.
         """
-        found = processes.scan(self._state) if fresh else ()
-        living = {member.key for member in found if member.key.job_uid == uid}
+        running = processes.scan(self._state) if fresh else ()
+        living = {member.key for member in running if member.key.job_uid == uid}
         keys = sorted(set(self.folders(uid)) | living)
-        seen = (self._worker(key, found, environment, key in removing) for key in keys)
+        seen = (self._worker(key, running, environment, key in removing) for key in keys)
         return tuple(worker for worker in seen if worker)
 
     def folders(self, uid: str) -> Iterator[WorkerKey]:
@@ -52,8 +52,8 @@ class Workers:
 
     def living(self) -> tuple[WorkerRecord, ...]:
         """The record of every worker of any job that runs now; a record that an operator died over is made up for."""
-        found = processes.scan(self._state)
-        records = (self._adopt(key, found) for key in sorted({member.key for member in found}))
+        running = processes.scan(self._state)
+        records = (self._adopt(key, running) for key in sorted({member.key for member in running}))
         return tuple(record for record in records if record)
 
     def close(self, key: WorkerKey) -> None:
@@ -66,9 +66,9 @@ class Workers:
         self._removed.discard(key)
 
     def _worker(
-        self, key: WorkerKey, found: tuple[Member, ...], environment: Mapping[str, str], removing: bool
+        self, key: WorkerKey, running: tuple[Member, ...], environment: Mapping[str, str], removing: bool
     ) -> Worker | None:
-        record = processes.read_record(self._state, key) or self._adopt(key, found)
+        record = processes.read_record(self._state, key) or self._adopt(key, running)
         ended = read_exit(self._state, key)
         if record is None and ended is None:
             # Claimed but not yet recognisable: between fork and exec. Else it never came to life.
@@ -101,12 +101,12 @@ class Workers:
             since=ended.at if ended else started_at,
         )
 
-    def _adopt(self, key: WorkerKey, found: tuple[Member, ...]) -> WorkerRecord | None:
+    def _adopt(self, key: WorkerKey, running: tuple[Member, ...]) -> WorkerRecord | None:
         """The worker's record; written anew where an operator died between fork and record."""
-        known = processes.read_record(self._state, key)
-        top = processes.top_of(processes.members(found, key))
-        if known or top is None or self._reads_only:
-            return known
+        record = processes.read_record(self._state, key)
+        top = processes.top_of(processes.members(running, key))
+        if record or top is None or self._reads_only:
+            return record
         return processes.record_found(self._state, key, top)
 
 

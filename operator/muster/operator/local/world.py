@@ -106,8 +106,8 @@ class LocalWorld:
             return None
         if seen.status.attempt:
             # After the object and its workers: who is seen gone can commit nothing more.
-            known = await self._commits.look(uid, seen.checkpoint_uri)
-            seen = replace(seen, committed=known.committed, commits_unreadable=known.unreadable)
+            commits = await self._commits.look(uid, seen.checkpoint_uri)
+            seen = replace(seen, committed=commits.committed, commits_unreadable=commits.unreadable)
         if not self._reads_only:
             for worker in seen.workers:
                 if worker.state == WorkerState.RUNNING:
@@ -187,11 +187,11 @@ class LocalWorld:
     async def adopt(self) -> tuple[tuple[WorkerRecord, ...], tuple[WorkerKey, ...]]:
         """Take over what runs here. Returns the gangs' workers, and those of jobs that are no more: these are ended."""
         living = await asyncio.to_thread(self._workers.living)
-        known = set(await self.jobs())
-        strays = tuple(record.key for record in living if record.job_uid not in known)
+        uids = set(await self.jobs())
+        strays = tuple(record.key for record in living if record.job_uid not in uids)
         for key in strays:
             self._removals.remove(key, 0.0)
-        ours = tuple(record for record in living if record.job_uid in known)
+        ours = tuple(record for record in living if record.job_uid in uids)
         for record in ours:
             await asyncio.to_thread(self._fences.announce_written, record.job_uid)
             self._watch.follow(record)

@@ -62,12 +62,12 @@ class Webhook:
             return Outcome.MALFORMED
         name = labels.get("alertname", "an alert")
         message = f"{name}: {notes.get('summary') or notes.get('description') or 'fires'}"
-        found = report(labels, message, at, SOURCE, fingerprint)
-        if isinstance(found, Outcome):
-            return found
+        outcome = report(labels, message, at, SOURCE, fingerprint)
+        if isinstance(outcome, Outcome):
+            return outcome
         if status == "resolved":
-            return hub.withdraw(SOURCE, found.uid, found.key)
-        return hub.take(SOURCE, found) if status == "firing" else Outcome.MALFORMED
+            return hub.withdraw(SOURCE, outcome.uid, outcome.key)
+        return hub.take(SOURCE, outcome) if status == "firing" else Outcome.MALFORMED
 
 
 def token_in(path: Path | None) -> Callable[[], str | None]:

@@ -38,36 +38,36 @@ class Hub:
 
     def withdraw(self, source: str, uid: str, key: str) -> Outcome:
         with self._lock:
-            told = self._told.get(uid, {})
-            known = told.pop((source, key), None)
-            if not told:
+            signals = self._told.get(uid, {})
+            withdrawn = signals.pop((source, key), None)
+            if not signals:
                 self._told.pop(uid, None)
-        if known is not None:
+        if withdrawn is not None:
             self._enqueue(uid)
         return Outcome.RESOLVED
 
     def replace(self, source: str, reports: Iterable[Report]) -> None:
         """Replace the reports of this source by these."""
-        wanted = {(report.uid, report.key): report for report in reports}
+        by_key = {(report.uid, report.key): report for report in reports}
         with self._lock:
-            here = [(uid, key) for uid, told in self._told.items() for from_, key in told if from_ == source]
+            here = [(uid, key) for uid, signals in self._told.items() for from_, key in signals if from_ == source]
         for uid, key in here:
-            if (uid, key) not in wanted:
+            if (uid, key) not in by_key:
                 self.withdraw(source, uid, key)
-        for report in wanted.values():
+        for report in by_key.values():
             self.take(source, report)
 
     def signals(self, uid: str, attempt: int) -> tuple[Signal, ...]:
         """Return the signals of this attempt. Those of earlier ones are dropped."""
         with self._lock:
-            told = self._told.get(uid)
-            if told is None:
+            by_key = self._told.get(uid)
+            if by_key is None:
                 return ()
-            for key in [key for key, signal in told.items() if signal.attempt < attempt]:
-                del told[key]
-            if not told:
+            for key in [key for key, signal in by_key.items() if signal.attempt < attempt]:
+                del by_key[key]
+            if not by_key:
                 del self._told[uid]
-            return tuple(signal for signal in told.values() if signal.attempt == attempt)
+            return tuple(signal for signal in by_key.values() if signal.attempt == attempt)
 
     def forget(self, uid: str) -> None:
         with self._lock:
@@ -83,11 +83,11 @@ class Hub:
         with self._lock:
             if report.uid not in self._told and len(self._told) >= JOBS_MAX:
                 return Outcome.TOO_MANY
-            told = self._told.setdefault(report.uid, {})
+            signals = self._told.setdefault(report.uid, {})
             key = (source, report.key)
-            if (known := told.get(key)) is not None and known.attempt == attempt:
+            if (previous := signals.get(key)) is not None and previous.attempt == attempt:
                 return Outcome.REPEATED
-            if len(told) >= PER_JOB_MAX:
+            if len(signals) >= PER_JOB_MAX:
                 return Outcome.TOO_MANY
-            told[key] = report.signal
+            signals[key] = report.signal
             return Outcome.TAKEN

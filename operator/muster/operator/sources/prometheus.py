@@ -83,16 +83,16 @@ class Progress:
                 parts[part] = max(sample.value, parts.get(part, -math.inf))
         whole = {gang: parts for gang, parts in seen.items() if {"step_at", "seen_at"} <= parts.keys()}
         self._gangs = {gang: self._follow(self._gangs.get(gang), parts) for gang, parts in whole.items()}
-        found = (self._judge(gang, parts, now) for gang, parts in whole.items())
-        return tuple(each for each in found if each)
+        judged = (self._judge(gang, parts, now) for gang, parts in whole.items())
+        return tuple(each for each in judged if each)
 
-    def _follow(self, known: _Gang | None, parts: dict[str, float]) -> _Gang:
+    def _follow(self, before: _Gang | None, parts: dict[str, float]) -> _Gang:
         step_at, seen_at, stepping = parts["step_at"], parts["seen_at"], parts.get("stepping", 0.0)
         mark = (step_at, stepping)
-        if known is not None and known.mark == mark:
-            return known
+        if before is not None and before.mark == mark:
+            return before
         # At first sight the rank's own clock is believed; later it is enough that the mark moved since the last look.
-        own_word = known is None and stepping > 0 and 0 < step_at < seen_at
+        own_word = before is None and stepping > 0 and 0 < step_at < seen_at
         return _Gang(mark, step_at if own_word else seen_at, seen_at)
 
     def _judge(self, key: tuple[str, str], parts: dict[str, float], now: float) -> Report | None:
@@ -110,17 +110,17 @@ class Progress:
 
 def requested_actions(samples: Iterable[Sample], now: float) -> tuple[Report, ...]:
     """Return the reports of rules that carry muster_action and hold: their value is a number other than 0."""
-    found = []
+    reports = []
     for sample in samples:
         labels = sample.labels
         if not labels.get("muster_action") or not sample.value or math.isnan(sample.value):
             continue
         name = labels.get("alertname") or labels.get("__name__", "a rule")
         key = hashlib.blake2b(json.dumps(sorted(labels.items())).encode(), digest_size=8).hexdigest()
-        told = report(labels, f"{name}: holds in Prometheus", now, RULES, key)
-        if isinstance(told, Report):
-            found.append(told)
-    return tuple(found)
+        action = report(labels, f"{name}: holds in Prometheus", now, RULES, key)
+        if isinstance(action, Report):
+            reports.append(action)
+    return tuple(reports)
 
 
 def samples_in(body: bytes) -> tuple[Sample, ...]:
@@ -132,12 +132,12 @@ def samples_in(body: bytes) -> tuple[Sample, ...]:
     try:
         if document["status"] != "success" or document["data"]["resultType"] != "vector":
             raise BadAnswer(f"{document.get('errorType')}: {document.get('error')}"[:300])
-        found = [(entry["metric"], float(entry["value"][1])) for entry in document["data"]["result"]]
+        pairs = [(entry["metric"], float(entry["value"][1])) for entry in document["data"]["result"]]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise BadAnswer(f"not the answer to an instant query: {type(error).__name__}: {error}"[:300]) from error
-    if not all(isinstance(labels, dict) for labels, _ in found):
+    if not all(isinstance(labels, dict) for labels, _ in pairs):
         raise BadAnswer("a series without labels")
-    return tuple(Sample(labels, value) for labels, value in found)
+    return tuple(Sample(labels, value) for labels, value in pairs)
 
 
 class Prometheus:
@@ -151,11 +151,11 @@ class Prometheus:
         self,
         url: str,
         hub: Hub,
-        told: Callable[[Exception | None], None],
+        on_answer: Callable[[Exception | None], None],
         token: Callable[[], str | None] = lambda: None,
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
-        self._url, self._hub, self._on_answer, self._token = url.rstrip("/"), hub, told, token
+        self._url, self._hub, self._on_answer, self._token = url.rstrip("/"), hub, on_answer, token
         self._tick_seconds = tick_seconds
         self._progress = Progress()
         self._answered_at = time.monotonic()
@@ -188,8 +188,8 @@ class Prometheus:
     async def _query(self, session: aiohttp.ClientSession) -> tuple[Sample, ...]:
         token = self._token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        wanted = {"query": QUERY, "timeout": f"{ANSWER_SECONDS:g}s"}
-        async with session.get(f"{self._url}/api/v1/query", params=wanted, headers=headers) as reply:
+        parameters = {"query": QUERY, "timeout": f"{ANSWER_SECONDS:g}s"}
+        async with session.get(f"{self._url}/api/v1/query", params=parameters, headers=headers) as reply:
             body = await _read(reply)
             if reply.status != 200:
                 raise BadAnswer(f"HTTP {reply.status}: {body[:200]!r}")

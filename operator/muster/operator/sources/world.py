@@ -41,8 +41,8 @@ class SignalWorld:
         if seen is None:
             self._hub.forget(uid)
             return None
-        told = self._hub.signals(uid, seen.status.attempt)
-        return replace(seen, signals=(*seen.signals, *believed(told, seen))) if told else seen
+        signals = self._hub.signals(uid, seen.status.attempt)
+        return replace(seen, signals=(*seen.signals, *believed(signals, seen))) if signals else seen
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
         await self._world.write_status(uid, status, version)
@@ -60,8 +60,8 @@ class SignalWorld:
         await self._world.write_reservations(entries, version)
 
 
-def believed(told: tuple[Signal, ...], seen: Observed) -> tuple[Signal, ...]:
+def believed(signals: tuple[Signal, ...], seen: Observed) -> tuple[Signal, ...]:
     """Return the signals without what Prometheus infers, where we see for ourselves."""
     beats = (beat for worker in seen.workers for beat in worker.heartbeats if beat.attempt == seen.status.attempt)
     heard = any(seen.now - beat.at <= HEARTBEAT_FRESH_SECONDS for beat in beats)
-    return tuple(signal for signal in told if not (heard and signal.source == PROMETHEUS))
+    return tuple(signal for signal in signals if not (heard and signal.source == PROMETHEUS))

@@ -209,8 +209,8 @@ COMMIT_ACTIONS = ("pin", "unpin", "export")  # of a commit: POST /jobs/{id}/chec
 def job_not_found(job: str) -> ApiError:
     if ":" in job:  # no id has one
         action = job.partition(":")[2][:64]
-        noun, known = ("checkpoint", COMMIT_ACTIONS) if "/checkpoints/" in job else ("job", ACTIONS)
-        detail = f"A {noun} knows no action {action!r}; there are POST …:{', :'.join(known)}."
+        noun, actions = ("checkpoint", COMMIT_ACTIONS) if "/checkpoints/" in job else ("job", ACTIONS)
+        detail = f"A {noun} knows no action {action!r}; there are POST …:{', :'.join(actions)}."
         return ApiError("not_found", detail)
     return ApiError(
         "job_not_found", f"There is no job with the id {job!r}; `muster ls` lists the jobs that you may see."

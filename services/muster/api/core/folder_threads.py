@@ -51,7 +51,9 @@ def _in_thread(work: Callable[[], T], after: Callable[[], None]) -> asyncio.Futu
     """A daemon, unlike those of a pool: what hangs does not keep the API from ending."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     done: asyncio.Future[T] = loop.create_future()
-    done.add_done_callback(lambda told: told.cancelled() or told.exception())  # nobody may be there any more to hear it
+    done.add_done_callback(
+        lambda future: future.cancelled() or future.exception()
+    )  # nobody may be there any more to hear it
 
     def finish(tell: Callable[[Any], None], value: object) -> None:
         after()
@@ -61,11 +63,11 @@ def _in_thread(work: Callable[[], T], after: Callable[[], None]) -> asyncio.Futu
     def run() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             try:
-                found = context.run(work)
+                result = context.run(work)
             except BaseException as error:
                 loop.call_soon_threadsafe(finish, done.set_exception, error)
             else:
-                loop.call_soon_threadsafe(finish, done.set_result, found)
+                loop.call_soon_threadsafe(finish, done.set_result, result)
 
     threading.Thread(target=run, name="folder", daemon=True).start()
     return done

@@ -135,9 +135,9 @@ class Mirror:
         """Jobs that were made in the cluster by other means; asked for before the write, which must be short."""
         uids = list(dict.fromkeys(change.uid for change in changes))
         async with self._database.read() as session:
-            known = set((await session.scalars(select(JobRow.id).where(JobRow.id.in_(uids)))).all())
-        found = [(uid, await self._cluster.find(uid)) for uid in uids if uid not in known]
-        there = [(uid, job) for uid, job in found if job is not None]
+            mirrored = set((await session.scalars(select(JobRow.id).where(JobRow.id.in_(uids)))).all())
+        looked_up = [(uid, await self._cluster.find(uid)) for uid in uids if uid not in mirrored]
+        there = [(uid, job) for uid, job in looked_up if job is not None]
         # Lists are in the order of the rows. A cluster's times are whole seconds: within one the changes' order counts.
         return dict(sorted(there, key=lambda each: each[1].created_at))
 
@@ -153,15 +153,15 @@ class Mirror:
             await _import(session, job)
         uids = {change.uid for change in changes}
         rows = {row.id: row for row in (await session.scalars(select(JobRow).where(JobRow.id.in_(uids)))).all()}
-        found: dict[str, list[NewEvent]] = {}
+        by_job: dict[str, list[NewEvent]] = {}
         for change in changes:
             row = rows.get(change.uid)
             if row is not None and change.version > row.status_version:
-                found.setdefault(row.id, []).extend(await self._apply(session, row, change))
+                by_job.setdefault(row.id, []).extend(await self._apply(session, row, change))
         await session.flush()
-        for job_id, happened in found.items():
+        for job_id, happened in by_job.items():
             await events.append(session, job_id, happened)
-        return set(found)
+        return set(by_job)
 
     async def _apply(self, session: AsyncSession, row: JobRow, change: RawChange) -> tuple[NewEvent, ...]:
         raw = json.loads(change.status)
@@ -180,12 +180,12 @@ class Mirror:
     async def _keep_attempts(
         self, session: AsyncSession, row: JobRow, before: dict[str, Any], raw: dict[str, Any]
     ) -> None:
-        known = {attempt.get("number"): attempt for attempt in before.get("attempts") or ()}
+        old_attempts = {attempt.get("number"): attempt for attempt in before.get("attempts") or ()}
         for attempt in raw.get("attempts") or ():
             number = attempt.get("number")
-            if isinstance(number, int) and known.get(number) != attempt:
+            if isinstance(number, int) and old_attempts.get(number) != attempt:
                 await session.merge(AttemptRow(job_id=row.id, number=number, body=attempt))
-                await self._listener.attempt_changed(session, row, known.get(number), attempt)
+                await self._listener.attempt_changed(session, row, old_attempts.get(number), attempt)
 
     async def _locked_cursor(self, session: AsyncSession) -> MirrorRow:
         query = select(MirrorRow).where(MirrorRow.cluster == self._cluster.name).with_for_update()
@@ -243,8 +243,8 @@ def _remove(row: JobRow, change: RawChange) -> tuple[NewEvent, ...]:
 
 async def _project_of(session: AsyncSession, namespace: str) -> str:
     """Return the project by the namespace, which the cluster guards, and not by a label, which anybody may write."""
-    found = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
-    return found or DEFAULT_PROJECT
+    project = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
+    return project or DEFAULT_PROJECT
 
 
 def _owner(labels: dict[str, str]) -> str:

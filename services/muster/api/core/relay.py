@@ -126,10 +126,10 @@ class Relay:
 async def _file_addresses(session: AsyncSession, job_ids: Collection[str]) -> dict[str, dict[str, str]]:
     """Return the address where the workers of each job read each file that it names, by job and file."""
     query = select(JobFileRow).where(JobFileRow.job_id.in_(job_ids))
-    found: dict[str, dict[str, str]] = {}
+    addresses: dict[str, dict[str, str]] = {}
     for row in await session.scalars(query):
-        found.setdefault(row.job_id, {})[row.file_id] = row.address
-    return found
+        addresses.setdefault(row.job_id, {})[row.file_id] = row.address
+    return addresses
 
 
 def _desired_job(row: JobRow, files: Mapping[str, str]) -> DesiredJob:

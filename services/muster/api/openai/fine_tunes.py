@@ -59,46 +59,46 @@ def rows_of(job_id: str, body: Body, retried: bool) -> list[Table]:
 
 
 async def get(session: AsyncSession, job_id: str) -> FineTune | None:
-    found = (await session.execute(_all().where(JobRow.id == job_id))).one_or_none()
-    return _of(found[0], found[1]) if found else None
+    row = (await session.execute(_all().where(JobRow.id == job_id))).one_or_none()
+    return _of(row[0], row[1]) if row else None
 
 
-async def page(session: AsyncSession, wanted: Filter, after: str | None, limit: int) -> list[FineTune] | None:
+async def page(session: AsyncSession, chosen: Filter, after: str | None, limit: int) -> list[FineTune] | None:
     """The newest jobs older than `after`, newest first; None where `after` is no job that the caller may see."""
-    query = _seen(_all(), wanted)
+    query = _seen(_all(), chosen)
     if after is not None:
-        place = (await session.execute(_seen(_all(), wanted).where(JobRow.id == after))).one_or_none()
+        place = (await session.execute(_seen(_all(), chosen).where(JobRow.id == after))).one_or_none()
         if place is None:
             return None
         query = query.where(JobRow.seq < place[0].seq)
-    if wanted.metadata is None:
+    if chosen.metadata is None:
         query = query.where(~exists().where(FineTuneMetadataRow.job_id == JobRow.id))
-    for key, value in (wanted.metadata or {}).items():
+    for key, value in (chosen.metadata or {}).items():
         has = exists().where(
             FineTuneMetadataRow.job_id == JobRow.id,
             FineTuneMetadataRow.key == key,
             FineTuneMetadataRow.value == value,
         )
         query = query.where(has)
-    found = (await session.execute(query.order_by(JobRow.seq.desc()).limit(limit))).all()
-    return [_of(job, row) for job, row in found]
+    rows = (await session.execute(query.order_by(JobRow.seq.desc()).limit(limit))).all()
+    return [_of(job, row) for job, row in rows]
 
 
 async def succeeded(session: AsyncSession, visible: Collection[str] | None, limit: int) -> list[FineTune]:
     """The newest jobs that made a model, newest first."""
     query = _seen(_all(), Filter(visible, None, {})).where(JobRow.phase == Phase.SUCCEEDED)
-    found = (await session.execute(query.order_by(JobRow.seq.desc()).limit(limit))).all()
-    return [_of(job, row) for job, row in found]
+    rows = (await session.execute(query.order_by(JobRow.seq.desc()).limit(limit))).all()
+    return [_of(job, row) for job, row in rows]
 
 
 def _all() -> Select[tuple[JobRow, FineTuneRow]]:
     return select(JobRow, FineTuneRow).join(FineTuneRow, FineTuneRow.job_id == JobRow.id)
 
 
-def _seen(query: Select[tuple[JobRow, FineTuneRow]], wanted: Filter) -> Select[tuple[JobRow, FineTuneRow]]:
-    if wanted.visible is not None:
-        query = query.where(JobRow.project.in_(wanted.visible))
-    return query if wanted.project is None else query.where(JobRow.project == wanted.project)
+def _seen(query: Select[tuple[JobRow, FineTuneRow]], chosen: Filter) -> Select[tuple[JobRow, FineTuneRow]]:
+    if chosen.visible is not None:
+        query = query.where(JobRow.project.in_(chosen.visible))
+    return query if chosen.project is None else query.where(JobRow.project == chosen.project)
 
 
 def _of(job: JobRow, row: FineTuneRow) -> FineTune:

@@ -42,11 +42,11 @@ async def training_file(services: Services, caller: Principal, named: str, param
     if FILE_ID.fullmatch(named):
         row = await _read_through(services, caller, named, param)
         checked = row.checked or {}
-        known = [each for each in (checked.get("format"), *checked.get("others", ())) if each is not None]
-        found = next((each for each in known if fits_task(each, task)), next(iter(known), None))
-        if found is not None and not fits_task(found, task):
-            raise refused(param, f"{row.name} ({named}): {wrong_format(found, task)}")
-        return TrainingFile(named, found or form, checked.get("samples"))
+        candidates = [each for each in (checked.get("format"), *checked.get("others", ())) if each is not None]
+        form_of_task = next((each for each in candidates if fits_task(each, task)), next(iter(candidates), None))
+        if form_of_task is not None and not fits_task(form_of_task, task):
+            raise refused(param, f"{row.name} ({named}): {wrong_format(form_of_task, task)}")
+        return TrainingFile(named, form_of_task or form, checked.get("samples"))
     if "://" not in named:
         words = "must be an uploaded file's id, or an address that the workers can read (s3://bucket/chat.jsonl)"
         raise refused(param, f"{words}, not {named[:200]!r}")

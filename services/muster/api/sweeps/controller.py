@@ -154,8 +154,8 @@ async def _stop(services: Services, seen: _Seen, decision: Decision) -> None:
     """Cancel the jobs of trials that lost, and of all where the sweep was cancelled. A job is cancelled and not
     suspended: a suspended one would be live for ever, and nothing ever brings a stopped trial back."""
     for trial, (_, job) in zip(decision.trials, seen.trials, strict=True):
-        wanted = trial.live and (trial.stopped is not None or seen.row.cancelled)
-        if not wanted or job is None or job.spec.get("cancel"):
+        must_end = trial.live and (trial.stopped is not None or seen.row.cancelled)
+        if not must_end or job is None or job.spec.get("cancel"):
             continue
         try:
             await jobs.cancel(services, _platform(seen.row), job.id)

@@ -70,11 +70,11 @@ class Decision:
 
 def decide(rules: Rules, trials: Sequence[Trial], cancelled: bool = False) -> Decision:
     """Decide about a sweep. `trials` are those that were started, 1, 2, 3 … without a gap."""
-    known = {trial.number: trial for trial in trials}
-    arrived = sorted(((each.step, number) for number, trial in known.items() for each in trial.fresh))
+    by_number = {trial.number: trial for trial in trials}
+    arrived = sorted(((each.step, number) for number, trial in by_number.items() for each in trial.fresh))
     for step, number in arrived:
-        known[number] = _taken_over(rules, known, known[number], step)
-    after = tuple(replace(known[number], fresh=()) for number in sorted(known))
+        by_number[number] = _taken_over(rules, by_number, by_number[number], step)
+    after = tuple(replace(by_number[number], fresh=()) for number in sorted(by_number))
     live = sum(trial.live for trial in after)
     phase = _phase(rules, after, live, cancelled)
     free = max(0, rules.concurrency - live) if phase == SweepPhase.RUNNING else 0
@@ -90,7 +90,7 @@ def _phase(rules: Rules, trials: Sequence[Trial], live: int, cancelled: bool) ->
     return SweepPhase.SUCCEEDED if best_of(rules.better, trials) else SweepPhase.FAILED
 
 
-def _taken_over(rules: Rules, known: dict[int, Trial], trial: Trial, step: int) -> Trial:
+def _taken_over(rules: Rules, by_number: dict[int, Trial], trial: Trial, step: int) -> Trial:
     """The trial with its fresh evaluation of that step, and the verdict where the step is one of a rung."""
     measured = next(each for each in trial.fresh if each.step == step)
     results, stopped = trial.results, trial.stopped
@@ -101,13 +101,13 @@ def _taken_over(rules: Rules, known: dict[int, Trial], trial: Trial, step: int) 
         best = measured
     rungs = results.rungs
     if rules.stopping is not None and stopped is None and is_rung(rules.stopping, step):
-        others = [rung.value for each in known.values() for rung in each.results.rungs if rung.step == step]
+        others = [rung.value for each in by_number.values() for rung in each.results.rungs if rung.step == step]
         rung = judged(rules.stopping, rules.better, measured, others)
         rungs = (*rungs, rung)
         if trial.live and not rung.goes_on:
             stopped = f"place {rung.place} of {rung.of} at step {step}; {places(rules.stopping, rung.of)} went on"
-    found = results.model_copy(update={"read_step": step, "last": measured, "best": best, "rungs": rungs})
-    return replace(trial, results=found, stopped=stopped)
+    updated = results.model_copy(update={"read_step": step, "last": measured, "best": best, "rungs": rungs})
+    return replace(trial, results=updated, stopped=stopped)
 
 
 def judged(asha: Asha, better: Better, measured: Measured, others: Sequence[float]) -> Rung:
@@ -136,9 +136,9 @@ def is_better(better: Better, one: float, other: float) -> bool:
 
 def best_of(better: Better, trials: Sequence[Trial]) -> Trial | None:
     """The trial with the best value; of equals the first. None where none has one."""
-    found: Trial | None = None
+    leader: Trial | None = None
     for trial in trials:
-        mine, best = trial.results.best, found.results.best if found is not None else None
+        mine, best = trial.results.best, leader.results.best if leader is not None else None
         if mine is not None and (best is None or is_better(better, mine.value, best.value)):
-            found = trial
-    return found
+            leader = trial
+    return leader

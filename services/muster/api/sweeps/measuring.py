@@ -19,20 +19,20 @@ def measured_after(
 ) -> tuple[Measured, ...]:
     """The evaluations after the step, ascending. That of step 0, before any training, is none of the trial's own."""
     history = step_logs.history(job_id)
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for span in history.evaluated:
         new = span.between("step", step + 1, math.inf)
         for index, record in zip(range(new.begin, new.end), new.records(range(new.begin, new.end)), strict=True):
-            _note(found, int(new.value("step", index)), record, metric)
+            _note(values, int(new.value("step", index)), record, metric)
     if not history.evaluated:  # another replica has them, or nobody has any more
         progress = status.get("progress") or {}
         if (at := progress.get("evaluationStep") or 0) > step:
-            _note(found, at, progress, metric)
-    return tuple(Measured(step=at, value=found[at]) for at in sorted(found))
+            _note(values, at, progress, metric)
+    return tuple(Measured(step=at, value=values[at]) for at in sorted(values))
 
 
-def _note(found: dict[int, float], step: int, record: Mapping[str, Any], metric: str) -> None:
+def _note(values: dict[int, float], step: int, record: Mapping[str, Any], metric: str) -> None:
     """`record` has the words that step records and a status' progress share."""
     value = record.get("evaluationLoss") if metric == _LOSS else (record.get("evaluationValues") or {}).get(metric)
     if (number := finite(value)) is not None:
-        found[step] = number
+        values[step] = number

@@ -47,17 +47,17 @@ async def live_ids(session: AsyncSession) -> list[str]:
     )
 
 
-async def page(session: AsyncSession, wanted: Filter, before_seq: int | None, limit: int) -> list[SweepRow]:
+async def page(session: AsyncSession, chosen: Filter, before_seq: int | None, limit: int) -> list[SweepRow]:
     """The newest sweeps older than `before_seq`, newest first."""
     query = select(SweepRow).order_by(SweepRow.seq.desc()).limit(limit)
-    if wanted.visible is not None:
-        query = query.where(SweepRow.project.in_(wanted.visible))
-    if wanted.project is not None:
-        query = query.where(SweepRow.project == wanted.project)
-    if wanted.name is not None:
-        query = query.where(SweepRow.name == wanted.name)
-    if wanted.live is not None:
-        query = query.where(SweepRow.live.is_(wanted.live))
+    if chosen.visible is not None:
+        query = query.where(SweepRow.project.in_(chosen.visible))
+    if chosen.project is not None:
+        query = query.where(SweepRow.project == chosen.project)
+    if chosen.name is not None:
+        query = query.where(SweepRow.name == chosen.name)
+    if chosen.live is not None:
+        query = query.where(SweepRow.live.is_(chosen.live))
     if before_seq is not None:
         query = query.where(SweepRow.seq < before_seq)
     return list((await session.scalars(query)).all())

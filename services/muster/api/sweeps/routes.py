@@ -79,9 +79,9 @@ async def list_sweeps(
 ) -> JSONResponse:
     """Returns the sweeps of the projects that the caller may see, newest first."""
     before = seq_of(cursor) if cursor else None
-    wanted = Filter(caller.visible_projects, project, name, live)
+    chosen = Filter(caller.visible_projects, project, name, live)
     async with services.database.read() as session:
-        rows = await repository.page(session, wanted, before, limit + 1)
+        rows = await repository.page(session, chosen, before, limit + 1)
     more = cursor_of(rows[limit - 1].seq) if len(rows) > limit else None
     return JSONResponse({"items": [sweep_summary(row) for row in rows[:limit]], "nextCursor": more})
 

@@ -88,8 +88,8 @@ def _set(document: dict[str, Any], path: str, value: Any) -> None:
 
 def _parts(path: str) -> list[str | int]:
     """Return the keys and places in lists, from the document down."""
-    found = re.findall(r"([A-Za-z0-9_-]+)|\[(\d+)\]", path)
-    return ["spec", *(int(index) if index else key for key, index in found)]
+    tokens = re.findall(r"([A-Za-z0-9_-]+)|\[(\d+)\]", path)
+    return ["spec", *(int(index) if index else key for key, index in tokens)]
 
 
 def _item(here: Any, part: str | int, path: str) -> Any:

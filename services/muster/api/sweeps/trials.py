@@ -103,9 +103,9 @@ class Faults:
 
     def _whose(self, numbers: list[int]) -> str:
         parameters = self.trials[numbers[0] - 1]
-        shown = redact(", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in parameters.items()))
+        settings = redact(", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in parameters.items()))
         others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-        return f"trial {numbers[0]} ({shown[:_SHOWN_MAX]}){others}"
+        return f"trial {numbers[0]} ({settings[:_SHOWN_MAX]}){others}"
 
 
 def _within(path: str, outer: str) -> bool:
@@ -124,15 +124,15 @@ def submissions_of(draft: SweepDraft) -> tuple[list[Submission], Faults]:
     """Return the submission of every trial that is valid by itself, and the problems of the others. Takes a millisecond
     a trial."""
     trials = trials_of(draft.sweep)
-    faults, found = Faults(trials), []
+    faults, submissions = Faults(trials), []
     for number, parameters in enumerate(trials, 1):
         try:
-            found.append(draft.submission(number, parameters))
+            submissions.append(draft.submission(number, parameters))
         except ApiError as error:
             faults.add(number, tuple(error.errors))
-    if found and not faults.found:
-        faults.add(1, stopping_problems(draft.sweep, found))
-    return found, faults
+    if submissions and not faults.found:
+        faults.add(1, stopping_problems(draft.sweep, submissions))
+    return submissions, faults
 
 
 def stopping_problems(sweep: Sweep, submissions: Sequence[Submission]) -> tuple[Problem, ...]:

@@ -142,8 +142,8 @@ class Authentication:
 def _of_our_page(request: Request) -> bool:
     """Return whether the request carries the session's form token in a header, which no other site may even try to
     send."""
-    told, secret = request.headers.get(FORM_HEADER), request.cookies.get(COOKIE)
-    return bool(told and secret) and hmac.compare_digest((told or "").encode(), form_token(secret or "").encode())
+    header, secret = request.headers.get(FORM_HEADER), request.cookies.get(COOKIE)
+    return bool(header and secret) and hmac.compare_digest((header or "").encode(), form_token(secret or "").encode())
 
 
 def _unexpired(caller: Principal | None) -> Principal | None:

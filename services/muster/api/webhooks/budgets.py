@@ -21,13 +21,13 @@ async def notify_of_budgets(
     yet."""
     async with database.read() as session:
         webhooks = await outbox.interested(session, kind=WebhookKind.BUDGET_REACHED)
-    known = [webhook for webhook in webhooks if webhook.project in quotas and webhook.project in counted]
-    found = [
+    counted_webhooks = [webhook for webhook in webhooks if webhook.project in quotas and webhook.project in counted]
+    messages = [
         (webhook, message)
-        for webhook in known
+        for webhook in counted_webhooks
         for message in reached(webhook.project, quotas[webhook.project], counted[webhook.project].spent)
     ]
-    await outbox.note_once(database, found)
+    await outbox.note_once(database, messages)
 
 
 def reached(project: str, quota: ProjectQuota, spent: MonthSpent) -> Iterator[Message]:

@@ -96,8 +96,8 @@ class Deliveries:
         way in another process."""
         async with self._database.write() as session:
             now = await clock(session)
-            found = (await session.execute(_rows().where(WebhookDeliveryRow.id == message))).one_or_none()
-            claimed = await self._claimed(session, found[0], found[1], now) if found is not None else None
+            row = (await session.execute(_rows().where(WebhookDeliveryRow.id == message))).one_or_none()
+            claimed = await self._claimed(session, row[0], row[1], now) if row is not None else None
         if claimed is not None:
             await self._deliver(claimed)
 

@@ -52,7 +52,7 @@ def of_event(job: NamedJob, event: Mapping[str, Any]) -> Message | None:
     if kind is None:
         return None
     said, number = event["body"], event["number"]
-    shown = {
+    summary = {
         "id": number,
         "type": event["type"],
         "at": rfc3339(event["at"]),
@@ -61,7 +61,7 @@ def of_event(job: NamedJob, event: Mapping[str, Any]) -> Message | None:
         "data": with_times(said["data"]),
     }
     text = f"{job.name} {_PREDICATES[kind]} (project {job.project}, {job.owner}): {said['message']}"
-    return Message(kind, f"job/{job.id}/{number}", event["at"], text, {"job": _shown(job), "event": shown}, job.id)
+    return Message(kind, f"job/{job.id}/{number}", event["at"], text, {"job": _shown(job), "event": summary}, job.id)
 
 
 def of_wait(job: NamedJob, phase: str, because: str, since: float, limit: float, now: float) -> Message:

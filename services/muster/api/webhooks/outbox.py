@@ -54,19 +54,19 @@ async def note(session: AsyncSession, webhooks: Sequence[WebhookRow], messages: 
     return len(rows)
 
 
-async def note_once(database: Database, found: Sequence[tuple[WebhookRow, Message]]) -> int:
+async def note_once(database: Database, messages: Sequence[tuple[WebhookRow, Message]]) -> int:
     """Add messages that many processes find again and again; nothing is written where nothing is new. Returns how many
     were."""
     added = 0
-    for first in range(0, len(found), _BATCH):
-        batch = found[first : first + _BATCH]
-        known = select(WebhookDeliveryRow.webhook_id, WebhookDeliveryRow.key).where(
+    for first in range(0, len(messages), _BATCH):
+        batch = messages[first : first + _BATCH]
+        query = select(WebhookDeliveryRow.webhook_id, WebhookDeliveryRow.key).where(
             WebhookDeliveryRow.webhook_id.in_({webhook.id for webhook, _ in batch}),
             WebhookDeliveryRow.key.in_({message.key for _, message in batch}),
         )
         async with database.read() as session:
-            told = {(webhook_id, key) for webhook_id, key in (await session.execute(known)).all()}
-        new = [(webhook, message) for webhook, message in batch if (webhook.id, message.key) not in told]
+            recorded = {(webhook_id, key) for webhook_id, key in (await session.execute(query)).all()}
+        new = [(webhook, message) for webhook, message in batch if (webhook.id, message.key) not in recorded]
         if new:
             async with database.write() as session:
                 for webhook, message in new:

@@ -41,10 +41,10 @@ class Reach:
         if is_metadata_host(host):
             raise OutOfReach(f"{host} is a machine's own metadata service, which is told nothing")
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             raise Unresolved(f"the name {host} can't be resolved") from None
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         for address in addresses:
             self._check(host, parts.scheme, address)
         return addresses

@@ -101,17 +101,17 @@ async def make_webhook(
     """Creates a webhook. From now on, the events of the project are sent to its address, in the format and with the
     signature of Standard Webhooks. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
-    wanted = await read_body(request, parsed(WebhookRequest, "invalid_webhook", WRONG))
-    return _shown_once(*await made(services, caller, project, wanted), 201)
+    new_webhook = await read_body(request, parsed(WebhookRequest, "invalid_webhook", WRONG))
+    return _shown_once(*await made(services, caller, project, new_webhook), 201)
 
 
-async def made(services: Services, caller: Principal, project: str, wanted: WebhookRequest) -> tuple[Webhook, str]:
+async def made(services: Services, caller: Principal, project: str, body: WebhookRequest) -> tuple[Webhook, str]:
     """The new webhook, and its secret. Raises ApiError as `project_role`, `service.reachable` and `service.make` do."""
     project_role(caller, project, Role.MAINTAINER)
     webhooks = services[Webhooks]
-    await service.reachable(webhooks.reach, wanted.url)
+    await service.reachable(webhooks.reach, body.url)
     async with services.database.write() as session:
-        row, secret = await service.make(session, webhooks.sealing, caller.person, project, wanted)
+        row, secret = await service.make(session, webhooks.sealing, caller.person, project, body)
         record(session, caller, Act("webhook.made", row.name, project, after=service.recorded(row)))
     return webhook_of(row), secret
 
@@ -161,12 +161,12 @@ async def change_webhook(
     """Updates a webhook. Fields that are left out keep their values. Messages that still wait are sent to the new
     address, in the format that they have. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
-    wanted = await read_body(request, parsed(WebhookChange, "invalid_webhook", WRONG))
-    await service.reachable(services[Webhooks].reach, wanted.url)
+    change = await read_body(request, parsed(WebhookChange, "invalid_webhook", WRONG))
+    await service.reachable(services[Webhooks].reach, change.url)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
         before = service.recorded(row)
-        service.change(row, caller.person, wanted)
+        service.change(row, caller.person, change)
         record(session, caller, Act("webhook.changed", name, project, before, service.recorded(row)))
     return _answer(webhook_of(row))
 
@@ -210,11 +210,11 @@ async def rotate_webhook(
     """Replaces the secret of a webhook. During the overlap messages are signed with both secrets, so that receivers
     have time to change theirs. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
-    wanted = await read_body(request, parsed(RotateWebhookRequest, "invalid_webhook", WRONG), optional=True)
+    rotation = await read_body(request, parsed(RotateWebhookRequest, "invalid_webhook", WRONG), optional=True)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
-        secret = service.rotate(row, services[Webhooks].sealing, caller.person, wanted.overlap_hours * 3600.0)
-        record(session, caller, Act("webhook.rotated", name, project, after={"overlapHours": wanted.overlap_hours}))
+        secret = service.rotate(row, services[Webhooks].sealing, caller.person, rotation.overlap_hours * 3600.0)
+        record(session, caller, Act("webhook.rotated", name, project, after={"overlapHours": rotation.overlap_hours}))
     return _shown_once(webhook_of(row), secret, 200)
 
 

@@ -53,15 +53,15 @@ async def find(session: AsyncSession, project: str, name: str, lock: bool = Fals
 
 
 async def make(
-    session: AsyncSession, sealing: Sealing, person: str, project: str, wanted: WebhookRequest
+    session: AsyncSession, sealing: Sealing, person: str, project: str, body: WebhookRequest
 ) -> tuple[WebhookRow, str]:
     """The webhook, and its secret. Raises ApiError project_not_found, webhook_exists, invalid_webhook and
     secrets_unavailable."""
     await _known(session, project, lock=True)  # of two at once, one comes after the other
-    here = select(func.count(), func.count().filter(WebhookRow.name == wanted.name))
+    here = select(func.count(), func.count().filter(WebhookRow.name == body.name))
     count, same = (await session.execute(here.where(WebhookRow.project == project))).one()
     if same:
-        raise ApiError("webhook_exists", f"Project {project!r} has a webhook {wanted.name!r}: change it by PATCH.")
+        raise ApiError("webhook_exists", f"Project {project!r} has a webhook {body.name!r}: change it by PATCH.")
     if count >= WEBHOOKS_MAX:
         raise ApiError("invalid_webhook", f"Project {project!r} has {count} webhooks, and may have {WEBHOOKS_MAX}.")
     webhook_id, now = uuid.uuid4().hex, time.time()
@@ -69,12 +69,12 @@ async def make(
     row = WebhookRow(
         id=webhook_id,
         project=project,
-        name=wanted.name,
-        url=wanted.url,
-        kinds=_kinds(wanted.kinds),
-        preset=wanted.preset,
-        wait_seconds=wanted.wait_seconds,
-        enabled=wanted.enabled,
+        name=body.name,
+        url=body.url,
+        kinds=_kinds(body.kinds),
+        preset=body.preset,
+        wait_seconds=body.wait_seconds,
+        enabled=body.enabled,
         secret=sealed,
         created_at=now,
         changed_at=now,
@@ -85,10 +85,10 @@ async def make(
     return row, secret
 
 
-def change(row: WebhookRow, person: str, wanted: WebhookChange) -> None:
+def change(row: WebhookRow, person: str, body: WebhookChange) -> None:
     """Change what is given; only the preset may be taken away by null."""
-    for name in wanted.model_fields_set:
-        value = getattr(wanted, name)
+    for name in body.model_fields_set:
+        value = getattr(body, name)
         if name == "kinds" and value is not None:
             row.kinds = _kinds(value)
         elif value is not None or name == "preset":

@@ -28,13 +28,13 @@ async def notify_of_waits(database: Database) -> bool:
         waiting = select(JobRow).where(JobRow.phase.in_(_WAITING), JobRow.live.is_(True), JobRow.project.in_(projects))
         jobs = (await session.scalars(waiting)).all()
         now = await clock(session)
-    found = [
+    messages = [
         (webhook, message)
         for webhook in webhooks
         for job in jobs
         if job.project == webhook.project and (message := _message(webhook, job, now)) is not None
     ]
-    await outbox.note_once(database, found)
+    await outbox.note_once(database, messages)
     return False
 
 

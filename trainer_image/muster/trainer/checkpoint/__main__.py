@@ -59,11 +59,11 @@ def check(store: Store, chosen: argparse.Namespace) -> Report:
     steps = sorted({*committed, *aside}) if chosen.step is None else [chosen.step]
     if not steps:
         raise CheckpointError(f"{store.uri}: holds no checkpoint")
-    known: set[str] = set()
+    verified: set[str] = set()
     rows = [
         _put_back(store, step, _progress(chosen))
         if step in aside and step not in committed
-        else _checked(store, step, known, _progress(chosen))
+        else _checked(store, step, verified, _progress(chosen))
         for step in steps
     ]
     if chosen.step is not None:  # somebody asks of this one whether it is sound
@@ -132,11 +132,11 @@ def _without_what_newer_listings_name(store: Store, step: int, files: set[str]) 
     return files
 
 
-def _checked(store: Store, step: int, known: set[str], progress: Callable[[int, int], None]) -> Report:
+def _checked(store: Store, step: int, verified: set[str], progress: Callable[[int, int], None]) -> Report:
     began = time.monotonic()
     try:
         commit = commit_in(store, step)
-        verify(store, commit, progress, known)
+        verify(store, commit, progress, verified)
     except DamagedCommit as damaged:
         return {"step": step, "verified": False, "error": str(damaged)}
     return {"step": step, "verified": True, "bytes": commit.bytes, "seconds": round(time.monotonic() - began, 3)}

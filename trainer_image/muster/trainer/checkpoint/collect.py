@@ -68,16 +68,16 @@ def collect(store: Store, attempt: int, newest_step: int, keep: Keep, seen: Seen
 def _commits(store: Store, listed: frozenset[int], newest_step: int, seen: frozenset[int]) -> dict[int, Commit | None]:
     """Every COMMIT by its step, also those that a listing fails to show; None for one that can't be read, of which
     nothing is known."""
-    found: dict[int, Commit | None] = {}
+    commits: dict[int, Commit | None] = {}
     for step in sorted(listed | seen):
         try:
-            found[step] = commit_in(store, step)
+            commits[step] = commit_in(store, step)
         except GoneCommit:
             if step in listed or step == newest_step:
-                found[step] = None
+                commits[step] = None
         except CheckpointError:
-            found[step] = None
-    return found
+            commits[step] = None
+    return commits
 
 
 def _delete_own_files(store: Store, step: int, commits: dict[int, Commit | None]) -> None:

@@ -116,8 +116,8 @@ class Coordinator:
                     self._announce(seq, self._never_led(seq))
             self._changed.notify_all()
             world = self._job.world_size
-            known = self._changed.wait_for(lambda: len(self._left) == world or {} in self._left.values(), seconds)
-            if known and len(self._left) == world and not self._decided:
+            complete = self._changed.wait_for(lambda: len(self._left) == world or {} in self._left.values(), seconds)
+            if complete and len(self._left) == world and not self._decided:
                 self._decided, self._chosen = True, self._newest_left()
             return self._chosen
 
@@ -129,7 +129,7 @@ class Coordinator:
         seq, at = self._left[0][str(newest)]
         if not worth_a_commit(float(at) - self._committed_at, self._commit_seconds):
             return None
-        self._outcomes = {known: outcome for known, outcome in self._outcomes.items() if known != seq}  # it is retried
+        self._outcomes = {other: outcome for other, outcome in self._outcomes.items() if other != seq}  # it is retried
         return newest
 
     def collect(self, step: int) -> None:
@@ -203,19 +203,19 @@ class Coordinator:
     def _frozen_files(self, reports: Sequence[Message]) -> FrozenFiles:
         """Return the frozen files that an earlier COMMIT names, or that all ranks have just written. Raises
         FrozenWeightsMissing where neither set is complete."""
-        found = self._frozen or FrozenFiles((), {})
+        frozen = self._frozen or FrozenFiles((), {})
         if self._frozen is None and any("frozen" in report for report in reports):
             if lacking := [rank for rank, report in enumerate(reports) if "frozen" not in report]:
                 raise FrozenWeightsMissing(f"rank {lacking[0]} has not written its part of the frozen weights")
             files = tuple(FileEntry.model_validate(report["frozen"]["file"]) for report in reports)
-            found = FrozenFiles(files, assemble([report["frozen"]["slices"] for report in reports]))
+            frozen = FrozenFiles(files, assemble([report["frozen"]["slices"] for report in reports]))
         elif self._frozen is None and any(report.get("frozen_named") for report in reports):
             raise FrozenWeightsMissing("the COMMIT that named the frozen weights can't be read any more")
         try:
-            self._see_all(found.files)
+            self._see_all(frozen.files)
         except StoreError as error:
             raise FrozenWeightsMissing(f"the frozen weights are written again with the next save: {error}") from error
-        return found
+        return frozen
 
     def _confirm_attempt(self) -> None:
         if self._job.fence is None:
@@ -317,7 +317,7 @@ def assemble(slices_of_files: list[dict[str, list[Any]]]) -> dict[str, TensorEnt
             slice_ = Slice(file=file, name=name, offset=tuple(offset), extent=tuple(extent), start=start)
             slices.setdefault(name, []).append(slice_)
     for name, (_, shape) in about.items():
-        held = sum(prod(slice_.extent) for slice_ in slices[name])
-        if held != prod(shape):
-            raise CheckpointError(f"{name}: the ranks wrote {held} of its {prod(shape)} elements")
+        elements = sum(prod(slice_.extent) for slice_ in slices[name])
+        if elements != prod(shape):
+            raise CheckpointError(f"{name}: the ranks wrote {elements} of its {prod(shape)} elements")
     return {n: TensorEntry(dtype=d, shape=s, slices=tuple(slices[n])) for n, (d, s) in about.items()}

@@ -88,7 +88,7 @@ class Reader:
     def header_span(self, file: int) -> Span:
         """The bytes of a file that its header is in: all before its first slice. Asks the file where the COMMIT does
         not say where slices begin."""
-        starts = [held.start for _, held in self._slices_in[file]]
+        starts = [entry.start for _, entry in self._slices_in[file]]
         if starts and None not in starts:
             first = min(start for start in starts if start is not None)
             return Span(file, 0, min(first, HEADER_BYTES_MAX))
@@ -119,29 +119,29 @@ class Reader:
         Raises DamagedCommit where the header is not valid, or contradicts the COMMIT.
         """
         where = self._files[file].where
-        slots, found = read_header(header, self._commit.files[file].bytes, where), {}
-        for dtype, held in self._slices_in[file]:
-            slot = slots.get(held.name)
+        slots, by_name = read_header(header, self._commit.files[file].bytes, where), {}
+        for dtype, entry in self._slices_in[file]:
+            slot = slots.get(entry.name)
             if slot is None:
-                raise DamagedCommit(f"{where}: does not hold {held.name}, although the COMMIT says so")
+                raise DamagedCommit(f"{where}: does not hold {entry.name}, although the COMMIT says so")
             # Other programs write a scalar as one element of one dimension.
-            shape = slot.shape if held.extent or slot.shape != (1,) else ()
-            if (slot.dtype, shape) != (dtype, held.extent) or held.start not in (None, slot.start):
+            shape = slot.shape if entry.extent or slot.shape != (1,) else ()
+            if (slot.dtype, shape) != (dtype, entry.extent) or entry.start not in (None, slot.start):
                 raise DamagedCommit(
-                    f"{where}: holds {held.name} as {slot.dtype} {list(slot.shape)} at byte {slot.start}, by the "
-                    f"COMMIT it is {dtype} {list(held.extent)} at {held.start}"
+                    f"{where}: holds {entry.name} as {slot.dtype} {list(slot.shape)} at byte {slot.start}, by the "
+                    f"COMMIT it is {dtype} {list(entry.extent)} at {entry.start}"
                 )
-            found[held.name] = slot.start
-        return found
+            by_name[entry.name] = slot.start
+        return by_name
 
     @functools.cached_property
     def _slices_in(self) -> list[list[tuple[str, Slice]]]:
         """The commit's slices in each file, with their dtypes."""
-        found: list[list[tuple[str, Slice]]] = [[] for _ in self._commit.files]
+        by_file: list[list[tuple[str, Slice]]] = [[] for _ in self._commit.files]
         for tensor in self._commit.tensors.values():
-            for held in tensor.slices:
-                found[held.file].append((tensor.dtype, held))
-        return found
+            for entry in tensor.slices:
+                by_file[entry.file].append((tensor.dtype, entry))
+        return by_file
 
     def _read_last_byte(self, file: int) -> None:
         if size := self._commit.files[file].bytes:

@@ -16,20 +16,24 @@ class Wanted:
     shape: tuple[int, ...]
 
 
-def differences(wanted: Mapping[str, Wanted], there: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+def differences(expected: Mapping[str, Wanted], there: Mapping[str, TensorEntry]) -> tuple[str, ...]:
     """One line for each tensor that is missing, left over, or of another shape or dtype."""
-    found = []
-    for name in sorted({*wanted, *there}):
-        ours, theirs = wanted.get(name), there.get(name)
+    problems = []
+    for name in sorted({*expected, *there}):
+        ours, theirs = expected.get(name), there.get(name)
         if theirs is None and ours is not None:
-            found.append(f"{name}: the model has it ({ours.dtype} {_shape(ours.shape)}), the checkpoint does not")
+            problems.append(f"{name}: the model has it ({ours.dtype} {_shape(ours.shape)}), the checkpoint does not")
         elif ours is None and theirs is not None:
-            found.append(f"{name}: the checkpoint has it ({theirs.dtype} {_shape(theirs.shape)}), the model does not")
+            problems.append(
+                f"{name}: the checkpoint has it ({theirs.dtype} {_shape(theirs.shape)}), the model does not"
+            )
         elif ours is not None and theirs is not None and ours.shape != tuple(theirs.shape):
-            found.append(f"{name}: shape {_shape(ours.shape)} in the model, {_shape(theirs.shape)} in the checkpoint")
+            problems.append(
+                f"{name}: shape {_shape(ours.shape)} in the model, {_shape(theirs.shape)} in the checkpoint"
+            )
         elif ours is not None and theirs is not None and ours.dtype != theirs.dtype:
-            found.append(f"{name}: dtype {ours.dtype} in the model, {theirs.dtype} in the checkpoint")
-    return tuple(found)
+            problems.append(f"{name}: dtype {ours.dtype} in the model, {theirs.dtype} in the checkpoint")
+    return tuple(problems)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

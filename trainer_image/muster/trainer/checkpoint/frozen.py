@@ -39,7 +39,7 @@ def frozen_in(commit: Commit) -> FrozenFiles | None:
     tensors = {
         name: _moved(entry, places)
         for name, entry in commit.tensors.items()
-        if entry.slices and all(held.file in places for held in entry.slices)
+        if entry.slices and all(part.file in places for part in entry.slices)
     }
     return FrozenFiles(tuple(commit.files[number] for number in numbers), tensors)
 
@@ -55,4 +55,4 @@ def _folder(file: FileEntry) -> str:
 
 
 def _moved(entry: TensorEntry, places: dict[int, int]) -> TensorEntry:
-    return entry.model_copy(update={"slices": tuple(replace(held, file=places[held.file]) for held in entry.slices)})
+    return entry.model_copy(update={"slices": tuple(replace(part, file=places[part.file]) for part in entry.slices)})

@@ -168,8 +168,8 @@ def _fetched(
             # The headers of the files that this rank needs are read too, to be compared with the COMMIT.
             headers = [reader.header_span(file) for file in sorted({one.slice.file for one in needed})]
             starts = _starts(reader, needed, headers)
-            wanted = reader.parts_of([*(_span(one, starts) for one in needed), *headers])
-        memory = share(group, commit, wanted, buffer)
+            needed_parts = reader.parts_of([*(_span(one, starts) for one in needed), *headers])
+        memory = share(group, commit, needed_parts, buffer)
         with _all_or_none(group):
             read_all(reader, memory.jobs(reader), store.streams)
         with _all_or_none(group):
@@ -185,8 +185,8 @@ def _candidates(store: Store, at_most: int, group: ControlGroup, report: Callabl
         if group.rank == 0:
             back = put_back_newest(store, report)
             steps = [step for step in reversed(steps_in(store)) if step <= at_most or step in back]
-    found: list[int] = group.gather(steps)[0]
-    return found
+    newest: list[int] = group.gather(steps)[0]
+    return newest
 
 
 @contextlib.contextmanager
@@ -224,15 +224,15 @@ def _agreed_commit(store: Store, step: int, group: ControlGroup, own: bool) -> C
 def _compare(
     commit: Commit, weights: Mapping[str, torch.Tensor], trained: Trained | None, without: frozenset[str], where: str
 ) -> None:
-    wanted = {
+    expected = {
         name: Wanted(DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in weights.items() if tensor.numel()
     }
     there = {name: entry for name, entry in commit.tensors.items() if name.startswith("model/") and name not in without}
     if trained is not None:
         there |= {name: entry for name, entry in commit.tensors.items() if name.startswith("optimizer/")}
-        wanted |= wanted_state(commit, *trained)
-    if found := differences(wanted, there):
-        raise CheckpointMismatch(where, found)
+        expected |= wanted_state(commit, *trained)
+    if problems := differences(expected, there):
+        raise CheckpointMismatch(where, problems)
 
 
 def _overlaps(commit: Commit, target: Local) -> Iterator[tuple[Slice, Chunk, Chunk]]:

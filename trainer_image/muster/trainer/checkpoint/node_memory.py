@@ -57,9 +57,9 @@ class SharedBuffer:
             self._memory = None
 
 
-def share(group: ControlGroup, commit: Commit, wanted: Sequence[Part], buffer: SharedBuffer) -> NodeMemory:
+def share(group: ControlGroup, commit: Commit, needed: Sequence[Part], buffer: SharedBuffer) -> NodeMemory:
     """Collective. Divide what the ranks of each node want among them."""
-    everyone = group.gather([_node(), os.getpid(), [[part.file, part.index] for part in wanted]])
+    everyone = group.gather([_node(), os.getpid(), [[part.file, part.index] for part in needed]])
     here = [rank for rank, (node, _, _) in enumerate(everyone) if node == everyone[group.rank][0]]
     parts = sorted({Part(file, index) for rank in here for file, index in everyone[rank][2]})
     bases, size = _side_by_side(commit, parts)
@@ -71,7 +71,7 @@ def share(group: ControlGroup, commit: Commit, wanted: Sequence[Part], buffer: S
     # Where a rank may not open another's memory (a hardened kernel), each reads for itself.
     alone = group.gather(memory is None)
     if any(alone[rank] for rank in here):
-        own = sorted(set(wanted))
+        own = sorted(set(needed))
         buffer.close()
         bases, size = _side_by_side(commit, own)
         return NodeMemory(buffer.own(size), bases, own)

@@ -37,17 +37,17 @@ class DescribesState(Protocol):
 
 def wanted_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Wanted]:
     """Return the dtype and the shape that each tensor of the optimizer's state in a commit must have, by full name."""
-    wanted = {}
+    expected = {}
     for name, parameter in trained_parameters(model, optimizer):
         names = state_names(commit, name)
         if isinstance(optimizer, DescribesState) and names:
             for kind, (dtype, shape) in optimizer.state_layout(parameter).items():
-                wanted[f"optimizer/{name}/{kind}"] = Wanted(DTYPES[dtype], shape)
+                expected[f"optimizer/{name}/{kind}"] = Wanted(DTYPES[dtype], shape)
             continue
         for full_name in names:
             entry = commit.tensors[full_name]
-            wanted[full_name] = Wanted(entry.dtype, tuple(parameter.shape) if entry.shape else ())
-    return wanted
+            expected[full_name] = Wanted(entry.dtype, tuple(parameter.shape) if entry.shape else ())
+    return expected
 
 
 def expect_whole_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer, where: str) -> None:
@@ -57,9 +57,9 @@ def expect_whole_state(commit: Commit, model: nn.Module, optimizer: torch.optim.
         kinds = ADAM_STATE if adam else frozenset[str]()
         if isinstance(optimizer, DescribesState):
             kinds = frozenset(optimizer.state_layout(parameter))
-        found = {full_name.rpartition("/")[2] for full_name in state_names(commit, name)}
-        if name not in commit.stateless and (not found or not kinds <= found):
-            missing = ", ".join(sorted(kinds - found)) or "everything"
+        stored = {full_name.rpartition("/")[2] for full_name in state_names(commit, name)}
+        if name not in commit.stateless and (not stored or not kinds <= stored):
+            missing = ", ".join(sorted(kinds - stored)) or "everything"
             raise UnusableCommit(f"{where}: of the optimizer's state of {name}, {missing} is missing")
 
 
@@ -203,14 +203,14 @@ def _of_a_stranger(
     """The same for an optimizer of torch's: its names for what it keeps tell nothing of where it wants it."""
     group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
     on_device = bool(group.get("fused") or group.get("capturable"))
-    found = {}
+    state = {}
     for full_name in names:
         dtype, shape = _TORCH_DTYPES[commit.tensors[full_name].dtype], tuple(commit.tensors[full_name].shape)
         there = live.get(full_name.rpartition("/")[2])
         if isinstance(there, torch.Tensor) and (there.dtype, tuple(there.shape)) == (dtype, shape):
-            found[full_name] = there
+            state[full_name] = there
         elif shape:
-            found[full_name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            state[full_name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         else:
-            found[full_name] = torch.zeros((), dtype=dtype, device=parameter.device if on_device else "cpu")
-    return found
+            state[full_name] = torch.zeros((), dtype=dtype, device=parameter.device if on_device else "cpu")
+    return state

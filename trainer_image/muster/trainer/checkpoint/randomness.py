@@ -39,22 +39,22 @@ def seed(value: int, share: int) -> None:
 def state() -> dict[str, Any]:
     """This rank's generators as JSON."""
     version, words, gauss = random.getstate()
-    found: dict[str, Any] = {
+    states: dict[str, Any] = {
         "python": {"version": version, "words": _pack_words(words), "gauss": gauss},
         "torch": _pack(torch.get_rng_state()),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["cuda"] = _pack(torch.cuda.get_rng_state())
+        states["cuda"] = _pack(torch.cuda.get_rng_state())
     if "numpy" in sys.modules:
         kind, words, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
-        found["numpy"] = {
+        states["numpy"] = {
             "kind": kind,
             "words": base64.b64encode(words.astype("<u4").tobytes()).decode(),
             "position": int(position),
             "hasGauss": int(has_gauss),
             "gauss": float(cached),
         }
-    return found
+    return states
 
 
 def restore(saved: dict[str, Any]) -> None:
@@ -96,19 +96,19 @@ def must_be_restorable(commit: Commit, rank: int, world: int) -> None:
         ) from None
 
 
-def _python_state(held: dict[str, Any]) -> tuple[int, tuple[int, ...], float | None]:
-    if held["version"] != 3:  # since Python 3.2
-        raise ValueError(f"Python's generator is of version {held['version']!r}")
-    return held["version"], _unpack_words(held["words"]), held["gauss"]
+def _python_state(saved: dict[str, Any]) -> tuple[int, tuple[int, ...], float | None]:
+    if saved["version"] != 3:  # since Python 3.2
+        raise ValueError(f"Python's generator is of version {saved['version']!r}")
+    return saved["version"], _unpack_words(saved["words"]), saved["gauss"]
 
 
-def _numpy_state(held: dict[str, Any]) -> tuple[str, Any, int, int, float]:
+def _numpy_state(saved: dict[str, Any]) -> tuple[str, Any, int, int, float]:
     import numpy
 
-    words = numpy.frombuffer(base64.b64decode(held["words"]), dtype="<u4")
-    if not 0 <= held["position"] <= len(words):
-        raise ValueError(f"numpy's generator is at position {held['position']!r}")
-    return held["kind"], words, held["position"], held["hasGauss"], held["gauss"]
+    words = numpy.frombuffer(base64.b64decode(saved["words"]), dtype="<u4")
+    if not 0 <= saved["position"] <= len(words):
+        raise ValueError(f"numpy's generator is at position {saved['position']!r}")
+    return saved["kind"], words, saved["position"], saved["hasGauss"], saved["gauss"]
 
 
 def _pack(tensor: torch.Tensor) -> str:

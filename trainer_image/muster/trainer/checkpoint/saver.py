@@ -267,8 +267,8 @@ class Saver:
                 self._process.use_layout(self._staging.layout, share.layout.size, share.slices, share.stateless, groups)
             order["layout"] = self._staging.layout
             text = _as_json(order)
-            held = self._in_flight.slot if self._in_flight is not None else None
-            return self._staging.copy(state.optimizer, text, held, lambda slot: staged(order | {"slot": slot}))
+            uploading = self._in_flight.slot if self._in_flight is not None else None
+            return self._staging.copy(state.optimizer, text, uploading, lambda slot: staged(order | {"slot": slot}))
         except CheckpointError as error:
             why = str(error)
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:

@@ -151,10 +151,10 @@ class Staging:
         weights = [(name, tensor) for name, tensor in model_tensors(model) if not is_frozen(tensor)]
         live = [*weights, *optimizer_tensors(model, optimizer)]
         share = _share(live, _stateless(model, optimizer), _groups(model, optimizer), self._attached)
-        known, self._share = self._share, share
+        previous, self._share = self._share, share
         # Anew, for the layers that FSDP had gathered are in shards since the lines above.
         self._seen = (*_identities(model, optimizer), (id(self._attached), 0))
-        if known is not None and known.file == share.file:
+        if previous is not None and previous.file == share.file:
             return False
         self.layout += 1
         self._take(share.layout.size, any(local.data.is_cuda for local in share.locals))
@@ -190,14 +190,14 @@ class Staging:
             self._frozen = None
 
     def copy(
-        self, optimizer: torch.optim.Optimizer, order: bytes, held: int | None, staged: Callable[[int], None]
+        self, optimizer: torch.optim.Optimizer, order: bytes, uploading: int | None, staged: Callable[[int], None]
     ) -> int:
-        """Copy the share to the slot that is neither `held` (an upload reads it) nor, if possible, the newest.
+        """Copy the share to the slot that is neither `uploading` (an upload reads it) nor, if possible, the newest.
 
         When the last byte is there, the slot has the order, and `staged` is told the slot: on CUDA from a thread.
         Returns the slot's number.
         """
-        number = min((n for n in range(len(self._slots)) if n != held), key=lambda n: n == self._newest)
+        number = min((n for n in range(len(self._slots)) if n != uploading), key=lambda n: n == self._newest)
         slot, self._newest = self._slots[number], number
         slot.begin(self.share, self.layout)
 

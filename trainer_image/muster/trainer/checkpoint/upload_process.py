@@ -217,13 +217,13 @@ class UploadProcess:
         return {"event": "outcome", "seq": failed["seq"], "step": failed["step"], "committed": False, "error": error}
 
     def _received(self) -> list[tuple[Message, int | None]]:
-        told: list[tuple[Message, int | None]] = []
+        messages: list[tuple[Message, int | None]] = []
         for slot, memory in self._memories.items():
-            told.append(({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor))
-        told += [(layout, None) for layout in self._layouts]
+            messages.append(({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor))
+        messages += [(layout, None) for layout in self._layouts]
         if self._frozen is not None:
-            told.append(self._frozen)
-        return told
+            messages.append(self._frozen)
+        return messages
 
     def _send(self, message: Message, descriptor: int | None = None) -> None:
         try:

@@ -126,8 +126,8 @@ class Uploader:
     def _save_what_is_left(self) -> None:
         """Commit the newest step that the memories of all ranks hold, if there is one and it is worth it."""
         deadline, self._rank_is_dead = time.monotonic() + AFTER_CRASH_SECONDS_MAX, True
-        found = [(slot, left_in(memory)) for slot, memory in self._memories.items()]
-        whole = ((slot, order) for slot, order in found if order is not None and order["layout"] in self._layouts)
+        leftovers = [(slot, left_in(memory)) for slot, memory in self._memories.items()]
+        whole = ((slot, order) for slot, order in leftovers if order is not None and order["layout"] in self._layouts)
         orders = {order["step"]: order | {"slot": slot} for slot, order in whole}
         left = {str(step): [order["seq"], order.get("at", 0.0)] for step, order in orders.items()}
         step = self._agree_on(left)

@@ -14,11 +14,11 @@ def verify(
     store: Store,
     commit: Commit,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    known: set[str] | None = None,
+    read: set[str] | None = None,
 ) -> None:
     """Read all files of a commit, and return when they are as the COMMIT says.
 
-    `progress` is called with (bytes read, bytes of all). `known` holds the frozen files that were read for an earlier
+    `progress` is called with (bytes read, bytes of all). `read` holds the frozen files that were read for an earlier
     commit, by key and checksum; they are not read again, and this commit's join them. Raises DamagedCommit naming the
     file, CheckpointError where the store fails.
     """
@@ -26,8 +26,8 @@ def verify(
     reader.expect_sizes()
     for file in range(len(commit.files)) if commit.kind == "tensors" else ():
         reader.read_starts(reader.header_span(file))
-    known = set() if known is None else known
-    parts = [part for part in reader.all_parts() if _name(commit.files[part.file]) not in known]
+    read = set() if read is None else read
+    parts = [part for part in reader.all_parts() if _name(commit.files[part.file]) not in read]
     total, done = sum(reader.bounds(part)[1] for part in parts), 0
 
     def check(part: Part) -> int:
@@ -39,7 +39,7 @@ def verify(
         for length in threads.map(check, parts):
             done += length
             progress(done, total)
-    known |= {_name(file) for file in commit.files if is_frozen_key(file.key)}
+    read |= {_name(file) for file in commit.files if is_frozen_key(file.key)}
 
 
 def _name(file: FileEntry) -> str:

@@ -205,12 +205,12 @@ def _weights(commit: Commit) -> dict[str, TensorEntry]:
 def _decoded(commit: Commit, weights: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
     """The same, with each weight that is held in four bits in the place of its bytes, in the dtype that it came in."""
     packed = weights_among(weights)
-    bytes_of = {held for name in packed for held in (packed_name(name), absmax_name(name))}
-    found = {name: entry for name, entry in weights.items() if name not in bytes_of}
+    bytes_of = {part for name in packed for part in (packed_name(name), absmax_name(name))}
+    decoded = {name: entry for name, entry in weights.items() if name not in bytes_of}
     for name in packed:
         rows, half = weights[packed_name(name)].shape
-        found[name] = TensorEntry(dtype=commit.architecture["storedDtype"], shape=(rows, 2 * half), slices=())
-    return found
+        decoded[name] = TensorEntry(dtype=commit.architecture["storedDtype"], shape=(rows, 2 * half), slices=())
+    return decoded
 
 
 def _with_conversions(commit: Commit, names: Names, weights: dict[str, TensorEntry], added: dict[str, Delta]) -> Names:
@@ -236,11 +236,11 @@ def _outputs(weights: dict[str, TensorEntry], names: Names, dtype: str) -> dict[
     def output(name: str, shape: tuple[int, ...], stored: str, ours: str | None) -> Output:
         return Output(name, shape, "BF16" if dtype == "bf16" and stored == "F32" else stored, stored, ours)
 
-    found = [output(names.direct[n], tuple(weights[n].shape), weights[n].dtype, n) for n in names.direct]
+    outputs = [output(names.direct[n], tuple(weights[n].shape), weights[n].dtype, n) for n in names.direct]
     for conversion in names.conversions:
         stored = weights[conversion.ours[0]].dtype
-        found += [output(name, shape, stored, None) for name, shape in conversion.shapes.items()]
-    return {entry.name: entry for entry in found}
+        outputs += [output(name, shape, stored, None) for name, shape in conversion.shapes.items()]
+    return {entry.name: entry for entry in outputs}
 
 
 def _config(commit: Commit, dtype: str) -> dict[str, Any]:
@@ -300,13 +300,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
     parser.add_argument("--progress", action="store_true", help="write `progress DONE TOTAL` lines (bytes), to stderr")
-    told = -1
+    shown_percent = -1
 
     def show(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal shown_percent
         if "--progress" in arguments:
-            if (percent := 100 * done // max(total, 1)) != told:
-                told = percent
+            if (percent := 100 * done // max(total, 1)) != shown_percent:
+                shown_percent = percent
                 print(f"progress {done} {total}", file=sys.stderr, flush=True)
         elif "--json" not in arguments and sys.stderr.isatty():
             print(f"\r{size(done)} of {size(total)}", end="\n" if done == total else "", file=sys.stderr)

@@ -62,8 +62,8 @@ def _pieces(
     definition, tokenizer = loaded.definition, loaded.tokenizer
     if max(ids) >= definition.vocab_size:
         raise UserError("the prompt has tokens that the model does not know: the tokenizer is not the model's")
-    known = min(tokenizer.vocab_size, definition.vocab_size)
-    tokens = generate(loaded.module, ids, ends, known, sampling, definition.position_limit, CPU)
+    vocab = min(tokenizer.vocab_size, definition.vocab_size)
+    tokens = generate(loaded.module, ids, ends, vocab, sampling, definition.position_limit, CPU)
     return until(text_of(tokens, ids, tokenizer), stops)
 
 
@@ -99,19 +99,19 @@ def _converse(loaded: LoadedModel, options: argparse.Namespace) -> None:
 
 def _show(pieces: Iterator[str]) -> str:
     """Print pieces as they come; all that they say together. What a model says steers no terminal."""
-    told, is_terminal = "", sys.stdout.isatty()
+    text, is_terminal = "", sys.stdout.isatty()
     for piece in pieces:
         print(with_codes(piece) if is_terminal else piece, end="", flush=True)
-        told += piece
+        text += piece
     print(flush=True)
-    return told
+    return text
 
 
 def _one_document(pieces: Iterator[str]) -> str:
     """Print an answer as JSON; the answer."""
-    told = "".join(pieces)
-    print(json.dumps({"text": told}), flush=True)
-    return told
+    text = "".join(pieces)
+    print(json.dumps({"text": text}), flush=True)
+    return text
 
 
 def _print(line: str, end: str = "\n") -> None:

@@ -35,19 +35,19 @@ def names(ours: Mapping[str, str]) -> dict[str, str]:
     A buffer of integers (a counter, a mask) is no weight of a Llama: it keeps its name, and `transformers` passes it
     over.
     """
-    found, unknown = {}, []
+    renamed, unknown = {}, []
     for name, dtype in ours.items():
         layer = _LAYER.fullmatch(name)
         theirs = _INSIDE.get(layer[2]) if layer else _OUTSIDE.get(name)
         if theirs is not None:
-            found[name] = f"model.layers.{layer[1]}.{theirs}" if layer else theirs
+            renamed[name] = f"model.layers.{layer[1]}.{theirs}" if layer else theirs
         elif dtype in INTEGERS:
-            found[name] = name
+            renamed[name] = name
         else:
             unknown.append(name)
     if unknown:
         raise UserError(f"no name in a Hugging Face Llama for: {', '.join(unknown)}")
-    return found
+    return renamed
 
 
 def reads_bytes(commit: Commit) -> bool:
@@ -118,13 +118,13 @@ def rope_scaling(shape: Architecture) -> dict[str, Any] | None:
 def files(sizes: dict[str, int]) -> list[list[str]]:
     """Tensors by file, in order, each file of at most 5 GB (or a single tensor)."""
     split: list[list[str]] = [[]]
-    held = 0
+    file_bytes = 0
     for name, size in sizes.items():
-        if split[-1] and held + size > FILE_BYTES_MAX:
+        if split[-1] and file_bytes + size > FILE_BYTES_MAX:
             split.append([])
-            held = 0
+            file_bytes = 0
         split[-1].append(name)
-        held += size
+        file_bytes += size
     return split
 
 

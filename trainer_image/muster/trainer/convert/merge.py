@@ -37,10 +37,10 @@ class Delta:
             a = self.a.reshape(experts, -1, self.a.shape[1])
             product = self.b.reshape(len(self.b), -1, experts).transpose(2, 0, 1) @ a
             return weight + (product.swapaxes(1, 2) if self.transposed else product)
-        found: NDArray[np.float32] = weight + self.b @ self.a
+        summed: NDArray[np.float32] = weight + self.b @ self.a
         if self.magnitude is not None:
-            found *= (self.magnitude / np.linalg.norm(found, axis=1))[:, None]
-        return found
+            summed *= (self.magnitude / np.linalg.norm(summed, axis=1))[:, None]
+        return summed
 
     def add_to(self, data: memoryview, at: int) -> None:
         """Add their part of B A to some elements of W. `data` holds the elements as fp32, from byte `at` of W on."""
@@ -63,14 +63,14 @@ def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
         raise UserError(
             f"an adapter is merged in fp32, but these tensors of the checkpoint are not: {', '.join(other[:5])}"
         )
-    held = whole(store, commit, parts)
-    arrays = {name: np.frombuffer(held[name], "<f4").reshape(commit.tensors[name].shape) for name in parts}
-    found = {}
+    contents = whole(store, commit, parts)
+    arrays = {name: np.frombuffer(contents[name], "<f4").reshape(commit.tensors[name].shape) for name in parts}
+    by_weight = {}
     places = weight_places(commit) if adapter.target_parameters else {}
     for weight in weights:
         a, b, m = parts_of(weight)
         entry = commit.tensors.get(weight)  # None: it is held in four bits
         streams = m not in arrays and entry is not None and entry.dtype == "F32" and len(entry.shape) == 2
         transposed = places.get(weight.removeprefix("model/"), False)
-        found[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale), arrays.get(m), streams, transposed)
-    return found
+        by_weight[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale), arrays.get(m), streams, transposed)
+    return by_weight

@@ -38,8 +38,8 @@ def names(ours: Iterable[str], of_transformers: bool, in_order: Iterable[str] = 
     its modules' order, where several of one module have an adapter: `peft` wraps the module once for each, so that the
     first is within the second. Raises UserError as `hugging_face.names` does.
     """
-    held = list(ours)
-    own = {weight_of(name) if is_part(name) else name for name in held}
+    all_names = list(ours)
+    own = {weight_of(name) if is_part(name) else name for name in all_names}
     weights = {weight: weight for weight in own} if of_transformers else hugging_face.names(dict.fromkeys(own, "F32"))
 
     around: dict[str, int] = {}  # of each weight, the wrappers around its own
@@ -54,7 +54,7 @@ def names(ours: Iterable[str], of_transformers: bool, in_order: Iterable[str] = 
         within = ".base_layer" * around.get(weight, 0)
         return f"{module}{within}.lora_{part}" + ("" if part == "magnitude_vector" else ".weight")
 
-    return {name: f"base_model.model.{theirs(name)}" for name in held}
+    return {name: f"base_model.model.{theirs(name)}" for name in all_names}
 
 
 def tied(ours: str, theirs: str, entry: TensorEntry, head: str) -> Conversion:
@@ -87,14 +87,14 @@ def base_of(commit: Commit) -> Base | None:
 
 
 def config(
-    adapter: Adapter, base: Base, held: Iterable[str] = (), tied_head: bool = False, scores: bool = False
+    adapter: Adapter, base: Base, tensors: Iterable[str] = (), tied_head: bool = False, scores: bool = False
 ) -> dict[str, Any]:
     """Return the adapter_config.json of a LoraConfig.
 
-    `held` are the names of the tensors in the adapter's file, as `names` gives them. `tied_head` says that embedding
+    `tensors` are the names of the tensors in the adapter's file, as `names` gives them. `tied_head` says that embedding
     and head are one weight, and `scores` that the head scores texts.
     """
-    whole = [name.removeprefix("base_model.model.") for name in held if ".lora_" not in name]
+    whole = [name.removeprefix("base_model.model.") for name in tensors if ".lora_" not in name]
     saved = sorted({name.rpartition(".")[0] for name in whole})
     return {
         "peft_type": "LORA",

@@ -40,7 +40,7 @@ def stream(
     reader = Reader(store, commit)
     reader.expect_sizes()
     runs, headers = _runs_by_file(commit, reader, names)
-    spans = [Span(file, run.start, run.start + run.length) for file, found in runs.items() for _, run in found]
+    spans = [Span(file, run.start, run.start + run.length) for file, file_runs in runs.items() for _, run in file_runs]
     parts = reader.parts_of([*headers, *spans])
     total, done = sum(reader.bounds(part)[1] for part in parts), 0
 
@@ -59,8 +59,8 @@ def stream(
     with ThreadPoolExecutor(store.streams) as threads:
         # As many parts at a time as there are threads: the rest would only wait in memory.
         for begin in range(0, len(parts), store.streams):
-            for length, found in threads.map(move, parts[begin : begin + store.streams]):
-                results += found
+            for length, file_runs in threads.map(move, parts[begin : begin + store.streams]):
+                results += file_runs
                 done += length
                 progress(done, total)
     return results
@@ -69,13 +69,13 @@ def stream(
 def whole(store: Store, commit: Commit, names: Iterable[str]) -> dict[str, bytearray]:
     """Read these tensors, each in memory as a whole."""
     entries = {name: commit.tensors[name] for name in names}
-    found = {name: bytearray(prod(entry.shape) * ITEM_BYTES[entry.dtype]) for name, entry in entries.items()}
+    contents = {name: bytearray(prod(entry.shape) * ITEM_BYTES[entry.dtype]) for name, entry in entries.items()}
 
     def put(name: str, at: int, data: memoryview) -> None:
-        found[name][at : at + len(data)] = data
+        contents[name][at : at + len(data)] = data
 
-    stream(store, commit, found, put)
-    return found
+    stream(store, commit, contents, put)
+    return contents
 
 
 def _runs_by_file(
@@ -83,15 +83,15 @@ def _runs_by_file(
 ) -> tuple[dict[int, list[tuple[str, Run]]], list[Span]]:
     """The runs of these tensors in each file that holds some, and the spans of those files' headers, which were
     compared with the COMMIT."""
-    held = [(name, slice_) for name in names for slice_ in commit.tensors[name].slices]
-    headers = {file: reader.header_span(file) for file in sorted({slice_.file for _, slice_ in held})}
+    slices = [(name, slice_) for name in names for slice_ in commit.tensors[name].slices]
+    headers = {file: reader.header_span(file) for file in sorted({slice_.file for _, slice_ in slices})}
     starts = {file: reader.read_starts(header) for file, header in headers.items()}
-    found: dict[int, list[tuple[str, Run]]] = {file: [] for file in headers}
-    for name, slice_ in held:
+    runs: dict[int, list[tuple[str, Run]]] = {file: [] for file in headers}
+    for name, slice_ in slices:
         shape, item = commit.tensors[name].shape, ITEM_BYTES[commit.tensors[name].dtype]
         start = starts[slice_.file][slice_.name]
-        found[slice_.file] += [(name, run) for run in runs_of(slice_, shape, item, start)]
-    return found, list(headers.values())
+        runs[slice_.file] += [(name, run) for run in runs_of(slice_, shape, item, start)]
+    return runs, list(headers.values())
 
 
 def runs_of(slice_: Slice, shape: tuple[int, ...], item_bytes: int, start: int) -> Iterator[Run]:

@@ -75,10 +75,10 @@ class Responder:
 
     def _tokens(self, answer: WrittenAnswer, ends: frozenset[int], request: dict[str, Any]) -> Iterator[int]:
         definition = self._loaded.definition
-        known = min(self._loaded.tokenizer.vocab_size, definition.vocab_size)
+        vocab = min(self._loaded.tokenizer.vocab_size, definition.vocab_size)
         sampling = Sampling(answer.max_tokens, request["temperature"], request["top_p"], request["seed"])
         chosen = generate(
-            self._loaded.module, answer.prompt, ends, known, sampling, definition.position_limit, CPU
+            self._loaded.module, answer.prompt, ends, vocab, sampling, definition.position_limit, CPU
         ) if answer.max_tokens else iter(())  # fmt: skip
         for token in chosen:
             if self.cancelled.is_set():
@@ -112,29 +112,29 @@ class Responder:
         limit = self._loaded.definition.position_limit
         if limit is not None and len(ids) > limit:
             raise UserError(f"logprobs of {len(ids):,} tokens are asked for, and the model sees {limit:,}; shorten it")
-        shown = range(0 if echo else len(answer.prompt), len(ids))
-        found: list[tuple[float | None, dict[str, float] | None]] = [(None, None)] * len(ids)
+        numbers = range(0 if echo else len(answer.prompt), len(ids))
+        by_token: list[tuple[float | None, dict[str, float] | None]] = [(None, None)] * len(ids)
         for number, scores in self._scores(ids):
             best = scores.topk(top) if top else None
-            found[number] = (float(scores[ids[number]]), self._named(best) if best is not None else None)
-        texts = [self._loaded.tokenizer.spell(ids[number : number + 1]) for number in shown]
+            by_token[number] = (float(scores[ids[number]]), self._named(best) if best is not None else None)
+        texts = [self._loaded.tokenizer.spell(ids[number : number + 1]) for number in numbers]
         offsets = [sum(map(len, texts[:number])) for number in range(len(texts))]
         return {
             "tokens": texts,
-            "token_logprobs": [found[number][0] for number in shown],
-            "top_logprobs": [found[number][1] for number in shown],
+            "token_logprobs": [by_token[number][0] for number in numbers],
+            "top_logprobs": [by_token[number][1] for number in numbers],
             "text_offset": offsets,
         }
 
     def _scores(self, ids: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
         """(place, fp32 [vocab]): the log-probabilities of the token at each place but the first."""
         definition = self._loaded.definition
-        known = min(self._loaded.tokenizer.vocab_size, definition.vocab_size)
+        vocab = min(self._loaded.tokenizer.vocab_size, definition.vocab_size)
         tokens = torch.tensor([ids], device=CPU)
         positions = torch.arange(len(ids), device=CPU)[None]
         logits = self._loaded.module(tokens, positions, torch.zeros_like(tokens))[0]
         for begin in range(0, len(ids) - 1, ROWS_AT_ONCE):
-            rows = logits[begin : min(begin + ROWS_AT_ONCE, len(ids) - 1), :known]
+            rows = logits[begin : min(begin + ROWS_AT_ONCE, len(ids) - 1), :vocab]
             yield from enumerate(torch.log_softmax(rows.float(), dim=-1), begin + 1)
 
     def _named(self, best: Any) -> dict[str, float]:

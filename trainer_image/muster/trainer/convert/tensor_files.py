@@ -122,9 +122,9 @@ def _value(store: Store, commit: Commit, name: str) -> tuple[Any, Any]:
         entry = commit.tensors[name]
         dtype = TORCH_DTYPES[entry.dtype]
         return torch.frombuffer(whole(store, commit, [name])[name], dtype=dtype).view(tuple(entry.shape)), dtype
-    held = packed_name(name), absmax_name(name)
-    data = whole(store, commit, held)
-    packed, absmax = (np.frombuffer(data[each], np.uint8).reshape(commit.tensors[each].shape) for each in held)
+    part_names = packed_name(name), absmax_name(name)
+    data = whole(store, commit, part_names)
+    packed, absmax = (np.frombuffer(data[each], np.uint8).reshape(commit.tensors[each].shape) for each in part_names)
     return torch.from_numpy(decode(packed, absmax)), TORCH_DTYPES[commit.architecture["storedDtype"]]
 
 
@@ -133,17 +133,17 @@ Written = tuple[Target, int, int, int]  # (where, byte of the file, length, CRC-
 
 def _put(target: Target, at: int, data: memoryview) -> Written:
     """Write bytes of a tensor, from its byte `at` on, to their place. What is added to them, is added in `data`."""
-    found: memoryview | bytes = data
+    content: memoryview | bytes = data
     if target.delta is not None:
         target.delta.add_to(data, at)
     if target.narrow:
-        found, at = to_bf16(found), at // 2
+        content, at = to_bf16(content), at // 2
     position = target.slot.start + at
-    view = memoryview(found)
+    view = memoryview(content)
     while len(view):
         count = os.pwrite(target.file, view, position)
         view, position = view[count:], position + count
-    return target, target.slot.start + at, len(found), crc32_value(found)
+    return target, target.slot.start + at, len(content), crc32_value(content)
 
 
 def to_bf16(data: memoryview | bytes) -> bytes:

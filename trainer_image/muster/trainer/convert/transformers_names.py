@@ -51,8 +51,8 @@ def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> Names:
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
 
     def revert(values: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = revert_weight_conversion(model, values)
-        return found
+        reverted: dict[str, Any] = revert_weight_conversion(model, values)
+        return reverted
 
     direct: dict[str, str] = {}
     together: dict[str, list[str]] = {}

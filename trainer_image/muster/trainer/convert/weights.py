@@ -72,12 +72,12 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
             a, b, *magnitude = (parts[part] for part in parts_of(name) if part in parts)
             rows, first = local_rows(own[name])
             assert adapter is not None
-            held = slice(first, first + len(rows))
+            own_rows = slice(first, first + len(rows))
             if rows.ndim == 2:
-                merged = rows.float().addmm_(b[held], a, alpha=adapter.scale)
+                merged = rows.float().addmm_(b[own_rows], a, alpha=adapter.scale)
             elif len(rows):
                 merged = added_to(
-                    rows.float(), *of_experts(a, b, adapter.rank, held), adapter.scale, name in transposed
+                    rows.float(), *of_experts(a, b, adapter.rank, own_rows), adapter.scale, name in transposed
                 )
             else:
                 continue  # this rank has none of the experts
@@ -90,15 +90,15 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
 
 def _places_for_bytes(commit: Commit, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return memory for the bytes of this rank's rows, by name, for weights that the commit holds in four bits."""
-    found = {}
+    places = {}
     for weight in weights_among(commit.tensors):
         if weight not in own:
             continue
         need_kernels()
         for name in (packed_name(weight), absmax_name(weight)):
             width = commit.tensors[name].shape[1] if name in commit.tensors else 0
-            found[name] = rows_beside(own[weight], width, torch.uint8, own[weight].device)
-    return found
+            places[name] = rows_beside(own[weight], width, torch.uint8, own[weight].device)
+    return places
 
 
 def _parts_must_fit(
@@ -115,10 +115,10 @@ def _parts_must_fit(
         experts, outputs, inputs = shape_of(there, weight in transposed) if is_matrix else (0, 0, 0)
         a, b, magnitudes = parts_of(weight)
         ranks = adapter.rank * experts
-        wanted: dict[str, tuple[int, ...]] = {a: (ranks, inputs), b: (outputs, ranks)}
+        shapes: dict[str, tuple[int, ...]] = {a: (ranks, inputs), b: (outputs, ranks)}
         if adapter.kind == "dora":
-            wanted[magnitudes] = (outputs,)
-        for part, expected in wanted.items():
+            shapes[magnitudes] = (outputs,)
+        for part, expected in shapes.items():
             shape = tuple(commit.tensors[part].shape) if part in commit.tensors else ()
             if not is_matrix or shape != expected:
                 wrong.append(f"{part}: shape {list(shape)} beside {weight} of {list(there)}, at rank {adapter.rank}")

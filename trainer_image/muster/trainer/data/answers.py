@@ -15,10 +15,10 @@ CONTEXT_TOKENS = 8
 def ends_of_turn(tokenizer: Tokenizer) -> frozenset[int]:
     """The ids that end what the assistant says: the end of a document, and the special token behind a turn, as the
     chat template writes it or the tokenizer's family has it."""
-    found = {tokenizer.eos}
+    ends = {tokenizer.eos}
     if tokenizer.chat is not None:
-        found.add(tokenizer.chat.end_of_turn)
-    return frozenset({*found, *after_turn(tokenizer)})
+        ends.add(tokenizer.chat.end_of_turn)
+    return frozenset({*ends, *after_turn(tokenizer)})
 
 
 def after_turn(tokenizer: Tokenizer) -> dict[int, tuple[int, ...]]:
@@ -40,33 +40,33 @@ def after_turn(tokenizer: Tokenizer) -> dict[int, tuple[int, ...]]:
 def text_of(tokens: Iterable[int], before: Sequence[int], tokenizer: Tokenizer) -> Iterator[str]:
     """The text of tokens that follow `before`, piece by piece, as soon as no later token can change it."""
     ids = list(before[-CONTEXT_TOKENS:])
-    begin, told = 0, len(ids)
+    begin, end = 0, len(ids)
     for token in tokens:
         ids.append(token)
-        known, whole = tokenizer.decode(ids[begin:told]), tokenizer.decode(ids[begin:])
+        yielded, whole = tokenizer.decode(ids[begin:end]), tokenizer.decode(ids[begin:])
         if whole.endswith("\ufffd"):  # half a character
             continue
-        if len(whole) > len(known):
-            yield whole[len(known) :]
-        begin, told = told, len(ids)
-    if told < len(ids):
-        yield tokenizer.decode(ids[begin:])[len(tokenizer.decode(ids[begin:told])) :]
+        if len(whole) > len(yielded):
+            yield whole[len(yielded) :]
+        begin, end = end, len(ids)
+    if end < len(ids):
+        yield tokenizer.decode(ids[begin:])[len(tokenizer.decode(ids[begin:end])) :]
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
     """The pieces up to the first of `stops` in what they say together. What may be the beginning of one is held back
     until more is known."""
-    held = ""
+    pending = ""
     for piece in pieces:
-        held += piece
-        found = min((at for stop in stops if (at := held.find(stop)) >= 0), default=-1)
-        if found >= 0:
-            if found:
-                yield held[:found]
+        pending += piece
+        at_stop = min((at for stop in stops if (at := pending.find(stop)) >= 0), default=-1)
+        if at_stop >= 0:
+            if at_stop:
+                yield pending[:at_stop]
             return
-        keep = max((size for stop in stops for size in range(1, len(stop)) if held.endswith(stop[:size])), default=0)
-        if len(held) > keep:
-            yield held[: len(held) - keep]
-            held = held[len(held) - keep :]
-    if held:
-        yield held
+        keep = max((size for stop in stops for size in range(1, len(stop)) if pending.endswith(stop[:size])), default=0)
+        if len(pending) > keep:
+            yield pending[: len(pending) - keep]
+            pending = pending[len(pending) - keep :]
+    if pending:
+        yield pending

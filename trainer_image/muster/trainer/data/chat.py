@@ -35,11 +35,11 @@ def fitted(given: Conversation, tokenizer: Tokenizer) -> Fitted:
     return Fitted(fit(given, {}, keys), {}, keys, keys)
 
 
-def teaches_no_end(found: Sequence[Part], tokenizer: Tokenizer) -> bool:
+def teaches_no_end(document: Sequence[Part], tokenizer: Tokenizer) -> bool:
     """Return whether no special token ends the assistant's words, so that a model does not learn to end them."""
     if tokenizer.special is None:
         return False
-    lasts = [part.ids[-1] for part in found if part.loss_mask and part.ids]
+    lasts = [part.ids[-1] for part in document if part.loss_mask and part.ids]
     return not any(tokenizer.special.fullmatch(tokenizer.spell([last])) for last in lasts)
 
 
@@ -47,16 +47,16 @@ def parts(given: Conversation, tokenizer: Tokenizer, prompted: bool = False) -> 
     """A conversation to tokenise. Where it is to be `prompted` with what stands before the loss, no token of a plain
     one reaches from there into the loss. Raises ValueError where it can't be written so, UserError for unknown marks.
     """
-    found: Iterable[Part]
+    pieces: Iterable[Part]
     if given.plain:
-        found = _plain(given, tokenizer, prompted)
+        pieces = _plain(given, tokenizer, prompted)
     elif tokenizer.template is not None:
         return _rendered(tokenizer.template.render(given, tokenizer.special), tokenizer)
     elif given.tools or any(turn.more.get("tool_calls") or turn.role == "tool" for turn in given.turns):
         raise ValueError("has tools or calls them, which only a chat template can write: give data.chatTemplate")
     else:
-        found = _marked(given.turns, chat_marks(tokenizer), tokenizer.bos)
-    scored = (part._replace(loss_mask=True) for part in found) if given.whole else found
+        pieces = _marked(given.turns, chat_marks(tokenizer), tokenizer.bos)
+    scored = (part._replace(loss_mask=True) for part in pieces) if given.whole else pieces
     return tuple(part for part in scored if part.text or part.ids)
 
 
@@ -83,10 +83,10 @@ def _stretches(given: Rendered, tokenizer: Tokenizer) -> Iterator[Part]:
     for number, (start, end) in enumerate(pairwise(edges)):
         flag = number % 2 == 1
         at = start
-        for found in tokenizer.special.finditer(given.text, start, end) if tokenizer.special else ():
-            yield from _word_parts(given.text[at : found.start()], flag)
-            yield Part(ids=tuple(tokenizer.encode_rendered(found[0])[0]), loss_mask=flag)
-            at = found.end()
+        for token in tokenizer.special.finditer(given.text, start, end) if tokenizer.special else ():
+            yield from _word_parts(given.text[at : token.start()], flag)
+            yield Part(ids=tuple(tokenizer.encode_rendered(token[0])[0]), loss_mask=flag)
+            at = token.end()
         yield from _word_parts(given.text[at:end], flag)
 
 
@@ -122,12 +122,12 @@ def divided(prompt: str, answer: str, tokenizer: Tokenizer, prompted: bool = Fal
     return Divided(tuple(ids[:first]), tuple(ids[first:]))
 
 
-def text_parts(found: Divided | None, prompt: str, answer: str, tokenizer: Tokenizer) -> tuple[Part, ...]:
+def text_parts(split: Divided | None, prompt: str, answer: str, tokenizer: Tokenizer) -> tuple[Part, ...]:
     """A prompt and its answer as `divided` found them, with the loss on the answer and the end of the document."""
     both = (
         (Part(prompt, loss_mask=False), Part(answer))
-        if found is None
-        else (Part(ids=found.prompt, loss_mask=False), Part(ids=found.answer))
+        if split is None
+        else (Part(ids=split.prompt, loss_mask=False), Part(ids=split.answer))
     )
     whole = (Part(ids=tokenizer.bos, loss_mask=False), *both, Part(ids=(tokenizer.eos,)))
     return tuple(part for part in whole if part.text or part.ids)
@@ -160,8 +160,8 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> 
         given = Conversation(turns_of(messages, "messages"))
         if tokenizer.template is not None:
             return tokenizer.encode_rendered(tokenizer.template.prompt(given))[0]
-        found = parts(given, tokenizer)
+        pieces = parts(given, tokenizer)
     except ValueError as error:
         raise UserError(str(error)) from None
-    ids = [token for part in found for token in (part.ids or tokenizer.encode(part.text))]
+    ids = [token for part in pieces for token in (part.ids or tokenizer.encode(part.text))]
     return ids + list(chat_marks(tokenizer).opening["assistant"])

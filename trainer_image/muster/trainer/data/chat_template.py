@@ -180,13 +180,13 @@ class ChatTemplate:
         if given.whole:
             _must_be_written(given, turns, text, {})
             return Rendered(text, ((0, len(text)),))
-        found = (
+        spans = (
             _marked_spans(marked, turns)
             if OPEN in marked
             else _Finding(self, turns, given.tools, text, special).spans()
         )
-        _must_be_written(given, turns, text, found)
-        return Rendered(text, tuple(span for span in found.values() if span[0] < span[1]))
+        _must_be_written(given, turns, text, spans)
+        return Rendered(text, tuple(span for span in spans.values() if span[0] < span[1]))
 
     def _must_be_shown(self, given: Conversation, turns: Sequence[Turn], marked: str) -> None:
         """Raises ValueError where the template leaves out words that the assistant answers: what it wrote is the same
@@ -302,8 +302,8 @@ def _guarded(turn: Turn, special: re.Pattern[str] | None) -> Turn:
         return turn
     means_thoughts = turn.role == "assistant"
 
-    def guarded(found: re.Match[str]) -> str:
-        token = found[0]
+    def guarded(match: re.Match[str]) -> str:
+        token = match[0]
         return token if means_thoughts and THOUGHT_MARKS.search(token) else token[0] + GUARD + token[1:]
 
     def guard(value: Any) -> Any:
@@ -374,15 +374,15 @@ class _Finding:
 
     def spans(self) -> dict[int, Span]:
         """Return the stretch of each turn in the loss, by the number of the turn."""
-        found, before = dict[int, Span](), 0
+        by_number, before = dict[int, Span](), 0
         for number, turn in enumerate(self.turns):
             if turn.loss_mask:
                 start = self._start(number)
                 if start < before:
                     raise self._ambiguous(number)
                 before = self._end(number, start)
-                found[number] = (start, before)
-        return found
+                by_number[number] = (start, before)
+        return by_number
 
     def _upto(self, number: int, prompt: bool = False, also: Sequence[Turn] = ()) -> str:
         messages = [turn.message() for turn in (*self.turns[:number], *also)]
@@ -421,9 +421,9 @@ class _Finding:
         the text) is not learnt."""
         upto = self._upto(number + 1)
         specials = self.special.finditer(upto, start) if self.special else ()
-        closings = [found for found in specials if not THOUGHT_MARKS.search(found[0])]
-        trailing = [found for found in closings if not self._has_text(upto[found.end() :])]
-        for end in (*(found.end() for found in reversed(trailing)), *([] if trailing else [len(upto)])):
+        closings = [match for match in specials if not THOUGHT_MARKS.search(match[0])]
+        trailing = [match for match in closings if not self._has_text(upto[match.end() :])]
+        for end in (*(match.end() for match in reversed(trailing)), *([] if trailing else [len(upto)])):
             if self.text.startswith(upto[:end]):
                 return end
         # The template writes a turn otherwise when others follow it (Qwen 3 leaves out old thoughts).

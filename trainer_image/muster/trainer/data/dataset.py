@@ -160,12 +160,12 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     evaluated: list[Packed] = []
 
     def apart(sources: Sequence[Source], name: str) -> Dataset:
-        found = [next(held_apart) for _ in sources]
-        _report_overlap(opened, found, report)
-        every = [stores.split(store, 0)[0] for store in found]
-        held, parts = maker.evaluation(sources, _limit_documents(sources, every, report), name)
+        stores_apart = [next(held_apart) for _ in sources]
+        _report_overlap(opened, stores_apart, report)
+        every = [stores.split(store, 0)[0] for store in stores_apart]
+        dataset, parts = maker.evaluation(sources, _limit_documents(sources, every, report), name)
         evaluated.extend(parts)
-        return held
+        return dataset
 
     held_apart = iter(evaluation_stores)
     main = apart(evaluation.data, "evaluation") if evaluation.data else None
@@ -281,7 +281,7 @@ class _Maker:
 def _limit_documents(sources: Sequence[Source], documents: Sequence[Documents], report: Report) -> list[Documents]:
     """Return the documents of each source that maxDocuments and maxTokens leave. Raises UserError where they leave
     nothing."""
-    found = []
+    limited = []
     for source, whole in zip(sources, documents, strict=True):
         part = capped(whole, source.max_documents, source.max_tokens)
         if len(whole) and not len(part):
@@ -291,8 +291,8 @@ def _limit_documents(sources: Sequence[Source], documents: Sequence[Documents], 
             )
         if len(part) < len(whole):
             report(f"data: {source.source}: {len(part):,} of {len(whole):,} documents are used, as asked")
-        found.append(part)
-    return found
+        limited.append(part)
+    return limited
 
 
 def _those_with_samples(packed: Sequence[Packed]) -> dict[int, Packing]:
@@ -345,15 +345,15 @@ def _threshold(opened: Sequence[TokenStore], holdout: float, report: Report) -> 
             "add files, use format jsonl, or give evaluation.data"
         ) from None
     documents = sum(store.meta.documents for store in opened)
-    held = sum(len(stores.split(store, threshold)[1]) for store in opened)
-    if held > HOLDOUT_EXCESS_WARNED * holdout * documents:
+    apart = sum(len(stores.split(store, threshold)[1]) for store in opened)
+    if apart > HOLDOUT_EXCESS_WARNED * holdout * documents:
         words = (
-            f"evaluation.holdout {holdout:g} of {documents:,} documents holds out {held:,} of them "
-            f"({held / documents:.0%}), for a document is held out whole"
+            f"evaluation.holdout {holdout:g} of {documents:,} documents holds out {apart:,} of them "
+            f"({apart / documents:.0%}), for a document is held out whole"
         )
-        if held > HOLDOUT_EXCESS_MAX * holdout * documents:
+        if apart > HOLDOUT_EXCESS_MAX * holdout * documents:
             raise UserError(
-                f"{words}; set holdout to {held / documents:.2g} if that is meant, add documents (format jsonl makes "
+                f"{words}; set holdout to {apart / documents:.2g} if that is meant, add documents (format jsonl makes "
                 "each line one), or give evaluation.data"
             )
         report(f"{WARNING}{words}")
@@ -381,16 +381,16 @@ def _chosen(source: Source) -> list[object]:
     """Return the settings of a source that its fingerprint holds in addition to contents and weight; empty where there
     are none."""
     chosen = {"epochs": source.epochs, "documents": source.max_documents, "tokens": source.max_tokens}
-    found = {name: value for name, value in chosen.items() if value is not None}
-    return [found] if found else []
+    settings = {name: value for name, value in chosen.items() if value is not None}
+    return [settings] if settings else []
 
 
 def _report_overlap(training: Sequence[TokenStore], evaluation: Sequence[TokenStore], report: Report) -> None:
-    for held in evaluation:
+    for one in evaluation:
         for store in training:
-            shared = stores.shared_contents(stores.split(held, 0)[0], stores.split(store, 0)[0])
+            shared = stores.shared_contents(stores.split(one, 0)[0], stores.split(store, 0)[0])
             if shared:
                 report(
-                    f"{WARNING}{shared:,} of {held.meta.documents:,} evaluation documents of {held.meta.source} "
+                    f"{WARNING}{shared:,} of {one.meta.documents:,} evaluation documents of {one.meta.source} "
                     f"are also in the training data {store.meta.source}: the evaluation loss will look too good"
                 )

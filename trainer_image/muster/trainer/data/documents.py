@@ -76,8 +76,8 @@ class LeftOut:
     def add(self, reason: str, places: Sequence[str], count: int = 1) -> None:
         """Add `count` records that were left out for a reason, after the earlier ones."""
         self.counts[reason] += count
-        known = self.examples.setdefault(reason, [])
-        known.extend(places[: EXAMPLES_MAX - len(known)])
+        examples = self.examples.setdefault(reason, [])
+        examples.extend(places[: EXAMPLES_MAX - len(examples)])
 
     def merge(self, later: LeftOut) -> None:
         for reason, count in later.counts.items():

@@ -59,8 +59,8 @@ class Progress:
     @staticmethod
     def parse(given: dict[str, Any]) -> Progress:
         """Raises TypeError and KeyError for what `document` did not make."""
-        found = {"position": Position(*given["position"]), "kinds": Counter(given["kinds"])}
-        return Progress(**given | found | {"left_out": LeftOut(**given["left_out"])})
+        parsed = {"position": Position(*given["position"]), "kinds": Counter(given["kinds"])}
+        return Progress(**given | parsed | {"left_out": LeftOut(**given["left_out"])})
 
 
 class Draft:
@@ -137,9 +137,9 @@ class Draft:
 
 def clean(folder: Path, store: TokenStore) -> None:
     """Remove what the store does not have, once it is whole: until then a killed preparation needs all of it."""
-    wanted = {META, *store.meta.sizes()}
+    needed = {META, *store.meta.sizes()}
     for path in folder.iterdir():
-        if path.name not in wanted:
+        if path.name not in needed:
             path.unlink()
 
 
@@ -149,8 +149,8 @@ def _kept(folder: Path) -> tuple[Mapping[str, int], Progress]:
         document = json.loads((folder / PROGRESS).read_text())
         sizes: dict[str, int] = document.pop("sizes")
         whole = all((folder / name).stat().st_size >= size for name, size in sizes.items())
-        found = Progress.parse(document)
-        rows = sizes["rows.raw"] == found.documents * ROW.itemsize
+        progress = Progress.parse(document)
+        rows = sizes["rows.raw"] == progress.documents * ROW.itemsize
     except (OSError, ValueError, TypeError, KeyError):
         return {}, Progress()
-    return (sizes, found) if whole and rows else ({}, Progress())
+    return (sizes, progress) if whole and rows else ({}, Progress())

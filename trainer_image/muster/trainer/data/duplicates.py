@@ -221,8 +221,8 @@ def _write_index(
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     arrays: dict[str, Array] = {"hashes": hashes, "starts": store.starts[order], "bounds": bounds}
     for name in ("firsts", "splits", "values", "spans"):
-        if (found := getattr(store, name)) is not None:
-            arrays[name] = found[order]
+        if (column := getattr(store, name)) is not None:
+            arrays[name] = column[order]
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     state = hashlib.sha256(np.ascontiguousarray(hashes).data)

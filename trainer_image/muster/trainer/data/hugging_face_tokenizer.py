@@ -102,10 +102,10 @@ class HuggingFaceTokenizer:
         return list(self._ids(text))
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
-        known = [self._words.encode(text) if self._words else None for text in texts]
-        others = [text for text, ids in zip(texts, known, strict=True) if ids is None]
+        cached = [self._words.encode(text) if self._words else None for text in texts]
+        others = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
         encoded = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
-        return [np.array(next(encoded).ids, np.uint32) if ids is None else ids for ids in known]
+        return [np.array(next(encoded).ids, np.uint32) if ids is None else ids for ids in cached]
 
     @cached_property
     def _words(self) -> WordCache | None:
@@ -130,12 +130,12 @@ class HuggingFaceTokenizer:
         if measure is None:
             return None
         added = self._tokenizer.get_added_tokens_decoder()
-        found = np.zeros(self.vocab_size, np.int64)
+        sizes = np.zeros(self.vocab_size, np.int64)
         for token, id_ in self._tokenizer.get_vocab(with_added_tokens=False).items():
-            found[id_] = measure(token)
+            sizes[id_] = measure(token)
         for id_, one in added.items():
-            found[id_] = 0 if one.special else len(one.content.encode())
-        return found
+            sizes[id_] = 0 if one.special else len(one.content.encode())
+        return sizes
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -203,9 +203,9 @@ def _end_of_document(vocabulary: dict[str, int], special: frozenset[str], config
     """The token that `eos_token` names. An instruct model's configuration calls its end of turn so: there, and where it
     names none, it is the well-known token that is a special one. An ordinary token that is spelt so is a word
     (Gemma's `</s>` is HTML's strike-through)."""
-    known = [name for name in _ENDS if name in special]
+    candidates = [name for name in _ENDS if name in special]
     is_end_of_turn = configured is not None and _END_OF_TURN.fullmatch(re.sub("[^a-z]", "", configured.lower()))
-    for name in (*(known if is_end_of_turn else ()), configured, *known):
+    for name in (*(candidates if is_end_of_turn else ()), configured, *candidates):
         if name is not None and name in vocabulary:
             return vocabulary[name]
     raise UserError(

@@ -34,13 +34,13 @@ def locked(path: Path, source: str, report: Report) -> Iterator[Report]:
 
 
 def _wait_for(descriptor: int, path: Path, source: str, report: Report) -> None:
-    told = float("-inf")
+    reported_at = float("-inf")
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() - told >= WAIT_REPORT_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - reported_at >= WAIT_REPORT_SECONDS:
+                reported_at = time.monotonic()
                 report(f"data: waiting for another process to prepare {source} ({path.read_text() or 'just begun'})")
             time.sleep(0.1)

@@ -71,8 +71,8 @@ def unlike_prompts(documents: Documents) -> Bools:
     assert store.splits is not None, "a store of pairs says where the second side begins"
     assert store.loss_mask is not None, "a store of pairs says what is an answer"
     answers = store.starts[here] + store.splits[here] + documents.firsts
-    found: Bools = (store.loss_mask[answers - 1] != 0) | (store.loss_mask[answers] == 0)
-    return found
+    differs: Bools = (store.loss_mask[answers - 1] != 0) | (store.loss_mask[answers] == 0)
+    return differs
 
 
 def truncated(stretches: Stretches, length: int, how: Truncation) -> tuple[Stretches, Bools, Bools]:
@@ -108,13 +108,13 @@ def truncated(stretches: Stretches, length: int, how: Truncation) -> tuple[Stret
 
 def alike(stretches: Stretches, documents: Documents, asked: Bools) -> Bools:
     """Return a mask of the pairs, among those `asked` about, whose two answers are equal now that they are cut."""
-    found = np.zeros(len(stretches), np.bool_)
+    equal = np.zeros(len(stretches), np.bool_)
     tokens = documents.store.tokens
     for number in np.flatnonzero(asked & (stretches.sizes[:, ANSWER] == stretches.sizes[:, OTHER_ANSWER])):
         size = stretches.sizes[number, ANSWER]
         one, other = stretches.starts[number, ANSWER], stretches.starts[number, OTHER_ANSWER]
-        found[number] = np.array_equal(tokens[one : one + size], tokens[other : other + size])
-    return found
+        equal[number] = np.array_equal(tokens[one : one + size], tokens[other : other + size])
+    return equal
 
 
 class PairPacking:

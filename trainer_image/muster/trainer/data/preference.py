@@ -84,21 +84,21 @@ def fitted(one: Comparison, tokenizer: Tokenizer) -> tuple[Comparison, Fitted]:
     if isinstance(one.prompt, str):
         return one, Fitted(Conversation(()))
     wholes = [Conversation((*one.prompt, *_turns(side)), one.tools) for side in one.sides]
-    found = [chat.fitted(whole, tokenizer) for whole in wholes]
+    each_fitted = [chat.fitted(whole, tokenizer) for whole in wholes]
     keys = [frozenset(key for turn in whole.turns for key in turn.more) for whole in wholes]
 
     def by_all(sets: Iterable[frozenset[str]]) -> frozenset[str]:
         named = [(some, has - some) for some, has in zip(sets, keys, strict=True)]
         return frozenset(key for some, _ in named for key in some if not any(key in rest for _, rest in named))
 
-    renamed = {key: name for each in found for key, name in each.renamed.items()}
-    left_out = by_all(each.left_out for each in found)
+    renamed = {key: name for each in each_fitted for key, name in each.renamed.items()}
+    left_out = by_all(each.left_out for each in each_fitted)
 
     def fit(turns: tuple[Turn, ...] | str) -> tuple[Turn, ...]:
         return tuple(fit_turn(turn, renamed, left_out & set(THOUGHTS)) for turn in _turns(turns))
 
     fit_one = one._replace(prompt=fit(one.prompt), sides=tuple(fit(side) for side in one.sides))
-    return fit_one, Fitted(wholes[0], renamed, by_all(each.unread for each in found), left_out)
+    return fit_one, Fitted(wholes[0], renamed, by_all(each.unread for each in each_fitted), left_out)
 
 
 def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:
@@ -112,8 +112,8 @@ def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]
 def _text_parts(prompt: str, answers: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:
     """Return the parts of each answer after one common prompt. Where an answer's first token reaches into the prompt,
     all answers begin at that token's place, because they must be compared after the same prompt."""
-    found = [chat.divided(prompt, answer, tokenizer) for answer in answers]
-    whole = [each for each in found if each is not None]
+    splits = [chat.divided(prompt, answer, tokenizer) for answer in answers]
+    whole = [each for each in splits if each is not None]
     shared = min((_shared(whole[0].prompt, each.prompt) for each in whole), default=0)
     if len(whole) < len(answers) or not shared:
         return tuple(chat.text_parts(None, prompt, answer, tokenizer) for answer in answers)
@@ -170,19 +170,19 @@ def _from_openai(record: object) -> object:
     }
 
 
-def _fields(record: object, needed: tuple[str, ...], wanted: str) -> dict[str, Any]:
+def _fields(record: object, needed: tuple[str, ...], description: str) -> dict[str, Any]:
     if not isinstance(record, dict):
-        raise ValueError(f"is not {wanted}")
+        raise ValueError(f"is not {description}")
     if missing := [name for name in needed if record.get(name) is None]:
-        raise ValueError(f"is not {wanted}: it has no {missing[0]} (its fields: {columns_of(record)})")
+        raise ValueError(f"is not {description}: it has no {missing[0]} (its fields: {columns_of(record)})")
     return record
 
 
 def _tools(fields: Mapping[str, Any], prompt: tuple[Turn, ...] | str) -> tuple[Mapping[str, Any], ...]:
-    found = tools_of(fields)
-    if found and isinstance(prompt, str):
+    tools = tools_of(fields)
+    if tools and isinstance(prompt, str):
         raise ValueError("tools stand beside texts; only a conversation's template can write them")
-    return found
+    return tools
 
 
 def _number(value: object) -> object:

@@ -110,17 +110,17 @@ def _prepared(
 def with_formats(config: TrainingConfig, report: Report) -> TrainingConfig:
     """The configuration with the format of each source that is to be found by looking. Raises UserError for one that
     the task can't learn from, StorageError where a source can't be read."""
-    known = {source: _known(source, config.task, report) for _, source in config.sources()}
+    by_source = {source: _known(source, config.task, report) for _, source in config.sources()}
     changes: dict[str, object] = {}
-    data = {"train": tuple(known[source] for source in config.data.train)}
+    data = {"train": tuple(by_source[source] for source in config.data.train)}
     changes["data"] = config.data.model_copy(update=data)
     if config.evaluation is not None:
         evaluation = config.evaluation
         sets = {
-            name: each.model_copy(update={"data": tuple(known[source] for source in each.data)})
+            name: each.model_copy(update={"data": tuple(by_source[source] for source in each.data)})
             for name, each in evaluation.sets.items()
         }
-        apart = {"data": tuple(known[source] for source in evaluation.data), "sets": sets}
+        apart = {"data": tuple(by_source[source] for source in evaluation.data), "sets": sets}
         changes["evaluation"] = evaluation.model_copy(update=apart)
     return config.model_copy(update=changes)
 
@@ -128,13 +128,13 @@ def with_formats(config: TrainingConfig, report: Report) -> TrainingConfig:
 def _known(source: Source, task: str, report: Report) -> Source:
     if source.format != "auto":
         return source
-    found, _ = _found(source, report, task)
-    if not fits_task(found.format, task):
+    with_format, _ = _found(source, report, task)
+    if not fits_task(with_format.format, task):
         raise UserError(
-            f"data source {source.source}: {wrong_format(found.format, task)}, and its files look like that"
+            f"data source {source.source}: {wrong_format(with_format.format, task)}, and its files look like that"
         )
-    report(f"data: {source.source} is in format {found.format}, as its files look")
-    return found
+    report(f"data: {source.source} is in format {with_format.format}, as its files look")
+    return with_format
 
 
 def _found(source: Source, report: Report, task: str | None = None) -> tuple[Source, tuple[File, ...]]:

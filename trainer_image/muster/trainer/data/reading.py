@@ -60,7 +60,7 @@ def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer, rules: Reader | 
     decoder = codecs.getincrementaldecoder("utf-8")()
     state = hashlib.blake2b(digest_size=8)
     opening: tuple[Part, ...] = (Part(ids=tokenizer.bos),) if tokenizer.bos else ()
-    held, offset, look = "", 0, rules.look() if rules else None
+    pending, offset, look = "", 0, rules.look() if rules else None
     for block in _pieces(stream, address):
         if offset == 0:
             refuse_pointer(block, address)
@@ -68,19 +68,19 @@ def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer, rules: Reader | 
         text = text.removeprefix("\ufeff") if offset == 0 else text
         offset += len(block)
         state.update(text.encode())
-        if held:
-            cut = held.rfind("\n") + 1 or len(held)
+        if pending:
+            cut = pending.rfind("\n") + 1 or len(pending)
             if look:
-                look.add(held[:cut])
-            yield Chunk((*opening, Part(held[:cut])), None)
-            opening, held = (), held[cut:]
-        held += text
+                look.add(pending[:cut])
+            yield Chunk((*opening, Part(pending[:cut])), None)
+            opening, pending = (), pending[cut:]
+        pending += text
     _decode(decoder, b"", offset, address, final=True)
-    if held:
+    if pending:
         if look:
-            look.add(held)
+            look.add(pending)
         eos = Part(ids=(tokenizer.eos,))
-        parts = (*opening, Part(held), eos)
+        parts = (*opening, Part(pending), eos)
         yield Chunk(parts, int.from_bytes(state.digest(), "little"), place=address, look=look)
 
 

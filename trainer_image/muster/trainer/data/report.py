@@ -35,8 +35,8 @@ def data_report(data: Data, tokenizer: Tokenizer) -> DataReport:
         _of_source(source, "training", packed, config.data.sequence_length, tokenizer)
         for source, packed in zip(config.data.train, data.packed, strict=True)
     ]
-    held = config.data.train if evaluation and evaluation.holdout else ()
-    sources = (*held, *(source for _, source in evaluation.sources())) if evaluation else ()
+    divided = config.data.train if evaluation and evaluation.holdout else ()
+    sources = (*divided, *(source for _, source in evaluation.sources())) if evaluation else ()
     evaluated = [
         _of_source(source, "evaluation", packed, config.data.sequence_length, tokenizer)
         for source, packed in zip(sources, data.evaluated, strict=True)
@@ -116,11 +116,11 @@ def _of_source(
 def _duplicates(documents: Documents) -> int:
     """Count the documents that have the content of an earlier one. The hashes of contents are in order."""
     hashes = documents.store.hashes[documents.first : documents.first + len(documents)]
-    found = 0
+    count = 0
     for at in range(1, len(hashes), AT_ONCE):
         some = hashes[at : at + AT_ONCE]
-        found += int(np.count_nonzero(some == hashes[at - 1 : at - 1 + len(some)]))
-    return found
+        count += int(np.count_nonzero(some == hashes[at - 1 : at - 1 + len(some)]))
+    return count
 
 
 def _lengths(documents: Documents) -> tuple[LengthCount, ...]:

@@ -60,10 +60,10 @@ class Rules:
 
     def leaked(self) -> Uint64s:
         """The n-grams of the evaluation, ascending."""
-        found = [store.grams for store in self.evaluated if store.grams is not None]
-        if len(found) == 1:
-            return found[0]  # a file, which processes share
-        return np.unique(np.concatenate(found)) if found else np.zeros(0, np.uint64)
+        parts = [store.grams for store in self.evaluated if store.grams is not None]
+        if len(parts) == 1:
+            return parts[0]  # a file, which processes share
+        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the files of the evaluation's stores for itself."""
@@ -129,8 +129,8 @@ class Look:
         self.beginning = self.beginning or " ".join(text[:400].split())[:80]
         if self._quality is not None:
             self._quality.add(text)
-        for pattern, found in reader.patterns:
-            if not self._matched and found.isinstance_python(text):
+        for pattern, pattern_kind in reader.patterns:
+            if not self._matched and pattern_kind.isinstance_python(text):
                 self._matched = pattern
         if not (rules.shingle_words or reader.gram_words):
             return

@@ -28,5 +28,5 @@ def sketches_of(shingles: Sequence[Uint64s]) -> Array:
 def without_boilerplate(grams: Uint64s) -> Uint64s:
     """Each n-gram once, ascending, but those that too many documents have. `grams` are those of one document after the
     other, each of its own once."""
-    found, counts = np.unique(grams, return_counts=True)
-    return found[counts <= EVALUATION_DOCUMENTS_MAX]
+    distinct, counts = np.unique(grams, return_counts=True)
+    return distinct[counts <= EVALUATION_DOCUMENTS_MAX]

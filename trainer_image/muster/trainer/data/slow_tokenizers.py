@@ -55,7 +55,7 @@ def why_not_fast(configuration: str | None, exists: Callable[[str], bool]) -> st
 
 def _document(text: str | None) -> dict[str, object]:
     try:
-        found = json.loads(text) if text else {}
+        parsed = json.loads(text) if text else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -48,7 +48,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         raise UserError(f"data.tokenizer: {spec} does not exist; use `bytes` or the address of a tokenizer.json")
     beside = {"tokenizer_config.json": configuration}
     beside |= {each: _read(folder, each) for each in (TEMPLATE, *template_files(open_source(folder)))}
-    return tokenizer_of_folder(text, {each: found for each, found in beside.items() if found is not None}, spec)
+    return tokenizer_of_folder(text, {each: content for each, content in beside.items() if content is not None}, spec)
 
 
 def tokenizer_of_folder(text: str, beside: Mapping[str, str], where: str) -> HuggingFaceTokenizer:
@@ -68,10 +68,10 @@ def tokenizer_of_folder(text: str, beside: Mapping[str, str], where: str) -> Hug
 def template_sources(beside: Mapping[str, str]) -> dict[str, str]:
     """The chat templates of a model's folder by their names: those in files of their own, or, where there are none, in
     its tokenizer_config.json. `beside` are the texts of its files by their names."""
-    found = {PurePath(name).stem: text for name, text in beside.items() if name.startswith(f"{TEMPLATES}/")}
+    sources = {PurePath(name).stem: text for name, text in beside.items() if name.startswith(f"{TEMPLATES}/")}
     if TEMPLATE in beside:
-        found["default"] = beside[TEMPLATE]
-    return found or _configured_templates(beside.get("tokenizer_config.json"))
+        sources["default"] = beside[TEMPLATE]
+    return sources or _configured_templates(beside.get("tokenizer_config.json"))
 
 
 def templated(tokenizer: Tokenizer, data: DataConfig) -> Tokenizer:
@@ -88,17 +88,17 @@ def templated(tokenizer: Tokenizer, data: DataConfig) -> Tokenizer:
 
 
 def _of_name(tokenizer: HuggingFaceTokenizer, name: str | None) -> HuggingFaceTokenizer:
-    known = ", ".join(sorted(tokenizer.templates)) or "none"
+    names = ", ".join(sorted(tokenizer.templates)) or "none"
     if name is None:
         if tokenizer.template is None and tokenizer.templates:
             raise UserError(
-                f"the tokenizer has chat templates by name, and none is `default` ({known}); name one in "
+                f"the tokenizer has chat templates by name, and none is `default` ({names}); name one in "
                 "data.chatTemplateName"
             )
         return tokenizer
     if name not in tokenizer.templates:
         raise UserError(
-            f"data.chatTemplateName: the tokenizer has no chat template {name!r}; there are: {known}. Name one of "
+            f"data.chatTemplateName: the tokenizer has no chat template {name!r}; there are: {names}. Name one of "
             "them, or give a Jinja file as data.chatTemplate"
         )
     return tokenizer.with_template(tokenizer.templates[name])
@@ -121,8 +121,8 @@ def add_tokens(text: str, tokens: Sequence[str], where: str) -> tuple[str, tuple
     ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
     there = {token: tokenizer.token_to_id(token) for token in tokens if tokenizer.token_to_id(token) is not None}
     if there:
-        known = ", ".join(f"{token!r} ({number})" for token, number in there.items())
-        raise UserError(f"data.addTokens: the tokenizer of {where} has {known} already; leave out what is there")
+        existing = ", ".join(f"{token!r} ({number})" for token, number in there.items())
+        raise UserError(f"data.addTokens: the tokenizer of {where} has {existing} already; leave out what is there")
     tokenizer.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in tokens])
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     new = tuple(vocabulary[token] for token in tokens)
@@ -171,15 +171,15 @@ def _configured_tokens(configuration: str | None) -> dict[str, str]:
 
 def _configured_templates(configuration: str | None) -> dict[str, str]:
     """The chat templates of a tokenizer_config.json: the one, which is the default, or a list of them by name."""
-    found = _parsed(configuration).get("chat_template")
-    listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    configured = _parsed(configuration).get("chat_template")
+    listed = configured if isinstance(configured, list) else [{"name": "default", "template": configured}]
     named = {each.get("name"): each.get("template") for each in listed if isinstance(each, dict)}
     return {str(name): template for name, template in named.items() if isinstance(template, str)}
 
 
 def _parsed(configuration: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(configuration) if configuration else {}
+        parsed = json.loads(configuration) if configuration else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -110,11 +110,11 @@ def word_cache(tokenizer: tokenizers.Tokenizer) -> WordCache | None:
     def encode(word: str) -> tuple[int, ...]:
         return tuple(of_words.encode(word, add_special_tokens=False).ids)
 
-    found = WordCache(split, encode, (*added, *composed), nfc)
+    cache = WordCache(split, encode, (*added, *composed), nfc)
     sample = unicodedata.normalize("NFC", _SAMPLE) if nfc else _SAMPLE
-    ids = found.encode(sample)
+    ids = cache.encode(sample)
     right = tokenizer.encode(sample, add_special_tokens=False).ids
-    return found if ids is not None and ids.tolist() == right else None
+    return cache if ids is not None and ids.tolist() == right else None
 
 
 def _described(part: Any) -> Any:

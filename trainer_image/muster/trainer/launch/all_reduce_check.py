@@ -38,20 +38,20 @@ def check_all_reduce() -> str | None:
         )
         for local in range(per_node)
     ]  # fmt: skip
-    told = []
+    problems = []
     for number, process in enumerate(ranks):
         left = began + MEETING_SECONDS + 2 * REDUCE_SECONDS - time.monotonic()
         try:
             _, words = process.communicate(timeout=max(1.0, left))
         except subprocess.TimeoutExpired:  # NCCL may hang where no exception reaches
             process.kill()
-            told.append(f"rank {first + number} hung")
+            problems.append(f"rank {first + number} hung")
             continue
         if process.returncode == ABSENT:
             print("preflight: collective: not all of the gang came in time; not looked at", file=sys.stderr)
         elif process.returncode:
-            told.append(f"rank {first + number}: {(words.strip().splitlines() or ['no word'])[-1][:300]}")
-    return "; ".join(told[:2]) or None
+            problems.append(f"rank {first + number}: {(words.strip().splitlines() or ['no word'])[-1][:300]}")
+    return "; ".join(problems[:2]) or None
 
 
 def reduce(rank: int, world: int, meeting_seconds: float) -> int:

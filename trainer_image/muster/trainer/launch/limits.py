@@ -70,11 +70,11 @@ class Limits:
             return WorkerExit(exit_code=ExitCode.USER_ERROR, at=time.time(), message=message)
         if self._memory_bytes is None or sum(map(held_bytes_at_most, pids)) <= self._memory_bytes:
             return None
-        held = sum(map(held_bytes, pids))
-        if held <= self._memory_bytes:
+        used = sum(map(held_bytes, pids))
+        if used <= self._memory_bytes:
             return None
         message = (
-            f"its {len(pids)} processes held {held / 2**20:,.0f} MiB of memory, "
+            f"its {len(pids)} processes held {used / 2**20:,.0f} MiB of memory, "
             f"gang.resources.memory lets them hold {self._memory_bytes / 2**20:,.0f} MiB"
         )
         code, number = 128 + signal.SIGKILL, int(signal.SIGKILL)  # as a pod ends that the kernel kills for its memory
@@ -99,11 +99,11 @@ def tasks_of_user() -> int:
     """Threads of all processes of our user, as far as this system shows them."""
     import psutil
 
-    mine, found = os.getuid(), 0
+    mine, count = os.getuid(), 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            found += process.num_threads() if process.uids().real == mine else 0
-    return found
+            count += process.num_threads() if process.uids().real == mine else 0
+    return count
 
 
 def tree() -> list[psutil.Process]:
@@ -118,9 +118,9 @@ def kill_tree() -> None:
     import psutil
 
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        told: set[int] = set()
-        while new := [process for process in tree() if process.pid not in told]:
-            told.update(process.pid for process in new)
+        signalled: set[int] = set()
+        while new := [process for process in tree() if process.pid not in signalled]:
+            signalled.update(process.pid for process in new)
             for process in new:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(number)
@@ -140,15 +140,15 @@ def held_bytes_at_most(pid: int) -> int:
 
 def held_bytes(pid: int) -> int:
     """The same, of what is shared only this process's part."""
-    found = _sum(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
-    return held_bytes_at_most(pid) if found is None else found
+    size = _sum(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
+    return held_bytes_at_most(pid) if size is None else size
 
 
 def _sum(path: str, *names: str) -> int | None:
     """The sum of these lines of a file of proc(5), in bytes; None where it can't be read or has none of them."""
     try:
         with open(path) as file:
-            found = [int(line.split()[1]) * 1024 for line in file if line.startswith(names)]
+            sizes = [int(line.split()[1]) * 1024 for line in file if line.startswith(names)]
     except OSError:
         return None
-    return sum(found) if found else None
+    return sum(sizes) if sizes else None

@@ -36,8 +36,8 @@ def watch_notices(address: str | None = None) -> None:
 
 def seconds_left(now: float | None = None) -> float | None:
     """Until this node is taken away; None where nobody announced it."""
-    found = read(_where(os.environ.get(NOTICES_ENV, ""))) or ()
-    leaving = [notice for notice in found if notice.asks_to_leave]
+    notices = read(_where(os.environ.get(NOTICES_ENV, ""))) or ()
+    leaving = [notice for notice in notices if notice.asks_to_leave]
     if not leaving:
         return None
     now = time.time() if now is None else now
@@ -51,14 +51,14 @@ def _where(address: str) -> str:
 
 def _watch(where: str) -> None:
     while True:
-        found = read(where)
-        leave = next((notice for notice in found or () if notice.asks_to_leave), None)
+        notices = read(where)
+        leave = next((notice for notice in notices or () if notice.asks_to_leave), None)
         if leave is not None:
             print(f"the node announces its end: {leave.message}", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
             return
         asks = "://" in where
-        time.sleep(FILE_SECONDS if not asks else POLL_SECONDS if found is not None else ABSENT_SECONDS)
+        time.sleep(FILE_SECONDS if not asks else POLL_SECONDS if notices is not None else ABSENT_SECONDS)
 
 
 def read(where: str) -> tuple[Notice, ...] | None:

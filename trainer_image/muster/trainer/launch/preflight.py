@@ -56,14 +56,14 @@ def main() -> int:
 
 
 def _faults(checks: dict[str, Callable[[], str | None]]) -> list[Fault]:
-    found = []
+    faults = []
     for name, check in checks.items():
         try:
             if (message := check()) is not None:
-                found.append(Fault(name, message))
+                faults.append(Fault(name, message))
         except UserError as error:
-            found.append(Fault(name, str(error), users=True))
-    return found
+            faults.append(Fault(name, str(error), users=True))
+    return faults
 
 
 def _answer(fault: Fault, answers: dict[str, str]) -> str:

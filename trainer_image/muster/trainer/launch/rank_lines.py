@@ -39,9 +39,9 @@ class MarkedLines(io.TextIOWrapper):
         return len(text)
 
     def flush(self) -> None:
-        held, self._held = self._held, ""
-        if held:
-            self._put(held)
+        pending, self._held = self._held, ""
+        if pending:
+            self._put(pending)
         super().flush()
 
     def _put(self, text: str) -> None:

@@ -80,15 +80,15 @@ def fitting(end: WorkerExit, size: int) -> str:
 
 def heartbeats(directory: Path) -> list[dict[str, Any]]:
     """Return the heartbeats of all ranks that have left one, in no order."""
-    found = []
+    beats = []
     for path in directory.glob(HEARTBEAT.format(rank="*")):
         if heartbeat_rank(path.name) is not None:
             try:
                 beat = json.loads(path.read_bytes())
-                found.append(beat | {"stopped": True} if is_stopped(int(beat.get("pid", 0))) else beat)
+                beats.append(beat | {"stopped": True} if is_stopped(int(beat.get("pid", 0))) else beat)
             except (OSError, ValueError, AttributeError, TypeError):
                 continue
-    return found
+    return beats
 
 
 def metrics_page(directory: Path, environ: Mapping[str, str]) -> str:
@@ -107,13 +107,13 @@ def metrics_page(directory: Path, environ: Mapping[str, str]) -> str:
 def _handler(directory: Path, job_uid: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known, kind = self.path in (HEARTBEATS_PATH, "/metrics"), "application/json"
+            served, kind = self.path in (HEARTBEATS_PATH, "/metrics"), "application/json"
             if self.path == "/metrics":
                 kind, body = CONTENT_TYPE, metrics_page(directory, os.environ).encode()
             else:
-                document = {"jobUid": job_uid, "heartbeats": heartbeats(directory)} if known else {}
+                document = {"jobUid": job_uid, "heartbeats": heartbeats(directory)} if served else {}
                 body = json.dumps(document).encode()
-            self.send_response(200 if known else 404)
+            self.send_response(200 if served else 404)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -44,9 +44,9 @@ def main_thread_stands() -> str:
         frames.append(_describe_frame(frame))
         frame = frame.f_back
     own = next((index for index, (is_own, _) in enumerate(frames) if is_own), 0)
-    told = [words for _, words in frames]
-    told = told[:FRAMES_MAX] if own < FRAMES_MAX else [*told[: FRAMES_MAX - 2], "…", told[own]]
-    return " < ".join(told)
+    lines = [words for _, words in frames]
+    lines = lines[:FRAMES_MAX] if own < FRAMES_MAX else [*lines[: FRAMES_MAX - 2], "…", lines[own]]
+    return " < ".join(lines)
 
 
 def _describe_frame(frame: FrameType) -> tuple[bool, str]:

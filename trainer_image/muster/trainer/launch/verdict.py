@@ -114,20 +114,20 @@ def hung_ranks(directory: Path, since: float) -> list[HungRank]:
     """All of this worker's ranks if one of them is held, or none has moved for long. Ranks of which only old heartbeats
     are there may well be moving: their disk may have paused.
     """
-    found, held, idle_ranks, moving = [], False, 0, False
+    hung, any_stopped, idle_ranks, moving = [], False, 0, False
     for path in sorted(directory.glob(HEARTBEAT.format(rank="*"))):
         beat = _read(path, Heartbeat) if path.name.count(".") == 1 else None
         if not isinstance(beat, Heartbeat) or beat.at < since:
             continue
         idle, fresh = beat.at - beat.progressed_at, time.time() - beat.at < FRESH_SECONDS
         stopped = is_stopped(beat.pid)
-        held |= stopped
+        any_stopped |= stopped
         too_long = idle > patience(beat)
         idle_ranks, moving = idle_ranks + (fresh and too_long), moving or not too_long
         place = f"in {beat.doing or beat.phase.value} after step {beat.step}"
         words = f"rank {beat.rank} {'is stopped ' if stopped else ''}{place}, {idle:.0f} s without progress"
-        found.append(HungRank(beat.rank, beat.pid, stopped, words + (f": {beat.stands}" if beat.stands else "")))
-    return found if held or (idle_ranks and not moving) else []
+        hung.append(HungRank(beat.rank, beat.pid, stopped, words + (f": {beat.stands}" if beat.stands else "")))
+    return hung if any_stopped or (idle_ranks and not moving) else []
 
 
 def any_rank_began(directory: Path, since: float) -> bool:

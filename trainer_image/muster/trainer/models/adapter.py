@@ -25,9 +25,9 @@ def is_part(name: str) -> bool:
 
 def weight_of(part: str) -> str:
     """The weight that an adapter's tensor stands beside."""
-    found = _PART.fullmatch(part)
-    assert found is not None, f"{part} is no adapter's"
-    return f"{found[1]}.{found[2] or 'weight'}"
+    match = _PART.fullmatch(part)
+    assert match is not None, f"{part} is no adapter's"
+    return f"{match[1]}.{match[2] or 'weight'}"
 
 
 def parts_of(weight: str) -> tuple[str, str, str]:

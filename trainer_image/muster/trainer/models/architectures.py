@@ -74,8 +74,8 @@ def _scoring_class(kind: str) -> str | None:
     from transformers.modeling_layers import GenericForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
 
-    found: Any = CLASSES.get(type(AutoConfig.for_model(kind)), None)
-    return found.__name__ if found is not None and issubclass(found, GenericForSequenceClassification) else None
+    scoring: Any = CLASSES.get(type(AutoConfig.for_model(kind)), None)
+    return scoring.__name__ if scoring is not None and issubclass(scoring, GenericForSequenceClassification) else None
 
 
 def scoring_config(config: Any, scores: ScoreHead, where: str) -> Any:
@@ -85,9 +85,9 @@ def scoring_config(config: Any, scores: ScoreHead, where: str) -> Any:
             f"{where}: transformers has no class that scores texts for a {config.model_type}; take a model of another "
             "family"
         )
-    found = copy.deepcopy(config)
-    found.num_labels, found.pad_token_id = scores.count, scores.pad
-    return found
+    scored = copy.deepcopy(config)
+    scored.num_labels, scored.pad_token_id = scores.count, scores.pad
+    return scored
 
 
 def _parsed(document: dict[str, Any], kind: str, where: str) -> Any:

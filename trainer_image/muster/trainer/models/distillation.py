@@ -32,8 +32,8 @@ class TeacherPredictions:
         logits = (hidden @ self.weight[:vocab].to(hidden.dtype).t()).float()
         if self.bias is not None:
             logits = logits.add_(self.bias[:vocab].float())
-        found = torch.log_softmax(self.transform.apply_(logits) / self.temperature, dim=-1)
-        return torch.nn.functional.pad(found, (0, vocab - found.shape[1]), value=-torch.inf)
+        predictions = torch.log_softmax(self.transform.apply_(logits) / self.temperature, dim=-1)
+        return torch.nn.functional.pad(predictions, (0, vocab - predictions.shape[1]), value=-torch.inf)
 
 
 def distilled_chunk(
@@ -59,11 +59,11 @@ def distilled_chunk(
     probabilities = theirs.exp()
     divergence = torch.where(probabilities > 0, probabilities * (theirs - warm), 0.0).where(counted, 0.0).sum()
     loss = (1.0 - share) * cross_entropy + share * temperature**2 * divergence
-    found = torch.stack((loss, cross_entropy, divergence))
+    losses = torch.stack((loss, cross_entropy, divergence))
     if not wants_grad:
-        return found, None
+        return losses, None
     grad = (warm.exp() - probabilities).mul_(share * temperature)
     if share < 1.0:
         grad.add_(own.exp(), alpha=1.0 - share)
         grad.scatter_add_(1, safe, torch.full_like(safe, share - 1.0, dtype=grad.dtype))
-    return found, transform.derivative_(grad.masked_fill_(~counted, 0.0), logits)
+    return losses, transform.derivative_(grad.masked_fill_(~counted, 0.0), logits)

@@ -16,10 +16,10 @@ def add_noise(embedding: nn.Module, alpha: float) -> None:
     It is drawn by torch's own generator, whose state is in every commit. To be called before the model is sharded.
     """
 
-    def with_noise(module: nn.Module, _: Any, found: Tensor) -> Tensor | None:
+    def with_noise(module: nn.Module, _: Any, embedded: Tensor) -> Tensor | None:
         if not module.training:
             return None
-        bound = alpha / math.sqrt(found.shape[1] * found.shape[2])
-        return found + torch.zeros_like(found).uniform_(-bound, bound)
+        bound = alpha / math.sqrt(embedded.shape[1] * embedded.shape[2])
+        return embedded + torch.zeros_like(embedded).uniform_(-bound, bound)
 
     embedding.register_forward_hook(with_noise)

@@ -42,8 +42,8 @@ class HubFolder:
         return httpx2.Client(follow_redirects=True, timeout=SECONDS_MAX, headers=self.headers)
 
     def read(self, key: str) -> bytes:
-        found: bytes = self._get(key, {}).content
-        return found
+        content: bytes = self._get(key, {}).content
+        return content
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         if not len(into):

@@ -28,10 +28,10 @@ def must_compute_float8(device: torch.device) -> None:
             "precision fp8: this worker computes on its CPU, which has no float8; ask for GPUs (gang.gpusPerNode) of "
             "compute capability 8.9 or more (L4, L40S, H100 and later), or take bf16"
         )
-    found = torch.cuda.get_device_capability(device)
-    if found < CAPABILITY_MIN:
+    level = torch.cuda.get_device_capability(device)
+    if level < CAPABILITY_MIN:
         raise UserError(
-            f"precision fp8: {torch.cuda.get_device_name(device)} has compute capability {found[0]}.{found[1]}, and "
+            f"precision fp8: {torch.cuda.get_device_name(device)} has compute capability {level[0]}.{level[1]}, and "
             "float8 needs 8.9 or more (L4, L40S, H100 and later); name such gang.instanceTypes, or take bf16"
         )
 
@@ -58,8 +58,8 @@ def use_float8(model: nn.Module, emulate: bool = False) -> list[str]:
             f"{FP8_MULTIPLE}; take bf16"
         )
     config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=emulate)
-    wanted = {*chosen}
-    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in wanted)
+    names = {*chosen}
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
     return chosen
 
 

@@ -27,8 +27,8 @@ def integers_expected() -> Iterator[None]:
     new = nn.Parameter.__new__
 
     def parameter(cls: type[nn.Parameter], data: Any = None, requires_grad: bool = True) -> nn.Parameter:
-        found: nn.Parameter = new(cls, data, requires_grad and (data is None or data.is_floating_point()))
-        return found
+        made: nn.Parameter = new(cls, data, requires_grad and (data is None or data.is_floating_point()))
+        return made
 
     nn.Parameter.__new__ = parameter  # type: ignore[method-assign, assignment]
     try:
@@ -43,10 +43,10 @@ def _gather_as_they_are() -> None:
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     sharded: Any = _fsdp_param.FSDPParam
-    told = sharded.init_dtype_attrs
+    initialize = sharded.init_dtype_attrs
 
     def init_dtype_attrs(self: Any, mp_policy: Any) -> None:
-        told(self, mp_policy)
+        initialize(self, mp_policy)
         if not self.orig_dtype.is_floating_point:
             self.param_dtype = None
 

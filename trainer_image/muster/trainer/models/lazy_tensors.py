@@ -154,9 +154,9 @@ def checksums(ranges: Iterable[ReadRange]) -> dict[str, str]:
 
     CRCs of neighbouring ranges combine, so that whole files are vouched for though no rank has read one.
     """
-    found: dict[str, str] = {}
+    by_file: dict[str, str] = {}
     for file in sorted({entry.file for entry in ranges}):
         parts = sorted({(entry.start, entry.end, entry.crc32) for entry in ranges if entry.file == file})
         if all(before[1] == after[0] for before, after in pairwise(parts)):
-            found[file] = combine([(f"{crc:08x}", end - start) for start, end, crc in parts])
-    return found
+            by_file[file] = combine([(f"{crc:08x}", end - start) for start, end, crc in parts])
+    return by_file

@@ -54,8 +54,8 @@ def weighted(model: Any, router_logits: tuple[Tensor, ...], documents: Tensor, l
 def last(model: nn.Module) -> float | None:
     """The loss of the last pass on this rank, without its weight: 1 for each chosen expert where all are equally busy;
     None where there is none."""
-    found = getattr(model, "load_balancing_loss", None)
-    return None if found is None else float(found)
+    loss = getattr(model, "load_balancing_loss", None)
+    return None if loss is None else float(loss)
 
 
 def _function(model: Any) -> Any:

@@ -44,15 +44,15 @@ def means(model: nn.Module, folder: ModelFolder, new: NewTokens) -> dict[str, Te
     the rows of the tokens that it already had. They are added up from the first row to the last in fp64, so that the
     mean is the same on every machine.
     """
-    found = {}
+    by_name = {}
     for name in new.tables(model, _wanted_names(model, folder)):
         lazy, inner = LazyTensor(folder, folder.tensors[name], None, lambda _: None), folder.tensors[name].shape[1:]
-        known, height = min(new.known, lazy.get_shape()[0]), max(1, BLOCK_BYTES // (8 * max(1, math.prod(inner))))
+        old_rows, height = min(new.known, lazy.get_shape()[0]), max(1, BLOCK_BYTES // (8 * max(1, math.prod(inner))))
         total = torch.zeros(inner, dtype=torch.float64)
-        for row in range(0, known, height):
-            total += lazy[slice(row, min(row + height, known))].double().sum(dim=0)
-        found[name] = (total / known).float()
-    return found
+        for row in range(0, old_rows, height):
+            total += lazy[slice(row, min(row + height, old_rows))].double().sum(dim=0)
+        by_name[name] = (total / old_rows).float()
+    return by_name
 
 
 def load(
@@ -159,21 +159,21 @@ def _convert_by_layer(
 ) -> _Found:
     """Convert a decoder layer at a time. Its linear weights become the bytes of NF4 before the next layer is read."""
     for module in quantized.values():
-        for name, held in [*module.named_parameters(recurse=False)]:
-            if held.dtype == torch.uint8:
-                setattr(module, name, nn.Parameter(torch.empty_like(held, device=device), requires_grad=False))
-    found = _Found({name for name, _ in model.named_parameters()})
+        for name, placeholder in [*module.named_parameters(recurse=False)]:
+            if placeholder.dtype == torch.uint8:
+                setattr(module, name, nn.Parameter(torch.empty_like(placeholder, device=device), requires_grad=False))
+    merged = _Found({name for name, _ in model.named_parameters()})
     for number in sorted({_layer_of(name) for name in slices}):
         layers = [module for name, module in quantized.items() if _layer_of(name) == number]
         part = {name: lazy for name, lazy in slices.items() if _layer_of(name) == number}
         with receiving(layers, dtype, where):
             info = _convert(model, part, device)
-        found.missing_keys &= set(info.missing_keys)
-        found.unexpected_keys |= set(info.unexpected_keys)
-        found.mismatched_keys |= set(info.mismatched_keys)
-        found.conversion_errors |= info.conversion_errors
-    found.missing_keys -= {name for name, parameter in model.named_parameters() if parameter.dtype == torch.uint8}
-    return found
+        merged.missing_keys &= set(info.missing_keys)
+        merged.unexpected_keys |= set(info.unexpected_keys)
+        merged.mismatched_keys |= set(info.mismatched_keys)
+        merged.conversion_errors |= info.conversion_errors
+    merged.missing_keys -= {name for name, parameter in model.named_parameters() if parameter.dtype == torch.uint8}
+    return merged
 
 
 def _layer_of(name: str) -> int:
@@ -196,8 +196,8 @@ def _must_fit(model: Any, info: Any, folder: ModelFolder) -> None:
         if not any(pattern.search(name) for pattern in ignored)
     ]
     problems += [
-        f"{name}: shape {list(there)} in the folder, {list(wanted)} by config.json"
-        for name, there, wanted in sorted(info.mismatched_keys)
+        f"{name}: shape {list(there)} in the folder, {list(expected)} by config.json"
+        for name, there, expected in sorted(info.mismatched_keys)
     ]
     problems += [f"{name}: {str(error).strip().splitlines()[-1]}" for name, error in info.conversion_errors.items()]
     if problems:
@@ -231,5 +231,5 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def _local(tensor: Any) -> Tensor:
-    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found
+    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard

@@ -56,9 +56,9 @@ def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) ->
 def saved_modules(model: nn.Module, adapter: Adapter) -> dict[str, nn.Module]:
     """The modules that are trained whole, by name. Raises UserError for names that match none, or a target."""
     modules = {name: m for name, m in model.named_modules() if name and next(m.parameters(), None) is not None}
-    found = {name: module for name, module in modules.items() if adapter.saves(name)}
+    saved = {name: module for name, module in modules.items() if adapter.saves(name)}
     for asked in adapter.modules_to_save:
-        names = [name for name in found if is_named(name, asked)]
+        names = [name for name in saved if is_named(name, asked)]
         if not names:
             own = sorted({name.rpartition(".")[2] for name in modules if not name.rpartition(".")[2].isdecimal()})
             raise UserError(f"adapter.modulesToSave: {asked!r} matches no module of this model; {near(asked, own)}")
@@ -68,7 +68,7 @@ def saved_modules(model: nn.Module, adapter: Adapter) -> dict[str, nn.Module]:
                 f"adapter.modulesToSave: {asked!r} trains {names[0]} whole, which adapter.targets has as {target!r} "
                 "too; leave it out of one of them"
             )
-    return found
+    return saved
 
 
 @contextmanager

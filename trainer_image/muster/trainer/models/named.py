@@ -15,11 +15,11 @@ from muster.trainer.errors import UserError
 def names_of(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
     """All names of each parameter: several where modules share it, or where files call it otherwise than modules do
     (gpt-neox' head is `embed_out` in a folder and `lm_head` in transformers)."""
-    found: dict[nn.Parameter, tuple[str, ...]] = {}
+    names: dict[nn.Parameter, tuple[str, ...]] = {}
     in_files = _name_in_files(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        found[parameter] = tuple(dict.fromkeys((*found.get(parameter, ()), name, in_files(name))))
-    return found
+        names[parameter] = tuple(dict.fromkeys((*names.get(parameter, ()), name, in_files(name))))
+    return names
 
 
 def _name_in_files(model: nn.Module) -> Callable[[str], str]:
@@ -59,8 +59,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 def near(asked: str, there: Sequence[str]) -> str:
     """List the names that exist, and suggest those that the user may have meant."""
-    found = difflib.get_close_matches(asked.rpartition(".")[2], there, 3, 0.4)
-    hint = f"did you mean {' or '.join(found)}? " if found else ""
+    matches = difflib.get_close_matches(asked.rpartition(".")[2], there, 3, 0.4)
+    hint = f"did you mean {' or '.join(matches)}? " if matches else ""
     return f"{hint}There are {', '.join(there)}"
 
 

@@ -74,8 +74,8 @@ def decode(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=packed.device)
     flat = packed.reshape(-1, 1)
     scales = absmax.contiguous().view(torch.float32).reshape(-1)
-    found: Tensor = torch.ops.bitsandbytes.dequantize_4bit(flat, scales, BLOCK, "nf4", shape, dtype)
-    return found
+    weight: Tensor = torch.ops.bitsandbytes.dequantize_4bit(flat, scales, BLOCK, "nf4", shape, dtype)
+    return weight
 
 
 def encode(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,8 +121,8 @@ def receiving(layers: Iterable[NF4Linear], dtype: torch.dtype, where: str) -> It
         if rows.is_meta or not bool(rows.isfinite().all()):
             raise UserError(f"model.source {where}: lacks a weight, or has values that are no numbers; copy it again")
         with torch.no_grad():
-            for held, made in zip((layer.weight_nf4, layer.weight_absmax), encode(rows), strict=True):
-                local(held).copy_(made)
+            for buffer, made in zip((layer.weight_nf4, layer.weight_absmax), encode(rows), strict=True):
+                local(buffer).copy_(made)
 
 
 def need_kernels(what: str = "adapter.kind qlora") -> None:

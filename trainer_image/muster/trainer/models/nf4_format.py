@@ -45,5 +45,5 @@ def decode(packed: NDArray[np.uint8], absmax: NDArray[np.uint8]) -> NDArray[np.f
     rows, half = packed.shape
     halves = np.stack((packed >> 4, packed & 15), axis=-1).reshape(rows, -1, BLOCK)
     scales = np.ascontiguousarray(absmax).view("<f4").reshape(rows, -1, 1)
-    found: NDArray[np.float32] = (np.array(CODE, np.float32)[halves] * scales).reshape(rows, 2 * half)
-    return found
+    weight: NDArray[np.float32] = (np.array(CODE, np.float32)[halves] * scales).reshape(rows, 2 * half)
+    return weight

@@ -65,10 +65,10 @@ def added_to(weight: Tensor, a: Tensor, b: Tensor, scale: float, transposed: boo
     return torch.baddbmm(weight, b, a, alpha=scale)
 
 
-def of_experts(a: Tensor, b: Tensor, rank: int, held: slice) -> tuple[Tensor, Tensor]:
+def of_experts(a: Tensor, b: Tensor, rank: int, experts: slice) -> tuple[Tensor, Tensor]:
     """A and B of some of the experts, at least one of them."""
-    some = b.reshape(len(b), rank, -1)[:, :, held]
-    return a[held.start * rank : held.stop * rank], some.reshape(len(b), -1)
+    some = b.reshape(len(b), rank, -1)[:, :, experts]
+    return a[experts.start * rank : experts.stop * rank], some.reshape(len(b), -1)
 
 
 class _WithWeights:
@@ -108,17 +108,17 @@ def _targets(model: nn.Module, adapter: Adapter, left_out: set[nn.Module]) -> di
     }
     free = {name: place for name, place in places.items() if _is_free(*place)}
     for target in adapter.target_parameters:
-        found = [name for name in places if is_named(name, target)]
-        if not found:
+        matches = [name for name in places if is_named(name, target)]
+        if not matches:
             raise UserError(
                 f"adapter.targetParameters: {target!r} matches no weight of this model; {_near(target, free)}"
             )
-        if whole := next((name for name in found if places[name][0] in within), None):
+        if whole := next((name for name in matches if places[name][0] in within), None):
             raise UserError(
                 f"adapter.targetParameters: {target!r} is {whole}, which adapter.modulesToSave trains whole; leave it "
                 "out of one of them"
             )
-        if layer := next((name for name in found if name not in free), None):
+        if layer := next((name for name in matches if name not in free), None):
             raise UserError(f"adapter.targetParameters: {target!r} is {layer}, {_why_not_free(*places[layer])}")
     chosen: dict[Any, list[str]] = {}
     for name, (module, own) in free.items():

@@ -77,11 +77,11 @@ def with_our_forward(
 def layers(model: Any) -> Sequence[nn.Module]:
     """The decoder layers, in order: what is sharded, recomputed and compiled one by one."""
     names = set(model._no_split_modules or ())
-    found = [
+    main_lists = [
         module for module in model.modules() if type(module).__name__ in names or _name_before_sharding(module) in names
     ]
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return found or max(lists, key=len)
+    return main_lists or max(lists, key=len)
 
 
 def lone_groups(model: Any) -> Sequence[nn.Module]:
@@ -164,10 +164,10 @@ def _forward(
         and load_balancing.weight_of(model) > 0
     )
     more = {"output_router_logits": True} if balances else {}
-    found = _backbone(model, masks, blocks, tokens, positions, **more)
-    out: Tensor = model.get_output_embeddings()(found.last_hidden_state, labels, smoothing, reduction)
+    output = _backbone(model, masks, blocks, tokens, positions, **more)
+    out: Tensor = model.get_output_embeddings()(output.last_hidden_state, labels, smoothing, reduction)
     if balances and labels is not None:
-        balance = load_balancing.weighted(model, found.router_logits, documents, labels)
+        balance = load_balancing.weighted(model, output.router_logits, documents, labels)
         # With a teacher the loss is the first of three.
         out = out + (balance if out.dim() == 0 else balance * torch.eye(len(out), device=out.device)[0])
     return out
@@ -195,15 +195,15 @@ def _next_logits(model: Any, tokens: Tensor, positions: Tensor, documents: Tenso
     """The logits [B, 1, vocab] of the last tokens, as transformers' own `generate` has them computed: with the class's
     own cache, and a 2-D mask for padding on the left. Never by blocks, whose mask would be another for each token."""
     model.config._attn_implementation = model.own_attention
-    found = model.base_model(
+    output = model.base_model(
         input_ids=tokens,
         attention_mask=(cache.read(documents) >= 0).long(),
         position_ids=positions,
         past_key_values=cache.of_transformers,
         use_cache=True,
     )
-    cache.of_transformers = found.past_key_values
-    out: Tensor = model.get_output_embeddings()(found.last_hidden_state[:, -1:])
+    cache.of_transformers = output.past_key_values
+    out: Tensor = model.get_output_embeddings()(output.last_hidden_state[:, -1:])
     return out
 
 

@@ -31,8 +31,8 @@ class ScoreHead:
 
 def score_head_of(architecture: Mapping[str, Any]) -> ScoreHead | None:
     """Return the head that `describe` wrote into a Commit.architecture; None for a model that predicts tokens."""
-    found = architecture.get("scores")
-    return None if found is None else ScoreHead(int(found["count"]), int(found["pad"]))
+    scores = architecture.get("scores")
+    return None if scores is None else ScoreHead(int(scores["count"]), int(scores["pad"]))
 
 
 def chosen_head(asked: ScoreHead | None, own: ScoreHead | None, where: str) -> ScoreHead | None:

@@ -86,10 +86,10 @@ def examine(config: Any) -> Findings:
         styles: tuple[MaskStyle, ...] = ("positions", "by_layer_type")
         for style in styles if getattr(config, "layer_types", None) else styles[:1]:
             try:
-                leak = min(leak, found := _leak(with_our_forward(model, "none", style), sample))
+                leak = min(leak, style_leak := _leak(with_our_forward(model, "none", style), sample))
             except (RuntimeError, ValueError, TypeError, AttributeError, KeyError):
                 continue  # this class does not take such masks
-            if found <= TOLERANCE:
+            if style_leak <= TOLERANCE:
                 return Findings(True, style)
     return Findings(False, why_not=f"documents in one row see each other (logits differ by {leak:.1e} of their size)")
 

@@ -143,11 +143,11 @@ def plan(
     size = replace(model.size(), second=second)
     count, shard = division.size, training.parallel.shard
     if shard == "auto":
-        found = fitting.lowest_that_fits(size, training, count, ranks.nodes, host)
-        if found is None:
+        lowest = fitting.lowest_that_fits(size, training, count, ranks.nodes, host)
+        if lowest is None:
             need = fitting.need_of(size, training, "fsdp", count, ranks.nodes, host)
             raise OutOfMemory(fitting.advice(size, training, need, count, ranks.nodes, host))
-        shard = found[0]
+        shard = lowest[0]
     replicas = {"ddp": count, "hsdp": _replicas(training, ranks, count)}.get(shard, 1) if count > 1 else 1
     need = fitting.need_of(size, training, shard, count, ranks.nodes, host)
     spare = USABLE * capacity - need.total - 4 * size.learning

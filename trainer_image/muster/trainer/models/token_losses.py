@@ -26,16 +26,16 @@ def token_cross_entropies(
 
     The shapes are hidden [..., dim], weight [vocab, dim], labels [...] and bias [vocab].
     """
-    flat, wanted = hidden.flatten(0, -2), labels.flatten()
-    if wanted.device.type != "cpu":  # to count the scored ones there would wait for the device
-        losses: Tensor = _TokenCrossEntropies.apply(flat, weight, bias, wanted, transform)  # type: ignore[no-untyped-call]
+    flat, targets = hidden.flatten(0, -2), labels.flatten()
+    if targets.device.type != "cpu":  # to count the scored ones there would wait for the device
+        losses: Tensor = _TokenCrossEntropies.apply(flat, weight, bias, targets, transform)  # type: ignore[no-untyped-call]
         return losses.view(labels.shape)
     # Prompts and padding are often half of a batch, and the head is the largest product of a small model.
-    scored = (wanted != IGNORED).nonzero().squeeze(1)
+    scored = (targets != IGNORED).nonzero().squeeze(1)
     some: Tensor = _TokenCrossEntropies.apply(  # type: ignore[no-untyped-call]
-        flat.index_select(0, scored), weight, bias, wanted[scored], transform
+        flat.index_select(0, scored), weight, bias, targets[scored], transform
     )
-    return torch.zeros(len(wanted), dtype=some.dtype).index_copy(0, scored, some).view(labels.shape)
+    return torch.zeros(len(targets), dtype=some.dtype).index_copy(0, scored, some).view(labels.shape)
 
 
 class _TokenCrossEntropies(torch.autograd.Function):

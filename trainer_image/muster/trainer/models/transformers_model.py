@@ -99,15 +99,15 @@ class TransformersModel:
             for parameter in model.parameters():
                 if not parameter.requires_grad and parameter.is_floating_point():
                     parameter.data = parameter.data.to(TORCH_DTYPES[self.stored_dtype])
-        found: nn.Module = model
-        return found
+        built: nn.Module = model
+        return built
 
     def freezing(self, patterns: Sequence[str]) -> TransformersModel:
         return replace(self, freeze=tuple(patterns))
 
     def embedding(self, model: nn.Module) -> nn.Module:
-        found: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
-        return found
+        layer: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+        return layer
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         return pretrained.layers(model)
@@ -149,10 +149,10 @@ class TransformersModel:
         """Return the first values of new tokens, which rank 0 computes. Collective where there are any."""
         if self.new_tokens is None:
             return {}
-        found = [loading.means(model, folder, self.new_tokens) if rank == 0 else {}]
+        by_name = [loading.means(model, folder, self.new_tokens) if rank == 0 else {}]
         if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.broadcast_object_list(found, src=0)
-        return found[0]
+            dist.broadcast_object_list(by_name, src=0)
+        return by_name[0]
 
     def describe(self) -> dict[str, Any]:
         import transformers
@@ -185,12 +185,12 @@ def from_folder(
     if scores is not None:
         config = scoring_config(config, scores, f"model.source {folder.address}")
     loading.check_shapes(pretrained.build(config, scoring=scores is not None), folder, new_tokens)
-    found = TransformersModel(
+    loaded = TransformersModel(
         config, folder.companions, findings, adapter, folder.dtype, folder, folder.describe(), new_tokens, scores
     )
     if new_tokens is not None and adapter is not None:
-        must_be_trained(found.build(torch.float32, "none"))
-    return found
+        must_be_trained(loaded.build(torch.float32, "none"))
+    return loaded
 
 
 def from_commit(
@@ -201,8 +201,8 @@ def from_commit(
     """
     try:
         companions = {str(name): str(text) for name, text in document["companions"].items()}
-        found = document["findings"]
-        findings = Findings(bool(found["packs"]), found["masks"], str(found["whyNot"]))
+        stored = document["findings"]
+        findings = Findings(bool(stored["packs"]), stored["masks"], str(stored["whyNot"]))
         dtype = str(document["storedDtype"])
         scores = score_head_of(document) or scores
         config = trainable_config(json.loads(companions[CONFIG]), where, scoring=scores is not None)
@@ -222,6 +222,6 @@ def _agreed(error: str, ranges: list[ReadRange], world: int) -> tuple[str, list[
     """The first error of any rank, and what all of them read. Collective."""
     if world == 1:
         return error, ranges
-    told: list[Any] = [None] * world
-    dist.all_gather_object(told, (error, ranges))
-    return next((e for e, _ in told if e), ""), [entry for _, each in told for entry in each]
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, (error, ranges))
+    return next((e for e, _ in everyone if e), ""), [entry for _, each in everyone for entry in each]

@@ -30,8 +30,8 @@ class MLflow:
 
         self._client = MlflowClient(tracking_uri=url)
         self._last = self._steps = 0  # the last step that was told, and the number of steps of the job
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        known_experiment = self._client.get_experiment_by_name(experiment)
+        number = known_experiment.experiment_id if known_experiment else self._client.create_experiment(experiment)
         runs = self._client.search_runs([number], f"tags.`{JOB_TAG}` = '{run.job_uid}'", max_results=1)
         if runs:
             self._id: str = runs[0].info.run_id

@@ -20,9 +20,9 @@ class Tracker(Protocol):
 
 def scalars(record: StepRecord) -> dict[str, float]:
     """The numbers of a step by the names that people look for: `train/loss`, `evaluation/loss` and so on."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     if record.step_seconds > 0:  # step 0 is an evaluation alone
-        found = {
+        values = {
             "train/loss": record.loss,
             "train/grad_norm": record.grad_norm,
             "train/learning_rate": record.lr,
@@ -32,9 +32,9 @@ def scalars(record: StepRecord) -> dict[str, float]:
             "speed/memory_bytes": float(record.memory_bytes),
         }
         if record.mfu is not None:
-            found["speed/mfu"] = record.mfu
-        found |= {f"train/{name}": value for name, value in record.values.items()}
+            values["speed/mfu"] = record.mfu
+        values |= {f"train/{name}": value for name, value in record.values.items()}
     if record.evaluation_loss is not None:
-        found["evaluation/loss"] = record.evaluation_loss
-        found |= {f"evaluation/{name}": value for name, value in record.evaluation_values.items()}
-    return found
+        values["evaluation/loss"] = record.evaluation_loss
+        values |= {f"evaluation/{name}": value for name, value in record.evaluation_values.items()}
+    return values

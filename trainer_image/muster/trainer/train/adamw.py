@@ -56,14 +56,14 @@ class ShardAdamW(torch.optim.AdamW):
     def state_layout(self, parameter: nn.Parameter) -> StateLayout:
         """Return the dtype and the shape of each tensor that is kept for a parameter, by name."""
         shape, block = tuple(parameter.shape), self._block(parameter)
-        found: StateLayout = {"step": (torch.float32, ())}
+        layout: StateLayout = {"step": (torch.float32, ())}
         for moment in MOMENTS:
-            found[moment] = (torch.uint8 if block else torch.float32, shape)
+            layout[moment] = (torch.uint8 if block else torch.float32, shape)
             if block:
-                found[f"{moment}_absmax"] = (torch.float32, (*shape[:-1], shape[-1] // block))
+                layout[f"{moment}_absmax"] = (torch.float32, (*shape[:-1], shape[-1] // block))
         if self._ema is not None:
-            found["ema"] = (torch.float32, shape)
-        return found
+            layout["ema"] = (torch.float32, shape)
+        return layout
 
     def new_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """The state of a parameter before its first update, sharded as it is: moments are 0, the mean is the weight."""

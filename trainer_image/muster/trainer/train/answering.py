@@ -59,15 +59,15 @@ class Scoring:
         pairs = list(itertools.product(answers, self._scorers))
         if self._warnings:  # of programs, which take their time
             with ThreadPoolExecutor(min(PROGRAMS_MAX, os.cpu_count() or 1)) as threads:
-                found = list(threads.map(_scored, pairs))
+                judged = list(threads.map(_scored, pairs))
         else:
-            found = [_scored(pair) for pair in pairs]
-        by_verifier = [found[number :: len(self._scorers)] for number in range(len(self._scorers))]
+            judged = [_scored(pair) for pair in pairs]
+        by_verifier = [judged[number :: len(self._scorers)] for number in range(len(self._scorers))]
         for number, warnings in self._warnings.items():
             warnings.note([(one.text, each.limit) for one, each in zip(answers, by_verifier[number], strict=True)])
         limits = [[each.limit == limit for each in by_verifier[n]] for n in self._warnings for limit in LIMITS]
         return Scores(
-            torch.tensor([each.value for each in found], dtype=torch.float64).view(len(answers), len(self._scorers)),
+            torch.tensor([each.value for each in judged], dtype=torch.float64).view(len(answers), len(self._scorers)),
             torch.tensor(limits, dtype=torch.float64).view(len(limits), len(answers)).T,
         )
 
@@ -119,10 +119,10 @@ class AnswerEvaluator:
         self._module.eval()
         sums = [self._summed(each) for each in self._sets]
         self._module.train(training)
-        found = iter(total(torch.cat(sums).to(self._device)))
+        totals = iter(total(torch.cat(sums).to(self._device)))
         values: dict[str, float] = {}
         for each in self._sets:
-            count, *of_metrics = itertools.islice(found, 1 + len(each.metrics()))
+            count, *of_metrics = itertools.islice(totals, 1 + len(each.metrics()))
             values |= {name: value / count for name, value in zip(each.metrics(), of_metrics, strict=True) if count}
         return values
 
@@ -144,15 +144,15 @@ class AnswerEvaluator:
     def _groups(self, of: AnsweredSet) -> Iterator[tuple[int, list[Prompt]]]:
         """The prompts of each pass, and how many of them are this rank's own; the rest only fills it."""
         # Prompts of about one length share a pass.
-        known = sorted((of.prompts[number] for number in range(of.count)), key=lambda prompt: len(prompt.ids))
-        longest = len(known[-1].ids) + of.max_tokens
+        by_length = sorted((of.prompts[number] for number in range(of.count)), key=lambda prompt: len(prompt.ids))
+        longest = len(by_length[-1].ids) + of.max_tokens
         size, shares = self._division.size, self._division.shares
-        rows = max(1, min(self._tokens_at_once // longest, math.ceil(len(known) / size)))
-        passes = math.ceil(len(known) / (size * rows))
-        for own in [*(known[share::size] for share in shares), *[[]] * self._division.blank_shares]:
+        rows = max(1, min(self._tokens_at_once // longest, math.ceil(len(by_length) / size)))
+        passes = math.ceil(len(by_length) / (size * rows))
+        for own in [*(by_length[share::size] for share in shares), *[[]] * self._division.blank_shares]:
             for number in range(passes):
                 some = own[number * rows : (number + 1) * rows]
-                yield len(some), [*some, *[known[0]] * (rows - len(some))]
+                yield len(some), [*some, *[by_length[0]] * (rows - len(some))]
 
 
 def answered_sets(
@@ -163,12 +163,12 @@ def answered_sets(
     say: Callable[[str], None],
 ) -> list[AnsweredSet]:
     """The sets of an evaluation whose prompts are answered. `samples` is how many, where a set says nothing."""
-    found = []
+    answered = []
     for name, each in sets.items():
         if (asked := each.answers) is not None:
             scoring = Scoring(asked.verifiers, tokenizer, say)
-            found.append(AnsweredSet(name, prompts[name], each.samples or samples, asked.max_tokens, scoring))
-    return found
+            answered.append(AnsweredSet(name, prompts[name], each.samples or samples, asked.max_tokens, scoring))
+    return answered
 
 
 def must_be_able_to_verify(training: TrainingConfig, report: Callable[[str], None]) -> None:

@@ -87,7 +87,9 @@ def evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainSte
     if asked is None:
         return None
     sets = [HeldOutSet("", data.evaluation, asked.samples)] if data.evaluation else []
-    sets += [HeldOutSet(name, held, asked.sets[name].samples or asked.samples) for name, held in data.sets.items()]
+    sets += [
+        HeldOutSet(name, held_out, asked.sets[name].samples or asked.samples) for name, held_out in data.sets.items()
+    ]
     by_token = reports_tokens(config.task)
     return Evaluator(
         sets,

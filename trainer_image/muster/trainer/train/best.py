@@ -32,14 +32,14 @@ class Best:
             return cls(None)
         return cls(evaluation.early_stopping, evaluation.metric, evaluation.direction())
 
-    def judge(self, found: HeldOutResult, step: int) -> bool:
+    def judge(self, result: HeldOutResult, step: int) -> bool:
         """Take note of the evaluation after `step`; whether it is the best so far. Raises UserError where it did not
         measure the metric."""
-        value = {"loss": found.loss, **found.values}.get(self.metric)
+        value = {"loss": result.loss, **result.values}.get(self.metric)
         if value is None:
             raise UserError(
                 f"evaluation.metric {self.metric}: the evaluation after step {step} could not measure it; it measured "
-                f"{', '.join(('loss', *found.values))}"
+                f"{', '.join(('loss', *result.values))}"
             )
         if self.value is None or self._gain(value) > (self.rule.min_delta if self.rule else 0.0):
             self.value, self.step, self.without_improvement = value, step, 0

@@ -12,8 +12,8 @@ from muster.trainer.train.records import say
 
 def full_report(data: Data, tokenizer: Tokenizer) -> DataReport:
     """Return the report with the first samples as the model sees them."""
-    shown = tuple(map(shown_sample, first_samples(data, tokenizer, SHOWN_SAMPLES)))
-    return data_report(data, tokenizer).model_copy(update={"shown": shown})
+    examples = tuple(map(shown_sample, first_samples(data, tokenizer, SHOWN_SAMPLES)))
+    return data_report(data, tokenizer).model_copy(update={"shown": examples})
 
 
 def keep_report(folder: str, data: Data, tokenizer: Tokenizer) -> None:

@@ -19,10 +19,10 @@ KERNEL_BLOCK = 256  # of the kernel that updates in one pass
 def decode(codes: Tensor, scales: Tensor, moment: str) -> Tensor:
     """fp32 of the shape of `codes` [rows, width], from a byte per value and an fp32 scale per block [rows, blocks]."""
     block = codes.numel() // scales.numel()
-    found: Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
+    decoded: Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
         codes, scales.reshape(-1), _code_values(moment, codes.device), block, torch.float32
     )
-    return found
+    return decoded
 
 
 def encode_into(codes: Tensor, scales: Tensor, values: Tensor, moment: str) -> None:

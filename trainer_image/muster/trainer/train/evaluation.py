@@ -45,10 +45,10 @@ class HeldOutSet:
 
     def by_source(self) -> list[list[int]]:
         """The first `samples` samples, by the source that they are of."""
-        found: list[list[int]] = [[] for _ in self.data.names]
+        indices: list[list[int]] = [[] for _ in self.data.names]
         for index in range(min(self.samples, self.data.samples_per_epoch)):
-            found[self.data.source_of(0, index)].append(index)
-        return found
+            indices[self.data.source_of(0, index)].append(index)
+        return indices
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ class Evaluator:
         for place in range(len(totals)):
             loss, count, *values = sums[width * place : width * (place + 1)]
             scored.append(_Scored(loss, count, tuple(values), sums[width * len(totals) + place]))
-        found = self._result(scored, stopped > 0)
+        result = self._result(scored, stopped > 0)
         # A stop does not wait for answers, unless they decide what the best commit is.
-        if self._answers is None or (found.stop and not self._answers.decides):
-            return found
-        return replace(found, values=found.values | self._answers.run(total))
+        if self._answers is None or (result.stop and not self._answers.decides):
+            return result
+        return replace(result, values=result.values | self._answers.run(total))
 
     def _result(self, scored: Sequence[_Scored], stop: bool) -> HeldOutResult:
         values: dict[str, float] = {}
@@ -156,12 +156,12 @@ class Evaluator:
 
     def _metrics(self, scored: _Scored) -> dict[str, float]:
         """Return the metrics that are reported of a set in addition to its loss."""
-        found = means(self._objective.names, list(scored.values))
+        metrics = means(self._objective.names, list(scored.values))
         if self._by_token and scored.mean < EXPONENT_MAX:
-            found["perplexity"] = math.exp(scored.mean)
+            metrics["perplexity"] = math.exp(scored.mean)
         if self._by_token and scored.text_bytes:
-            found["bits_per_byte"] = scored.loss / math.log(2.0) / scored.text_bytes
-        return found
+            metrics["bits_per_byte"] = scored.loss / math.log(2.0) / scored.text_bytes
+        return metrics
 
     def _all(self) -> Iterator[tuple[int, Batch]]:
         if not self._batches:

@@ -77,28 +77,28 @@ def inspect(config: TrainingConfig, tokenizer: Tokenizer, cache: Path, samples: 
 
 def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the faults of records of any source, each with its place; none where something else is wrong."""
-    found = list[str]()
+    faults = list[str]()
     try:
-        known = with_formats(config, _discard)
-        rewarded = References(known.grpo.verifiers) if known.grpo else None
-        sources: list[tuple[Source, References | None]] = [(source, rewarded) for source in known.data.train]
-        sources += evaluated_sources(known.evaluation) if known.evaluation else ()
+        with_format = with_formats(config, _discard)
+        rewarded = References(with_format.grpo.verifiers) if with_format.grpo else None
+        sources: list[tuple[Source, References | None]] = [(source, rewarded) for source in with_format.data.train]
+        sources += evaluated_sources(with_format.evaluation) if with_format.evaluation else ()
         for source, references in sources:
             _, files = of_known_format(source, find(source.source, source.format))
             for file in files:
-                records = RecordReader(source, tokenizer, config.data.train_on, None, references, found)
+                records = RecordReader(source, tokenizer, config.data.train_on, None, references, faults)
                 try:
                     for unit in Reading(file).units(source, tokenizer):
                         if isinstance(unit, RawRecord):
                             deque(records.chunks([unit]), maxlen=0)  # for its faults alone
-                        if len(found) >= FAULTS_MAX:
+                        if len(faults) >= FAULTS_MAX:
                             return
                 except UserError as error:  # of the file, whose records can't be read further
-                    found.append(str(error))
+                    faults.append(str(error))
     except (UserError, StorageError):
         pass
     finally:
-        yield from found[:FAULTS_MAX]
+        yield from faults[:FAULTS_MAX]
 
 
 def of_job(document: object) -> tuple[TrainingConfig, Tokenizer]:
@@ -115,19 +115,19 @@ def of_file(chosen: argparse.Namespace) -> tuple[TrainingConfig, Tokenizer]:
     """A configuration around one source, for the first task that reads its format. Raises UserError, StorageError."""
     source = {"source": chosen.address, "format": chosen.format, "field": chosen.field}
     try:
-        found, _ = of_known_format(parse(Source, source, "source"), find(chosen.address, chosen.format))
-        data: dict[str, Any] = {"train": [dump(found)], "sequenceLength": chosen.sequence_length}
+        data_source, _ = of_known_format(parse(Source, source, "source"), find(chosen.address, chosen.format))
+        data: dict[str, Any] = {"train": [dump(data_source)], "sequenceLength": chosen.sequence_length}
         if chosen.tokenizer is not None:
             data["tokenizer"] = chosen.tokenizer
         if chosen.chat_template is not None:
             data["chatTemplate"] = chosen.chat_template
         if chosen.chat_template_name is not None:
             data["chatTemplateName"] = chosen.chat_template_name
-        task = next(task for task, formats in FORMATS.items() if found.format in formats)
+        task = next(task for task, formats in FORMATS.items() if data_source.format in formats)
         around: dict[str, Any] = {"batch": {"tokensPerStep": chosen.sequence_length}, "length": {"epochs": 1}}
-        held = tuple(_held_out(address, chosen, task) for address in chosen.evaluation)
-        if held:
-            around["evaluation"] = {"every": 1, "data": [dump(each) for each in held]}
+        evaluation = tuple(_held_out(address, chosen, task) for address in chosen.evaluation)
+        if evaluation:
+            around["evaluation"] = {"every": 1, "data": [dump(each) for each in evaluation]}
             data["curation"] = {"decontamination": {}}  # what leaks is counted, with examples, as what it drops
         if chosen.model is not None:
             return of_job({"task": task, "data": data, "model": {"source": chosen.model}, **around})
@@ -135,13 +135,13 @@ def of_file(chosen: argparse.Namespace) -> tuple[TrainingConfig, Tokenizer]:
         shape = BARE_SHAPE | {"vocabSize": tokenizer.vocab_size, "maxPositions": chosen.sequence_length}
         # As text first: what a task asks of its model is no matter here, where none is trained.
         text = {**data, "train": [{"source": chosen.address}]}
-        if held:
+        if evaluation:
             around["evaluation"] = {"every": 1, "data": [{"source": address} for address in chosen.evaluation]}
         config = parse(TrainingConfig, {"model": {"architecture": shape}, "data": text, **around}, "training")
-        known: dict[str, Any] = {"data": config.data.model_copy(update={"train": (found,)})}
+        updates: dict[str, Any] = {"data": config.data.model_copy(update={"train": (data_source,)})}
         if config.evaluation is not None:
-            known["evaluation"] = config.evaluation.model_copy(update={"data": held})
-        return config.model_copy(update={"task": task, **known}), tokenizer
+            updates["evaluation"] = config.evaluation.model_copy(update={"data": evaluation})
+        return config.model_copy(update={"task": task, **updates}), tokenizer
     except InvalidDocument as error:
         raise UserError(str(error)) from None
 
@@ -149,13 +149,13 @@ def of_file(chosen: argparse.Namespace) -> tuple[TrainingConfig, Tokenizer]:
 def _held_out(address: str, chosen: argparse.Namespace, task: str) -> Source:
     """A source to evaluate on beside a file. Raises UserError where the file's task does not read its format."""
     source = parse(Source, {"source": address, "format": "auto", "field": chosen.field}, "evaluation")
-    found, _ = of_known_format(source, find(address, "auto"), task)
-    if found.format not in FORMATS[task]:
+    data_source, _ = of_known_format(source, find(address, "auto"), task)
+    if data_source.format not in FORMATS[task]:
         raise UserError(
-            f"--evaluation {address} is {found.format}, and {chosen.address} is for task {task}, which reads "
+            f"--evaluation {address} is {data_source.format}, and {chosen.address} is for task {task}, which reads "
             f"{', '.join(FORMATS[task])}; give data of one of these, or a job's file, which says all"
         )
-    return found
+    return data_source
 
 
 def words(inspected: Inspected, colour: bool) -> str:

@@ -232,7 +232,7 @@ class Trainer:
                 "best": self.best.state(),
                 "data": self.data.fingerprint,
                 **({} if self.reference is None else {"reference": self.reference}),
-                **{key: told for second in self.step.second.values() for key, told in second.state.items()},
+                **{key: entry for second in self.step.second.values() for key, entry in second.state.items()},
             },
             rng=randomness.state(),
             metrics={"loss": record.loss} | record.values | evaluated,
@@ -246,10 +246,10 @@ class Trainer:
         """Step by step. Returns the exit code."""
         self.rank_state.activity.enter(TrainerPhase.STEP)
         if self.progress.step == 0 and self.evaluator is not None:
-            found = self._evaluate(self.evaluator)
-            self.best.judge(found, 0)
-            self.reporter.publish(self.reporter.records.of_start(found))
-            if found.stop:
+            result = self._evaluate(self.evaluator)
+            self.best.judge(result, 0)
+            self.reporter.publish(self.reporter.records.of_start(result))
+            if result.stop:
                 return self._stopped(None)
         loader = self.open_loader()
         try:
@@ -273,9 +273,9 @@ class Trainer:
             self.step.rollouts.watch(outcome.values, say)
         stop, improved = outcome.requests.stop, False
         if self.evaluator is not None and self._evaluation_due():
-            found = self._evaluate(self.evaluator)
-            improved, stop = self.best.judge(found, self.progress.step), stop or found.stop
-            record = record.model_copy(update={"evaluation_loss": found.loss, "evaluation_values": found.values})
+            result = self._evaluate(self.evaluator)
+            improved, stop = self.best.judge(result, self.progress.step), stop or result.stop
+            record = record.model_copy(update={"evaluation_loss": result.loss, "evaluation_values": result.values})
         self._publish(record)
         last = self._over()
         due = self.checkpoints.saves(self.progress.step, outcome.requests.save, guard)
@@ -314,13 +314,13 @@ class Trainer:
 
     def _evaluate(self, evaluator: Evaluator) -> HeldOutResult:
         with self.rank_state.activity.during(TrainerPhase.EVALUATION):
-            found = evaluator.run(self.step.model.model, all_reduce_sum, lambda: self.rank_state.stop_wanted)
-            if self.samples is not None and not found.stop:
+            result = evaluator.run(self.step.model.model, all_reduce_sum, lambda: self.rank_state.stop_wanted)
+            if self.samples is not None and not result.stop:
                 self.samples.make(self.progress.step)
-        if not math.isfinite(found.loss):
-            raise NumericError(f"the evaluation loss is {found.loss} after step {self.progress.step}")
-        self.reporter.metrics.learning.evaluated(found.loss, found.values)
-        return found
+        if not math.isfinite(result.loss):
+            raise NumericError(f"the evaluation loss is {result.loss} after step {self.progress.step}")
+        self.reporter.metrics.learning.evaluated(result.loss, result.values)
+        return result
 
     # --- the end ---
 

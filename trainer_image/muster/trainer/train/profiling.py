@@ -134,16 +134,16 @@ class StepProfiler:
 
     def _agreed(self, first: int) -> Profile:
         """Rank 0's request, by one broadcast. Its ranks that do not exist are not traced."""
-        request, told = None, torch.full((1 + RANKS_MAX,), -1, dtype=torch.int64)
+        request, message = None, torch.full((1 + RANKS_MAX,), -1, dtype=torch.int64)
         if self._watch is not None:
             request, self._watch.waiting = self._watch.waiting, None
             assert request is not None, "rank 0 asked"
             ranks = [rank for rank in request.ranks if 0 <= rank < self._ranks.world][:RANKS_MAX]
-            told[: 1 + len(ranks)] = torch.tensor([min(max(1, request.steps), STEPS_MAX), *ranks])
+            message[: 1 + len(ranks)] = torch.tensor([min(max(1, request.steps), STEPS_MAX), *ranks])
         if self._ranks.world > 1:
-            told = told.to(self._device)
-            dist.broadcast(told, src=0)
-        steps, *chosen = told.tolist()
+            message = message.to(self._device)
+            dist.broadcast(message, src=0)
+        steps, *chosen = message.tolist()
         return Profile(
             id=request.id if request is not None else "",
             attempt=self._run.attempt,

@@ -56,14 +56,14 @@ class RecordMaker:
             skipped=outcome.skipped,
         )
 
-    def of_start(self, found: HeldOutResult) -> StepRecord:
+    def of_start(self, result: HeldOutResult) -> StepRecord:
         """Step 0: nothing is trained yet, so its loss is the held-out one."""
         return StepRecord(
             attempt=self.attempt,
             step=0,
             steps=self.steps,
             at=time.time(),
-            loss=found.loss,
+            loss=result.loss,
             grad_norm=0.0,
             lr=0.0,
             tokens=0,
@@ -71,8 +71,8 @@ class RecordMaker:
             step_seconds=0.0,
             data_wait_seconds=0.0,
             memory_bytes=_memory_used(self.device),
-            evaluation_loss=found.loss,
-            evaluation_values=found.values,
+            evaluation_loss=result.loss,
+            evaluation_values=result.values,
         )
 
 
@@ -130,10 +130,10 @@ def by_rank(seconds: Sequence[float]) -> dict[str, float]:
     if len(seconds) < 2 or min(seconds) <= 0:
         return {}
     if len(seconds) <= RANKS_TOLD_MAX:
-        told = {str(rank): own for rank, own in enumerate(seconds)}
+        named = {str(rank): own for rank, own in enumerate(seconds)}
     else:
-        told = {"fastest": min(seconds), "median": statistics.median(seconds), "slowest": max(seconds)}
-    return {name: float(f"{own:.4g}") for name, own in told.items()}
+        named = {"fastest": min(seconds), "median": statistics.median(seconds), "slowest": max(seconds)}
+    return {name: float(f"{own:.4g}") for name, own in named.items()}
 
 
 def say(line: str) -> None:

@@ -69,9 +69,9 @@ def pack_step_report(totals: Totals, own: RankReport, ranks: Ranks) -> PackedRep
     """
     asks = (own.requests.stop, own.requests.save, own.requests.snapshot, own.requests.profile)
     work = [own.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.world)]
-    known = torch.tensor([float(own.tokens), *map(float, asks), *work], dtype=torch.float64)
+    counts = torch.tensor([float(own.tokens), *map(float, asks), *work], dtype=torch.float64)
     sums = totals.vector()
-    return PackedReport(torch.cat((known.to(sums.device, non_blocking=True), sums)), totals.names)
+    return PackedReport(torch.cat((counts.to(sums.device, non_blocking=True), sums)), totals.names)
 
 
 def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: int, ranks_per_share: int) -> StepReport:

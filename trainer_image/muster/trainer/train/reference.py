@@ -45,7 +45,7 @@ def compute_reference(
     """
     parts = _parts(data)
     values = [_scored(model, part, micro_batch, ranks, report, alive) for part in parts]
-    content = safetensors.save({part.fingerprint(): found for part, found in zip(parts, values, strict=True)})
+    content = safetensors.save({part.fingerprint(): value for part, value in zip(parts, values, strict=True)})
     digest = hashlib.sha256(content).hexdigest()
     if ranks.rank == 0:
         open_store(folder).write(reference_key(digest), memoryview(content))
@@ -78,14 +78,14 @@ def _parts(data: Data) -> list[PairPacking]:
 
 def _give(parts: Sequence[PairPacking], values: dict[str, Float32s]) -> None:
     for part in parts:
-        found = values.get(part.fingerprint())
-        if found is None:
+        value = values.get(part.fingerprint())
+        if value is None:
             raise UserError(
                 "the evaluation's data, or how it is divided, has changed since the job began, and only the weights "
                 "that it began with could tell what the reference model says of it; undo the change, or submit a new "
                 "job with model.from"
             )
-        part.reference = found
+        part.reference = value
 
 
 @torch.no_grad()
@@ -93,8 +93,8 @@ def _scored(
     model: ParallelModel, part: PairPacking, micro_batch: int, ranks: Ranks, report: Report, alive: Report
 ) -> Float32s:
     """float32 [pairs, 2] in the order of the packing's members. Every rank makes equally many passes."""
-    found = torch.zeros((len(part.members), 2), dtype=torch.float32)
-    told = time.monotonic()
+    scores = torch.zeros((len(part.members), 2), dtype=torch.float32)
+    reported_at = time.monotonic()
     model.model.eval()
     for done, rows in enumerate(_dealt(part.samples, micro_batch, ranks)):
         blanks = micro_batch - len(rows)
@@ -102,16 +102,16 @@ def _scored(
         log_probs = answers(model.model, batch).log_probs.cpu()
         for row, of_row in zip(rows, log_probs, strict=False):
             first, last = int(part.edges[row]), int(part.edges[row + 1])
-            found[first:last] = of_row[: last - first]
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
+            scores[first:last] = of_row[: last - first]
+        if time.monotonic() - reported_at > PROGRESS_SECONDS:
+            reported_at = time.monotonic()
             alive("")
             report(f"reference: {done * micro_batch * ranks.world:,} of {part.samples:,} samples are scored")
     model.model.train()
     if ranks.world > 1:
-        found = found.to(model.device)
-        dist.all_reduce(found)  # each rank's zeros stand where the others have their numbers
-    return np.ascontiguousarray(found.cpu().numpy())
+        scores = scores.to(model.device)
+        dist.all_reduce(scores)  # each rank's zeros stand where the others have their numbers
+    return np.ascontiguousarray(scores.cpu().numpy())
 
 
 def _dealt(samples: int, micro_batch: int, ranks: Ranks) -> Iterator[list[int]]:

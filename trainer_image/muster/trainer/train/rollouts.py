@@ -99,11 +99,11 @@ class Rollouts:
         if judged is not None and self._config.reward_model is not None:
             rewards = rewards + self._config.reward_model.weight * judged
             scores = torch.cat((scores, judged[:, None]), dim=1)
-        found, std = advantages(rewards, self._config)
+        advantage, std = advantages(rewards, self._config)
         facts = [[float(row.finished), float(len(row.tokens) + row.finished)] for row in written]
         of_group = torch.stack((rewards, std, (std < SAME).double()), dim=1)
-        told = torch.cat((of_group, torch.tensor(facts).double(), scores, limits), dim=1)
-        return found.float(), told.float()
+        reported = torch.cat((of_group, torch.tensor(facts).double(), scores, limits), dim=1)
+        return advantage.float(), reported.float()
 
     def _micro(
         self,
@@ -112,8 +112,8 @@ class Rollouts:
         made: tuple[Tensor, Tensor],
         device: torch.device,
     ) -> tuple[Batch, ...]:
-        found, told = made
-        own, names = len(found), told.shape[1]
+        advantage, reported = made
+        own, names = len(advantage), reported.shape[1]
         size = self._training.batch.micro_batch
         batches = []
         for begin in range(0, len(rows), size):
@@ -122,12 +122,12 @@ class Rollouts:
             some = list(zip(rows[here], written[here], counted, strict=True))
             longest = max(len(prompt.ids) + len(answer.tokens) + 1 for prompt, answer, _ in some)
             samples = [self._row(prompt, answer, counts, longest) for prompt, answer, counts in some]
-            blank = len(samples) - len(found[here])
+            blank = len(samples) - len(advantage[here])
             batches.append(
                 Rollout(
                     Batch.of(samples).values.to(device),
-                    torch.cat((found[here], torch.zeros(blank))).to(device),
-                    torch.cat((told[here], torch.zeros(blank, names))).to(device),
+                    torch.cat((advantage[here], torch.zeros(blank))).to(device),
+                    torch.cat((reported[here], torch.zeros(blank, names))).to(device),
                     torch.tensor(counted, dtype=torch.float32).to(device),
                 )
             )
@@ -149,10 +149,10 @@ def advantages(rewards: Tensor, config: Grpo) -> tuple[Tensor, Tensor]:
         return rewards, rewards
     groups = rewards.view(-1, config.completions)
     mean, std = groups.mean(1, keepdim=True), groups.std(1, keepdim=True)
-    found = groups - mean
+    normalized = groups - mean
     if config.scale_rewards:
-        found = found / (std + STD_FLOOR)
-    return found.flatten(), std.expand_as(groups).flatten()
+        normalized = normalized / (std + STD_FLOOR)
+    return normalized.flatten(), std.expand_as(groups).flatten()
 
 
 def drawn(luck: Sequence[int], temperature: float = 1.0, top_p: float = 1.0) -> Choose:
@@ -165,7 +165,7 @@ def drawn(luck: Sequence[int], temperature: float = 1.0, top_p: float = 1.0) -> 
         points = torch.tensor([mix(each ^ mix(turn)) / 2**64 for each in of_rows], dtype=torch.float64)
         chances = torch.softmax(logits.double() / temperature, dim=-1)
         below = (chances if top_p == 1 else likeliest_of(chances, top_p)).cumsum(dim=-1)
-        found = torch.searchsorted(below, points.to(below.device)[:, None] * below[:, -1:], right=True)
-        return [min(int(token), logits.shape[1] - 1) for token in found[:, 0].tolist()]
+        choices = torch.searchsorted(below, points.to(below.device)[:, None] * below[:, -1:], right=True)
+        return [min(int(token), logits.shape[1] - 1) for token in choices[:, 0].tolist()]
 
     return choose

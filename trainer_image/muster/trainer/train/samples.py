@@ -54,11 +54,11 @@ class SampleMaker:
     def make(self, step: int) -> tuple[Sample, ...]:
         """Let the model write, and keep it as the samples of `step`. Collective."""
         self._module.eval()
-        found = self._writer.write(self._prompts, self._config.max_tokens, self._agreed)
+        answers = self._writer.write(self._prompts, self._config.max_tokens, self._agreed)
         self._module.train()
         samples = tuple(
             Sample(prompt=prompt, text=self._tokenizer.decode(row.tokens), finished=row.finished)
-            for prompt, row in zip(self._config.prompts, found, strict=True)
+            for prompt, row in zip(self._config.prompts, answers, strict=True)
         )
         if self._ranks.rank == 0:
             self._keep(Samples(step=step, attempt=self._run.attempt, at=time.time(), samples=samples))

@@ -66,8 +66,8 @@ class LoadedSecond:
         begin_with(origin.uri, origin.commit.step, model.module)
         document = origin.commit.model_dump(mode="json", by_alias=True)
         seal = seal_of({key: value for key, value in document.items() if key != "seal"})
-        told = {"address": origin.uri, "step": origin.commit.step, "seal": seal}
-        return LoadedSecond(origin.field, origin.words, model, told)
+        state = {"address": origin.uri, "step": origin.commit.step, "seal": seal}
+        return LoadedSecond(origin.field, origin.words, model, state)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -102,13 +102,13 @@ def _found(field: str, given: SecondModel, training: TrainingConfig, origin: Ori
     scores = field == REWARD_MODEL
     if given.source is not None:
         read = final_errors_are_the_users(f"{field}.source")(_of_folder)
-        found, own = read(field, given.source, training, scores)
+        second, own = read(field, given.source, training, scores)
     else:
         assert given.from_ is not None, "a second model is a folder or a checkpoint"
-        found, own = _of_commit(field, given.words, given.from_, _step(field, origin))
-    (_must_score if scores else _must_predict)(found, training, origin)
-    _must_fit(found, own, training, origin)
-    return found
+        second, own = _of_commit(field, given.words, given.from_, _step(field, origin))
+    (_must_score if scores else _must_predict)(second, training, origin)
+    _must_fit(second, own, training, origin)
+    return second
 
 
 def _step(field: str, origin: Origin) -> int | None:

@@ -122,10 +122,12 @@ class Stragglers:
         changes = np.log(ratios[:RANKS_LISTENED_TO] / self._window[-1][:RANKS_LISTENED_TO])
         self._changes.extend(np.abs(changes).tolist())
         self._window = np.vstack((self._window[1:], ratios))
-        known = {entry.rank: entry for entry in self.slow}
-        suspects = {*known, *np.flatnonzero(ratios >= SLOW_EACH).tolist()} if known or ratios.max() >= SLOW_EACH else ()
-        found = [self._judged(rank, known.get(rank), step) for rank in sorted(suspects)]
-        self.slow = tuple(entry for entry in found if entry is not None)
+        by_rank = {entry.rank: entry for entry in self.slow}
+        suspects = (
+            {*by_rank, *np.flatnonzero(ratios >= SLOW_EACH).tolist()} if by_rank or ratios.max() >= SLOW_EACH else ()
+        )
+        judged = [self._judged(rank, by_rank.get(rank), step) for rank in sorted(suspects)]
+        self.slow = tuple(entry for entry in judged if entry is not None)
 
     def _judged(self, rank: int, before: SlowRank | None, step: int) -> SlowRank | None:
         mine = self._window[:, rank]

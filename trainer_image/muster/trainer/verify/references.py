@@ -40,16 +40,16 @@ class References:
     def of(self, record: Any, answer: str | None) -> bytes:
         """The columns of a record, as JSON. `answer` is what its assistant says. Raises ValueError for one that a
         verifier can't score by."""
-        found: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         for called, column, each in self._scorers:
-            if column is not None and column not in found:
-                found[column] = _value(record, column, called, answer)
-            each.check(found)
+            if column is not None and column not in columns:
+                columns[column] = _value(record, column, called, answer)
+            each.check(columns)
         try:
-            return json.dumps(found, ensure_ascii=False).encode()
+            return json.dumps(columns, ensure_ascii=False).encode()
         except TypeError:
-            odd = next(column for column, value in found.items() if not isinstance(value, _JSON))
-            raise ValueError(f"column {odd} is a {type(found[odd]).__name__}, which no verifier reads") from None
+            odd = next(column for column, value in columns.items() if not isinstance(value, _JSON))
+            raise ValueError(f"column {odd} is a {type(columns[odd]).__name__}, which no verifier reads") from None
 
 
 def evaluated_sources(evaluation: Evaluation) -> Iterator[tuple[Source, References | None]]:

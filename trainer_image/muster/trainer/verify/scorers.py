@@ -125,12 +125,12 @@ class NumericAnswerScorer:
 
     def score(self, completion: Completion) -> Score:
         said = last_number(_behind(completion.text, self._config.after))
-        wanted = last_number(text_of(completion.columns[self._config.column]))
-        assert wanted is not None, "references were checked"
+        expected = last_number(text_of(completion.columns[self._config.column]))
+        assert expected is not None, "references were checked"
         if said is None:
             return Score(0.0)
-        allowed = max(self._config.tolerance, self._config.relative_tolerance * abs(wanted))
-        return Score(float(abs(said - wanted) <= allowed))
+        allowed = max(self._config.tolerance, self._config.relative_tolerance * abs(expected))
+        return Score(float(abs(said - expected) <= allowed))
 
 
 class UnitTestsScorer:
@@ -171,12 +171,12 @@ def scorer(verifier: Verifier) -> Scorer:
 
 def last_number(text: str) -> float | None:
     """The last number in a text; None where there is none that a double holds."""
-    found = None
+    last = None
     for match in _NUMBER.finditer(text):
-        found = match[0]
-    if found is None:
+        last = match[0]
+    if last is None:
         return None
-    value = float(found.replace(",", ""))
+    value = float(last.replace(",", ""))
     return value if math.isfinite(value) else None
 
 

@@ -93,8 +93,8 @@ class Gangs:
             self._start(job, self._clear(job, gang, pods))
 
     def forget(self, uid: str) -> None:
-        for known in (self._groups, self._looked, self._released):
-            known.pop(uid, None)
+        for cache in (self._groups, self._looked, self._released):
+            cache.pop(uid, None)
 
     def _start(self, job: Job, work: object) -> None:
         assert asyncio.iscoroutine(work), "we made it"
@@ -144,10 +144,10 @@ class Gangs:
             if error.status != 404:
                 raise
 
-    async def _newest(self, group: Object | None, known: tuple[str, ...]) -> str | None:
+    async def _newest(self, group: Object | None, versions: tuple[str, ...]) -> str | None:
         """Return the newest of the known versions that is served with Workloads."""
         served = {version["version"] for version in (group or {}).get("versions") or ()}
-        for version in known:
+        for version in versions:
             if version in served and group is not None:
                 listed = await self._client.get(f"/apis/{group['name']}/{version}")
                 if any(resource["name"] == "workloads" for resource in listed.get("resources") or ()):

@@ -51,11 +51,11 @@ class Kai:
         return self.objects(gang)[0].place
 
     def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
-        told = condition(group, "Unschedulable") or next(
+        verdict = condition(group, "Unschedulable") or next(
             iter(((group or {}).get("status") or {}).get("schedulingConditions") or ()), {}
         )
         return describe_scheduler_wait(
-            "KAI", pods, told.get("message", "") if told.get("status", "True") == "True" else ""
+            "KAI", pods, verdict.get("message", "") if verdict.get("status", "True") == "True" else ""
         )
 
     def lost(self, group: Object | None) -> str:

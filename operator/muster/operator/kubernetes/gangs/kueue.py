@@ -72,8 +72,8 @@ class Kueue:
             return f"admitted by Kueue; {len(waiting)} of {len(pods)} workers have no node yet" + (
                 f": {words}" if words else ""
             )
-        told = condition(group, "QuotaReserved")
-        words = told.get("message", "") if told.get("status") == "False" else ""
+        verdict = condition(group, "QuotaReserved")
+        words = verdict.get("message", "") if verdict.get("status") == "False" else ""
         return f"waiting for Kueue to admit {len(pods)} workers" + (f": {words}" if words else "")
 
     def lost(self, group: Object | None) -> str:

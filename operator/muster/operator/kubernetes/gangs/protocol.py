@@ -87,21 +87,21 @@ def unplaced(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     return tuple(pod for pod in pods if not pod.node and not pod.over and not pod.deleting)
 
 
-def describe_scheduler_wait(name: str, pods: tuple[Pod, ...], told: str = "") -> str:
+def describe_scheduler_wait(name: str, pods: tuple[Pod, ...], reason: str = "") -> str:
     """`waiting` of a scheduler that says its reasons in its group's conditions (told), or in those of the pods."""
     waiting = unplaced(pods)
     if not waiting:
         return ""
-    words = told or next((pod.trouble for pod in waiting if pod.trouble), "")
+    words = reason or next((pod.trouble for pod in waiting if pod.trouble), "")
     return f"waiting for {name} to place {len(waiting)} of {len(pods)} workers" + (f": {words}" if words else "")
 
 
 def condition(group: Object | None, kind: str) -> Object:
     """The group's condition of that type; empty if there is none."""
-    found: Object = next(
+    match: Object = next(
         (entry for entry in ((group or {}).get("status") or {}).get("conditions") or () if entry["type"] == kind), {}
     )
-    return found
+    return match
 
 
 def pod_group(api: str, gang: GangRef, spec: Object, needs: str, kind: str = "PodGroup") -> Item:

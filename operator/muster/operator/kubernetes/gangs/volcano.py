@@ -44,8 +44,10 @@ class Volcano:
         return self.objects(gang)[0].place
 
     def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
-        told = condition(group, "Unschedulable")
-        return describe_scheduler_wait("Volcano", pods, told.get("message", "") if told.get("status") == "True" else "")
+        verdict = condition(group, "Unschedulable")
+        return describe_scheduler_wait(
+            "Volcano", pods, verdict.get("message", "") if verdict.get("status") == "True" else ""
+        )
 
     def lost(self, group: Object | None) -> str:
         return ""

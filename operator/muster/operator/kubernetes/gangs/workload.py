@@ -67,9 +67,9 @@ class WorkloadGang:
         return None if self.version == "v1alpha1" else self.objects(gang)[-1].place
 
     def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
-        told = condition(group, "PodGroupScheduled") or condition(group, "PodGroupInitiallyScheduled")
+        verdict = condition(group, "PodGroupScheduled") or condition(group, "PodGroupInitiallyScheduled")
         return describe_scheduler_wait(
-            "the scheduler", pods, told.get("message", "") if told.get("status") == "False" else ""
+            "the scheduler", pods, verdict.get("message", "") if verdict.get("status") == "False" else ""
         )
 
     def lost(self, group: Object | None) -> str:

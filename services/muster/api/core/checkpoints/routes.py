@@ -162,14 +162,14 @@ async def _evaluations(services: Services, job_id: str) -> dict[int, list[dict[s
     return by_step
 
 
-async def mark_commit(services: Services, caller: Principal, job_id: str, step: int, wanted: bool) -> dict[str, Any]:
+async def mark_commit(services: Services, caller: Principal, job_id: str, step: int, pin: bool) -> dict[str, Any]:
     """Pin, or take the pin back. Raises ApiError as the routes say."""
     row = await find_job(services, caller, job_id, act=True)
     folder = commit_folder(row)
     with explained(folder):
-        marked = await services.folders.run(folder, _mark, services.commits, row, step, wanted)
+        marked = await services.folders.run(folder, _mark, services.commits, row, step, pin)
     if marked["changed"]:
-        done = "pinned" if wanted else "unpinned"
+        done = "pinned" if pin else "unpinned"
         async with services.database.write() as session:
             record(session, caller, Act(f"checkpoint.{done}", row.id, row.project, after={"step": step}))
     return marked
@@ -198,25 +198,25 @@ _add_verb("unpin", "Take a pin back", "Leave a checkpoint to the retention polic
 
 
 def _list(commits: CommitListing, folder: Address) -> list[dict[str, Any]]:
-    found, pins = commits.read(folder), pinned(commits.store(folder))
-    return [_document(folder, commit, commit.step in pins) for commit in found]
+    commit_list, pins = commits.read(folder), pinned(commits.store(folder))
+    return [_document(folder, commit, commit.step in pins) for commit in commit_list]
 
 
-def _inspect(commits: CommitListing, row: JobRow, wanted: str) -> dict[str, Any]:
+def _inspect(commits: CommitListing, row: JobRow, chosen: str) -> dict[str, Any]:
     folder = commit_folder(row)
     with explained(folder):
-        step = int(wanted) if wanted.isdigit() else _newest(commits.read(folder), wanted == "best", folder)
+        step = int(chosen) if chosen.isdigit() else _newest(commits.read(folder), chosen == "best", folder)
         store = commits.store(folder)
         best = any(commit.step == step and commit.best for commit in commits.read(folder))
-        found = commit_view(read_commit(store, step), best)
-        return found | {"pinned": step in pinned(store), "uri": str(folder.child(commit_key(step)))}
+        view = commit_view(read_commit(store, step), best)
+        return view | {"pinned": step in pinned(store), "uri": str(folder.child(commit_key(step)))}
 
 
-def _mark(commits: CommitListing, row: JobRow, step: int, wanted: bool) -> dict[str, Any]:
+def _mark(commits: CommitListing, row: JobRow, step: int, is_pin: bool) -> dict[str, Any]:
     folder = commit_folder(row)
     store = commits.store(folder)
     with explained(folder):
-        if not wanted:
+        if not is_pin:
             return {"step": step, "pinned": False, "changed": unpin(store, step)}
         changed = False
         try:
@@ -257,7 +257,7 @@ def explained(folder: Address) -> Iterator[None]:
 
 
 def _document(folder: Address, commit: CommitSummary, is_pinned: bool) -> dict[str, Any]:
-    shown = Checkpoint(
+    checkpoint = Checkpoint(
         step=commit.step,
         kind=commit.kind,
         attempt=commit.attempt,
@@ -273,4 +273,4 @@ def _document(folder: Address, commit: CommitSummary, is_pinned: bool) -> dict[s
         evaluations=[],
         uri=str(folder.child(commit_key(commit.step))),
     )
-    return shown.model_dump(mode="json", by_alias=True)
+    return checkpoint.model_dump(mode="json", by_alias=True)

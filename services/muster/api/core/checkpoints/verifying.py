@@ -65,12 +65,12 @@ def _expect_committed_bytes(store: ReadOnlyStore, file: FileEntry, algorithm: st
     part_bytes = file.part_bytes if file.parts and file.part_bytes else max(file.bytes, 1)
     for (start, length), checksum in zip(parts_of(file.bytes, part_bytes), file.parts or (file.checksum,), strict=True):
         for reads_left in reversed(range(READS)):
-            found = running_checksum(_blocks(store, file.key, start, length), algorithm)
-            if found == checksum:
+            actual = running_checksum(_blocks(store, file.key, start, length), algorithm)
+            if actual == checksum:
                 break
             if not reads_left:
                 span = f"bytes {start} to {start + length}"
-                raise StoreError(f"{file.key}: {span} have checksum {found}, not {checksum} ({store.uri})")
+                raise StoreError(f"{file.key}: {span} have checksum {actual}, not {checksum} ({store.uri})")
 
 
 def _blocks(store: ReadOnlyStore, key: str, start: int, length: int) -> Iterator[memoryview]:

@@ -85,11 +85,11 @@ class KubernetesCluster:
     async def changes(self, after_version: int, limit: int) -> list[RawChange]:
         """Return the changes in the order of their versions. Changes of one version are never separated."""
         await self._have_listed()
-        found = [change for change in self._changes if change.version > after_version]
-        if len(found) > limit:
-            last = found[limit - 1].version
-            found = [change for change in found if change.version <= last]
-        return found
+        newer = [change for change in self._changes if change.version > after_version]
+        if len(newer) > limit:
+            last = newer[limit - 1].version
+            newer = [change for change in newer if change.version <= last]
+        return newer
 
     async def behind(self, after_version: int) -> int:
         await self._have_listed()
@@ -140,9 +140,9 @@ class KubernetesCluster:
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            found = await self._client.get(paths.job(job.namespace, job.name))
-            if id_of(found) != job.uid:
-                return ApplyResult(job.uid, Outcome.NAME_HELD, id_of(found))
+            existing = await self._client.get(paths.job(job.namespace, job.name))
+            if id_of(existing) != job.uid:
+                return ApplyResult(job.uid, Outcome.NAME_HELD, id_of(existing))
             return await self._update(job)
         return ApplyResult(job.uid, Outcome.DONE)
 
@@ -157,10 +157,10 @@ class KubernetesCluster:
             return ApplyResult(job.uid, Outcome.GONE)
         if id_of(item) != job.uid:
             return ApplyResult(job.uid, Outcome.GONE)
-        wanted = {"suspend": job.spec.suspend, "cancel": job.spec.cancel}
-        if any(item["spec"].get(key, False) != value for key, value in wanted.items()):
+        requests = {"suspend": job.spec.suspend, "cancel": job.spec.cancel}
+        if any(item["spec"].get(key, False) != value for key, value in requests.items()):
             # With the uid, so that another object of that name is never changed.
-            change = {"metadata": {"uid": item["metadata"]["uid"]}, "spec": wanted}
+            change = {"metadata": {"uid": item["metadata"]["uid"]}, "spec": requests}
             self._note(await self._client.patch(path, change))
         return ApplyResult(job.uid, Outcome.DONE)
 
@@ -202,12 +202,12 @@ class KubernetesCluster:
     def _note(self, item: Object) -> None:
         """A version of a job, once. One that nobody has looked at yet is no change of its status."""
         uid, version = id_of(item), _version_of(item)
-        known = self._jobs.get(uid)
-        if known is not None and _version_of(known) >= version:
+        cached = self._jobs.get(uid)
+        if cached is not None and _version_of(cached) >= version:
             return
         self._jobs[uid] = item
         self._logs.note(uid, item)
-        if known is None or known.get("status") != item.get("status"):
+        if cached is None or cached.get("status") != item.get("status"):
             self._append(RawChange(version, uid, time.time(), False, json.dumps(_status(item))))
 
     def _append(self, change: RawChange) -> None:

@@ -62,8 +62,8 @@ class PodLogs:
         current = int(status.get("attempt") or 0)
         if item is None or not current or status.get("phase") not in _ALIVE or (attempt or current) != current:
             return
-        wanted = int((status.get("gang") or {}).get("wanted") or 0)
-        asked = [(uid, current, each) for each in (range(wanted) if worker is None else [worker]) if each < wanted]
+        size = int((status.get("gang") or {}).get("wanted") or 0)
+        asked = [(uid, current, each) for each in (range(size) if worker is None else [worker]) if each < size]
         for key in asked:
             self._follow(key)
         waits = [event.wait() for key in asked if (event := self._heard.get(key)) is not None]

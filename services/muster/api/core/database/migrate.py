@@ -61,8 +61,8 @@ class NewerDatabase(Exception):
 def _upgrade(connection: Connection) -> None:
     config = alembic_config(connection)
     script = ScriptDirectory.from_config(config)
-    known = {revision.revision for revision in script.walk_revisions()}
-    if unknown := set(MigrationContext.configure(connection).get_current_heads()) - known:
+    revisions = {revision.revision for revision in script.walk_revisions()}
+    if unknown := set(MigrationContext.configure(connection).get_current_heads()) - revisions:
         raise NewerDatabase(
             f"the database is of a newer Muster (its revision {', '.join(sorted(unknown))} is unknown here): "
             "start that version again, or restore the backup from before it"

@@ -88,10 +88,10 @@ class Servers:
 def takes_writes(driver: Any) -> bool:
     """Return whether the server takes writes, as it reported with its last reply. Servers before PostgreSQL 14 do not
     report it, and are assumed to."""
-    told = driver.get_settings()
+    parameters = driver.get_settings()
     return "on" not in (
-        getattr(told, "in_hot_standby", "off"),
-        getattr(told, "default_transaction_read_only", "off"),
+        getattr(parameters, "in_hot_standby", "off"),
+        getattr(parameters, "default_transaction_read_only", "off"),
     )
 
 

@@ -37,16 +37,16 @@ class Recent(Generic[T]):
         """Number of times that a row may have changed."""
 
     def get(self, question: Hashable, now: float | None = None) -> T | None:
-        found = self._known.get(question)
-        if found is None or (time.monotonic() if now is None else now) >= found[0]:
+        entry = self._known.get(question)
+        if entry is None or (time.monotonic() if now is None else now) >= entry[0]:
             return None
-        return found[1]
+        return entry[1]
 
     async def ask(self, question: Hashable, look: Callable[[], Awaitable[T | None]]) -> T | None:
         """The answer that is kept, or what `look` finds; None is not kept. Whoever asks meanwhile waits for the same
         look, unless a row has changed since it began: a thousand streams of one reader ask the database once."""
-        if (found := self.get(question)) is not None:
-            return found
+        if (answer := self.get(question)) is not None:
+            return answer
         asked = (question, self.changes)
         if (task := self._looks.get(asked)) is None:
             self._looks[asked] = task = asyncio.ensure_future(self._look(question, look))

@@ -77,26 +77,26 @@ def events_between(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent,
 
 
 def _attempts(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
-    known = {attempt.number: attempt for attempt in old.attempts}
-    found: list[NewEvent] = []
+    old_attempts = {attempt.number: attempt for attempt in old.attempts}
+    events: list[NewEvent] = []
     for attempt in new.attempts:
-        before = known.get(attempt.number)
+        before = old_attempts.get(attempt.number)
         if before is None and attempt.number > old.attempt:
-            found.append(_started(attempt))
+            events.append(_started(attempt))
         if attempt.first_step_at is not None and (before is None or before.first_step_at is None):
             seconds = attempt.first_step_at - attempt.created_at
             message = f"attempt {attempt.number} did its first step after {seconds:.1f} s"
-            found.append(
+            events.append(
                 NewEvent(
                     EventType.ATTEMPT_RUNNING, attempt.first_step_at, message, attempt.number, {"seconds": seconds}
                 )
             )
     if new.attempt > old.attempt and new.attempt not in {attempt.number for attempt in new.attempts}:
         data = {"resumeStep": new.resume_step, "nodes": list(new.gang.nodes)}
-        found.append(
+        events.append(
             NewEvent(EventType.ATTEMPT_STARTED, at, _start_message(new.attempt, new.resume_step), new.attempt, data)
         )
-    return tuple(found)
+    return tuple(events)
 
 
 def _started(attempt: Attempt) -> NewEvent:

@@ -77,10 +77,10 @@ def queue_documents(
             processes[job.project] += job.processes
     items = []
     for project, quota in sorted(quotas.items()):
-        held = sorted(holding.get(project, ()), key=lambda each: (-each["gpus"], -each["nodes"], each["name"]))
-        gpus = sum(each["gpus"] for each in held)
-        found = {"waiting": waiting.get(project, []), "holding": held, "gpus": gpus, "gangs": len(held)}
-        items.append({"project": project, **found, "processes": processes[project], "quota": quota})
+        holders = sorted(holding.get(project, ()), key=lambda each: (-each["gpus"], -each["nodes"], each["name"]))
+        gpus = sum(each["gpus"] for each in holders)
+        summary = {"waiting": waiting.get(project, []), "holding": holders, "gpus": gpus, "gangs": len(holders)}
+        items.append({"project": project, **summary, "processes": processes[project], "quota": quota})
     return len(positions), items
 
 
@@ -130,10 +130,10 @@ def node_documents(report: FleetReport, jobs: Iterable[LiveJob], caller: Princip
         yield _node(node, holders.get(node.name, []), avoiders.get(node.name, []))
 
 
-def _node(node: NodeReport, held: list[dict[str, Any]], avoided: list[dict[str, Any]]) -> dict[str, Any]:
-    shown = node.model_dump(mode="json", by_alias=True, exclude={"others_cpus"})
-    free = node.gpus - node.others_gpus - sum(each["gpus"] for each in held)
-    return shown | {"freeGpus": max(0, free), "heldBy": held, "avoidedBy": avoided}
+def _node(node: NodeReport, holders: list[dict[str, Any]], avoided: list[dict[str, Any]]) -> dict[str, Any]:
+    document = node.model_dump(mode="json", by_alias=True, exclude={"others_cpus"})
+    free = node.gpus - node.others_gpus - sum(each["gpus"] for each in holders)
+    return document | {"freeGpus": max(0, free), "heldBy": holders, "avoidedBy": avoided}
 
 
 def _time(value: Any, otherwise: float) -> str:

@@ -45,8 +45,8 @@ def _format_of(request: Request) -> Format:
         return "json"
     if media_type in YAML_TYPES:
         return "yaml"
-    shown = f"not {media_type[:100]!r}" if media_type else "but the request names none"
-    raise ApiError("unsupported_media_type", f"The body must be application/json or application/yaml, {shown}.")
+    problem = f"not {media_type[:100]!r}" if media_type else "but the request names none"
+    raise ApiError("unsupported_media_type", f"The body must be application/json or application/yaml, {problem}.")
 
 
 def document_of(body: bytes, form: Format) -> Document:

@@ -36,7 +36,7 @@ EXAMPLE_JOB: dict[str, Any] = {
 
 def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The refusals of a route, for its `responses`; every route may also fail with 401, 403 and 5xx."""
-    found: dict[int | str, dict[str, Any]] = {}
+    responses: dict[int | str, dict[str, Any]] = {}
     for code in (
         *codes,
         "unauthorized",
@@ -47,13 +47,13 @@ def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
         "database_unavailable",
     ):
         status = KINDS[code].status
-        shown = found.setdefault(
+        response = responses.setdefault(
             status, {"description": "", "content": {MEDIA_TYPE: {"schema": _PROBLEM_REF, "examples": {}}}}
         )
-        shown["content"][MEDIA_TYPE]["examples"][code] = {"value": _example(code)}
-        titles = [KINDS[name].title for name in shown["content"][MEDIA_TYPE]["examples"]]
-        shown["description"] = "; ".join(titles)
-    return found
+        response["content"][MEDIA_TYPE]["examples"][code] = {"value": _example(code)}
+        titles = [KINDS[name].title for name in response["content"][MEDIA_TYPE]["examples"]]
+        response["description"] = "; ".join(titles)
+    return responses
 
 
 _PROBLEM_REF = {"$ref": _REF.format(model="Problem")}

@@ -20,10 +20,10 @@ async def known_parameters_only(request: Request) -> None:
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
         return
-    known = [str(field.alias) for field in route.dependant.query_params]
-    faults = tuple(_fault(name, known) for name in request.query_params if _whole(name) not in known)
+    names = [str(field.alias) for field in route.dependant.query_params]
+    faults = tuple(_fault(name, names) for name in request.query_params if _whole(name) not in names)
     many = {str(field.alias) for field in route.dependant.query_params if _is_list(field.field_info.annotation)}
-    for name in {name for name in known if name not in many and len(request.query_params.getlist(name)) > 1}:
+    for name in {name for name in names if name not in many and len(request.query_params.getlist(name)) > 1}:
         faults += (Problem(f"query.{name}", "is given more than once and has one value; say it once"),)
     if faults:
         raise ApiError("invalid_parameter", f"{faults[0]}", errors=faults)
@@ -39,7 +39,7 @@ def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) is list or any(get_origin(part) is list for part in get_args(annotation))
 
 
-def _fault(name: str, known: list[str]) -> Problem:
-    folded = {word.lower(): word for word in known}
+def _fault(name: str, names: list[str]) -> Problem:
+    folded = {word.lower(): word for word in names}
     near = difflib.get_close_matches(name.replace("_", "").lower(), folded, n=1, cutoff=0.6)
     return Problem(f"query.{name[:80]}", "unknown parameter", folded[near[0]] if near else None)

@@ -51,8 +51,8 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
     headers = dict(error.headers or {})
     path, method = request.url.path[:200], request.method
     job, colon, action = path.removeprefix("/api/v1/jobs/").partition(":")
-    known = COMMIT_ACTIONS if "/checkpoints/" in job else ACTIONS
-    if colon and path.startswith("/api/v1/jobs/") and action not in known and error.status_code in (404, 405):
+    actions = COMMIT_ACTIONS if "/checkpoints/" in job else ACTIONS
+    if colon and path.startswith("/api/v1/jobs/") and action not in actions and error.status_code in (404, 405):
         return job_not_found(f"{job}:{action}")
     if error.status_code == 404:
         return ApiError(

@@ -74,9 +74,9 @@ async def _refuse_dependents(services: Services, caller: Principal, row: JobRow)
         others = [each for each in await session.scalars(named) if row.id in _origins(each.spec)]
     if others:
         seen = [each.name for each in others if caller.role_in(each.project) is not None]
-        shown = ", ".join(seen[:5]) or "a job of another project"
+        names = ", ".join(seen[:5]) or "a job of another project"
         raise ApiError(
-            "job_needed", f"The checkpoints of {row.name!r} are what {shown} starts from: wait until it has ended."
+            "job_needed", f"The checkpoints of {row.name!r} are what {names} starts from: wait until it has ended."
         )
 
 
@@ -102,8 +102,8 @@ def _refuse_pins(commits: CommitListing, row: JobRow, folder: Address) -> None:
 
 def _refuse_pinned(row: JobRow, steps: Collection[int]) -> None:
     if steps:
-        shown = ", ".join(map(str, sorted(steps)[:5]))
-        detail = f"Checkpoints of {row.name!r} are pinned (step {shown}): unpin them, or delete without checkpoints."
+        numbers = ", ".join(map(str, sorted(steps)[:5]))
+        detail = f"Checkpoints of {row.name!r} are pinned (step {numbers}): unpin them, or delete without checkpoints."
         raise ApiError("job_needed", detail)
 
 

@@ -139,13 +139,13 @@ async def names_like(session: AsyncSession, namespace: str, stem: str) -> set[st
 
 async def phases_among(session: AsyncSession, phases: Collection[str]) -> set[str]:
     """Return those of the phases that some job is in."""
-    found = await session.scalars(select(JobRow.phase).where(JobRow.phase.in_(phases)).distinct())
-    return set(found.all())
+    matches = await session.scalars(select(JobRow.phase).where(JobRow.phase.in_(phases)).distinct())
+    return set(matches.all())
 
 
-async def page(session: AsyncSession, wanted: Filter, before_seq: int | None, limit: int) -> list[JobRow]:
+async def page(session: AsyncSession, chosen: Filter, before_seq: int | None, limit: int) -> list[JobRow]:
     """The newest jobs older than `before_seq`, newest first."""
-    query = _filtered(select(JobRow), wanted).order_by(JobRow.seq.desc()).limit(limit)
+    query = _filtered(select(JobRow), chosen).order_by(JobRow.seq.desc()).limit(limit)
     if before_seq is not None:
         query = query.where(JobRow.seq < before_seq)
     return list((await session.scalars(query)).all())
@@ -162,38 +162,38 @@ ORDERS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-async def ordered(session: AsyncSession, wanted: Filter, order: str, offset: int, limit: int) -> list[JobRow]:
+async def ordered(session: AsyncSession, selection: Filter, order: str, offset: int, limit: int) -> list[JobRow]:
     """A piece of the list in one of ORDERS, for people who turn pages; programs read on by `page`."""
-    chosen = _filtered(select(JobRow.seq), wanted).order_by(*ORDERS[order]).offset(offset).limit(limit)
+    chosen = _filtered(select(JobRow.seq), selection).order_by(*ORDERS[order]).offset(offset).limit(limit)
     # Their numbers first: to sort the rows themselves moves the specs and statuses of all that match.
     seqs = list((await session.scalars(chosen)).all())
-    found = {row.seq: row for row in await session.scalars(select(JobRow).where(JobRow.seq.in_(seqs)))}
-    return [found[seq] for seq in seqs if seq in found]
+    rows = {row.seq: row for row in await session.scalars(select(JobRow).where(JobRow.seq.in_(seqs)))}
+    return [rows[seq] for seq in seqs if seq in rows]
 
 
-async def count_by_phase(session: AsyncSession, wanted: Filter) -> dict[str, int]:
+async def count_by_phase(session: AsyncSession, chosen: Filter) -> dict[str, int]:
     """Return the number of jobs that match the filter in each phase."""
-    query = _filtered(select(JobRow.phase, func.count()), wanted).group_by(JobRow.phase)
+    query = _filtered(select(JobRow.phase, func.count()), chosen).group_by(JobRow.phase)
     return {phase: int(count) for phase, count in (await session.execute(query)).all()}
 
 
-def _filtered(query: Select[Any], wanted: Filter) -> Select[Any]:
-    if wanted.phases:
-        query = query.where(JobRow.phase.in_(wanted.phases))
-    if wanted.name is not None:
-        query = query.where(JobRow.name == wanted.name)
-    if wanted.namespace is not None:
-        query = query.where(JobRow.namespace == wanted.namespace)
-    if wanted.project is not None:
-        query = query.where(JobRow.project == wanted.project)
-    if wanted.owner is not None:
-        query = query.where(JobRow.owner == wanted.owner)
-    if wanted.visible is not None:
-        query = query.where(JobRow.project.in_(wanted.visible))
-    if wanted.live is not None:
-        query = query.where(JobRow.live.is_(wanted.live))
-    if wanted.search:
-        part = wanted.search.lower()
+def _filtered(query: Select[Any], chosen: Filter) -> Select[Any]:
+    if chosen.phases:
+        query = query.where(JobRow.phase.in_(chosen.phases))
+    if chosen.name is not None:
+        query = query.where(JobRow.name == chosen.name)
+    if chosen.namespace is not None:
+        query = query.where(JobRow.namespace == chosen.namespace)
+    if chosen.project is not None:
+        query = query.where(JobRow.project == chosen.project)
+    if chosen.owner is not None:
+        query = query.where(JobRow.owner == chosen.owner)
+    if chosen.visible is not None:
+        query = query.where(JobRow.project.in_(chosen.visible))
+    if chosen.live is not None:
+        query = query.where(JobRow.live.is_(chosen.live))
+    if chosen.search:
+        part = chosen.search.lower()
         query = query.where(
             or_(
                 func.lower(JobRow.name).contains(part, autoescape=True),
@@ -201,7 +201,7 @@ def _filtered(query: Select[Any], wanted: Filter) -> Select[Any]:
                 JobRow.id.startswith(part, autoescape=True),
             )
         )
-    for key, value in wanted.labels:
+    for key, value in chosen.labels:
         has = exists().where(LabelRow.job_seq == JobRow.seq, LabelRow.key == key, LabelRow.value == value)
         query = query.where(has)
     return query

@@ -56,11 +56,11 @@ async def list_jobs(
     """Returns the jobs of the projects that the caller may see, newest first. Filters can be combined. The cursor stays
     valid while jobs are added."""
     visible = caller.visible_projects
-    wanted = Filter(tuple(phase or ()), name, namespace, _labels(label), live, project, owner, visible)
+    chosen = Filter(tuple(phase or ()), name, namespace, _labels(label), live, project, owner, visible)
     before = seq_of(cursor) if cursor else None
     async with services.database.read() as session:
-        await _refuse_unknown_phases(session, wanted.phases)
-        rows = await repository.page(session, wanted, before, limit + 1)
+        await _refuse_unknown_phases(session, chosen.phases)
+        rows = await repository.page(session, chosen, before, limit + 1)
     more = len(rows) > limit
     items = [job_summary(row) for row in rows[:limit]]
     return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1].seq) if more else None})

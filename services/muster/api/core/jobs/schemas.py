@@ -46,13 +46,13 @@ def job_document(row: JobRow, prices: Prices, reader: str) -> dict[str, Any]:
 
 def cost_document(status: dict[str, Any], attempts: Iterable[dict[str, Any]], prices: Prices) -> dict[str, Any]:
     """Bill of these attempts. Those that a newer version wrote in words that we don't know are left out, and said."""
-    known, unknown = [], 0
+    readable, unknown = [], 0
     for raw in attempts:
         try:
-            known.append(Attempt.model_validate(raw))
+            readable.append(Attempt.model_validate(raw))
         except ValidationError:
             unknown += 1
-    made = bill(known, prices, epoch_seconds((status.get("ledger") or {}).get("since") or 0.0))
+    made = bill(readable, prices, epoch_seconds((status.get("ledger") or {}).get("since") or 0.0))
     if unknown:
         made = made.model_copy(update={"gaps": (*made.gaps, f"{unknown} attempts that this version can't read")})
     return made.model_dump(mode="json", by_alias=True)

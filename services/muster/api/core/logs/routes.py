@@ -73,46 +73,46 @@ async def read_logs(
 ) -> Response:
     """Returns the log of a worker: its standard output and standard error. Logs are kept after the worker is gone."""
     row = await find_job(services, caller, job_id)
-    found = Logs(services.settings.layout, job_id)
+    logs = Logs(services.settings.layout, job_id)
     streaming = sse.wanted(request, follow)
     number = None if worker == "all" else int(worker)
     if number is None and not streaming:
         raise invalid_parameter("query.worker", "`all` is for streams; a page is of one worker")
     await services.cluster.fetch_log(job_id, attempt, number)
-    attempts = await run_in_threadpool(found.attempts)
+    attempts = await run_in_threadpool(logs.attempts)
     if attempt is not None and attempt not in attempts and (not row.live or not streaming):
-        known = ", ".join(map(str, attempts)) or "none"
-        raise ApiError("log_not_found", f"Job {row.name!r} has no log of attempt {attempt}; there are: {known}.")
+        numbers = ", ".join(map(str, attempts)) or "none"
+        raise ApiError("log_not_found", f"Job {row.name!r} has no log of attempt {attempt}; there are: {numbers}.")
     chosen = attempt or (attempts[-1] if attempts else None)
     if not streaming:
         assert number is not None
-        return await _page(request, row, found, attempts, chosen, number, tail, offset)
-    follower = Follower(found, chosen, number)
+        return await _page(request, row, logs, attempts, chosen, number, tail, offset)
+    follower = Follower(logs, chosen, number)
     await run_in_threadpool(_begin, follower, tail, last_event_id)
     if last_event_id is not None and not row.live and await run_in_threadpool(_is_exhausted, follower, attempt):
         return Response(status_code=204)
     reader = Reader(services, caller, row.project)
-    told = _follow(services, reader, row, follower, pinned=attempt is not None)
-    return sse.stream(told, services.settings.stream_ping_seconds, services.streams.one_of(caller.person))
+    lines = _follow(services, reader, row, follower, pinned=attempt is not None)
+    return sse.stream(lines, services.settings.stream_ping_seconds, services.streams.one_of(caller.person))
 
 
 async def _page(
     request: Request,
     row: JobRow,
-    found: Logs,
+    logs: Logs,
     attempts: list[int],
     attempt: int | None,
     worker: int,
     tail: int | None,
     offset: int | None,
 ) -> Response:
-    workers = await run_in_threadpool(found.workers, attempt) if attempt else []
+    workers = await run_in_threadpool(logs.workers, attempt) if attempt else []
     if attempt and worker not in workers:
-        known = ", ".join(map(str, workers)) or "none yet"
+        numbers = ", ".join(map(str, workers)) or "none yet"
         raise ApiError(
-            "log_not_found", f"Attempt {attempt} of job {row.name!r} has no worker {worker}; there are: {known}."
+            "log_not_found", f"Attempt {attempt} of job {row.name!r} has no worker {worker}; there are: {numbers}."
         )
-    file = found.file(attempt or 0, worker)
+    file = logs.file(attempt or 0, worker)
     start = (
         offset if offset is not None else await run_in_threadpool(tail_offset, file, tail) if tail is not None else 0
     )

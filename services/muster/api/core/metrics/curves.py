@@ -58,8 +58,8 @@ def curves_document(history: History, query: CurveQuery) -> dict[str, Any]:
 
 
 def _part(spans: Sequence[Span], query: CurveQuery) -> list[Span]:
-    found = [span.between(query.axis, query.low, query.high) for span in spans]
-    return [span for span in found if len(span)]
+    parts = [span.between(query.axis, query.low, query.high) for span in spans]
+    return [span for span in parts if len(span)]
 
 
 def _buckets(spans: Sequence[Span], points: int, columns: Any) -> Iterator[_Bucket]:
@@ -86,18 +86,18 @@ def _from_blocks(span: Span, width: int, columns: Any) -> Iterator[_Bucket]:
             yield _Bucket(span, begin, end, _extents(span.table, list(span.records(range(begin, end))), columns))
             continue
         edges = [*range(begin, first * BLOCK_RECORDS), *range(last * BLOCK_RECORDS, end)]
-        found = _extents(span.table, list(span.records(edges)), columns) if edges else {}
+        edge_extents = _extents(span.table, list(span.records(edges)), columns) if edges else {}
         whole = {name: series.extent(first, last) for name, series in span.table.series.items()}
-        yield _Bucket(span, begin, end, _joined(found, whole))
+        yield _Bucket(span, begin, end, _joined(edge_extents, whole))
 
 
 def _extents(table: Table, records: Sequence[Record], columns: Any) -> dict[str, Extent]:
     """Return the extents of the series that the table knows, which bounds their number."""
-    found = {}
+    extents = {}
     for name, column in columns(records).items():
         if name in table.series and (values := [value for value in column if value is not None]):
-            found[name] = Extent(min(values), max(values), sum(values), len(values))
-    return found
+            extents[name] = Extent(min(values), max(values), sum(values), len(values))
+    return extents
 
 
 def _joined(some: Mapping[str, Extent], others: Mapping[str, Extent | None]) -> dict[str, Extent]:

@@ -80,12 +80,12 @@ def _history(services: Services, job_id: str, points: int, after_step: int) -> d
         trained = tuple(span.between("step", after_step + 1, math.inf) for span in trained)
         evaluated = tuple(span.between("step", after_step + 1, math.inf) for span in evaluated)
     total = sum(len(span) for span in trained)
-    found = thinned(trained, points)
+    records = thinned(trained, points)
     return {
-        "points": [with_times({**finite_only(record), "attempt": attempt}) for attempt, record in found],
+        "points": [with_times({**finite_only(record), "attempt": attempt}) for attempt, record in records],
         "evaluations": [_evaluation(attempt, finite_only(record)) for attempt, record in thinned(evaluated, points)],
         "total": total,
-        "downsampled": len(found) < total,
+        "downsampled": len(records) < total,
     }
 
 

@@ -22,8 +22,8 @@ async def curves(services: Services, caller: Principal, job_id: str, query: Curv
     """Raises ApiError job_not_found."""
     await find_job(services, caller, job_id)
     async with services.database.read() as session:
-        found = select(AttemptRow.body).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number)
-        attempts = list((await session.scalars(found)).all())
+        query_attempts = select(AttemptRow.body).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number)
+        attempts = list((await session.scalars(query_attempts)).all())
     return await run_in_threadpool(_document, services, job_id, query, attempts)
 
 

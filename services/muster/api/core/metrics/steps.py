@@ -65,14 +65,14 @@ class StepFile:
             with os.fdopen(open_regular(self.path), "rb") as file:
                 while (left := bytes_max - (self.offset - begun)) > 0:
                     file.seek(self.offset)
-                    chunk = file.read(wanted := min(left, _CHUNK_BYTES))
+                    chunk = file.read(count := min(left, _CHUNK_BYTES))
                     complete = chunk[: chunk.rfind(b"\n") + 1]
                     if complete:
                         self._add(complete)
                     elif len(chunk) >= _LINE_BYTES_MAX:
                         complete = chunk  # a line of that length is no record; its end is none either
                     else:
-                        at_end = len(chunk) < wanted  # half a line may follow, which is still being written
+                        at_end = len(chunk) < count  # half a line may follow, which is still being written
                         break
                     self.offset += len(complete)
                 self.unread = 0 if at_end else max(0, os.fstat(file.fileno()).st_size - self.offset)
@@ -158,8 +158,8 @@ def parse_line(line: bytes) -> Any:
 
 def training_columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
     columns = {name: column_of(records, name) for name in _NUMBERS}
-    told = {name: column for name, column in columns.items() if any(value is not None for value in column)}
-    return told | _named(records, "values") | _named(records, "rankSeconds")
+    filled = {name: column for name, column in columns.items() if any(value is not None for value in column)}
+    return filled | _named(records, "values") | _named(records, "rankSeconds")
 
 
 def evaluation_columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
@@ -169,8 +169,8 @@ def evaluation_columns(records: Sequence[Record]) -> dict[str, list[float | None
 def _named(records: Sequence[Record], key: str, prefix: str = "") -> dict[str, list[float | None]]:
     """Return the columns of values that have names of their own, such as an objective's. The prefix, by default the
     key, keeps them apart from a record's columns."""
-    found = [record.get(key) for record in records]
-    named = [values if isinstance(values, dict) else {} for values in found]
+    mappings = [record.get(key) for record in records]
+    named = [values if isinstance(values, dict) else {} for values in mappings]
     names = dict.fromkeys(name for values in named for name in values)
     return {f"{prefix or key}.{name}": column_of(named, name) for name in names}
 
@@ -263,9 +263,9 @@ class StepLogs:
                 path = self._layout.worker(uid, attempt, 0) / STEP_LOG
                 left -= job.files.setdefault(attempt, StepFile(path, attempt)).refresh(left)
             files = [job.files[attempt] for attempt in sorted(job.files)]
-            found = merged(files)
+            merged_history = merged(files)
         self._forget_others()
-        return found
+        return merged_history
 
     def _job(self, uid: str) -> _Job:
         with self._lock:
@@ -310,15 +310,15 @@ def _held(spans: Iterable[Span]) -> tuple[Span, ...]:
 def thinned(spans: Sequence[Span], points: int) -> list[tuple[int, Record]]:
     """Return at most `points` records with their attempts, evenly spaced, with the first and the last among them."""
     total = sum(len(span) for span in spans)
-    wanted = chosen(total, points)
-    found: list[tuple[int, Record]] = []
+    places = chosen(total, points)
+    records: list[tuple[int, Record]] = []
     ends = [0]
     for span in spans:
         ends.append(ends[-1] + len(span))
     for span, (begin, end) in zip(spans, pairwise(ends), strict=True):
-        indices = [index - begin + span.begin for index in wanted if begin <= index < end]
-        found += [(span.attempt, record) for record in span.records(indices) if record]
-    return found
+        indices = [index - begin + span.begin for index in places if begin <= index < end]
+        records += [(span.attempt, record) for record in span.records(indices) if record]
+    return records
 
 
 def chosen(total: int, points: int) -> list[int]:

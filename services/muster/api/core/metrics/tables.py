@@ -96,10 +96,10 @@ class Table:
             series.extend(blocks)
 
     def _series(self, name: str) -> Series | None:
-        found = self.series.get(name)
-        if found is None and len(self.series) < SERIES_MAX and len(name) <= NAME_LENGTH_MAX:
-            found = self.series[name] = Series()
-        return found
+        series = self.series.get(name)
+        if series is None and len(self.series) < SERIES_MAX and len(name) <= NAME_LENGTH_MAX:
+            series = self.series[name] = Series()
+        return series
 
 
 def finite(value: Any) -> float | None:

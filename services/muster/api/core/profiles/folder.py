@@ -62,13 +62,13 @@ def find_artefact(store: Store, profile: str, file: str) -> Object | None:
 
 def _view(store: Store, name: str, begun: Profile) -> ProfileView:
     ranks = sorted(set(begun.ranks))[:RANKS_MAX]
-    found = (_read(store, profile_key(name, rank_document(rank)), RankProfile) for rank in ranks)
-    done = tuple(each for each in found if each is not None)
+    documents = (_read(store, profile_key(name, rank_document(rank)), RankProfile) for rank in ranks)
+    done = tuple(each for each in documents if each is not None)
     seen = tuple(
         each.model_copy(update={"files": tuple(file for file in each.files if is_artefact(file.name))}) for each in done
     )
-    told = begun.model_dump() | {"name": name, "done": seen, "complete": len(done) == len(ranks)}
-    return ProfileView.model_validate(told)
+    document = begun.model_dump() | {"name": name, "done": seen, "complete": len(done) == len(ranks)}
+    return ProfileView.model_validate(document)
 
 
 def _read(store: Store, key: str, model: type[M]) -> M | None:

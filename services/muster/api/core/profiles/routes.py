@@ -84,8 +84,8 @@ async def list_profiles(services: ServicesDependency, caller: Caller, job_id: Jo
     folder = folder_of(await find_job(services, caller, job_id))
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "asked": None})
-    found = await _in_store(services, folder, lambda store: _list(store, folder))
-    return JSONResponse(found.model_dump(mode="json", by_alias=True))
+    profiles = await _in_store(services, folder, lambda store: _list(store, folder))
+    return JSONResponse(profiles.model_dump(mode="json", by_alias=True))
 
 
 @router.post(

@@ -31,21 +31,21 @@ async def admission(
         spec=drafted.spec,
     )
     try:
-        told = await previews.ask(question)
+        preview = await previews.ask(question)
     except NoPreview as unknown:
         return _document("unknown", because=str(unknown))
-    if told.nodes:
-        return _document("starts", because=f"there is room on {', '.join(told.nodes[:3])}", nodes=len(told.nodes))
-    if not told.evictions:
-        return _document("waits", told.code, told.because)
+    if preview.nodes:
+        return _document("starts", because=f"there is room on {', '.join(preview.nodes[:3])}", nodes=len(preview.nodes))
+    if not preview.evictions:
+        return _document("waits", preview.code, preview.because)
     async with database.read() as session:
-        evictions = [await _eviction(session, caller, each) for each in told.evictions[:EVICTIONS_LISTED_MAX]]
-    return _preempts(drafted.project, told, evictions)
+        evictions = [await _eviction(session, caller, each) for each in preview.evictions[:EVICTIONS_LISTED_MAX]]
+    return _preempts(drafted.project, preview, evictions)
 
 
-def _preempts(project: str, told: Preview, evictions: list[dict[str, Any]]) -> dict[str, Any]:
+def _preempts(project: str, preview: Preview, evictions: list[dict[str, Any]]) -> dict[str, Any]:
     allowed_by = f"the quota of project {project} (preempts)"
-    return _document("preempts", told.code, told.because, evictions=evictions, allowedBy=allowed_by)
+    return _document("preempts", preview.code, preview.because, evictions=evictions, allowedBy=allowed_by)
 
 
 def _document(verdict: str, code: str = "", because: str = "", **more: Any) -> dict[str, Any]:
@@ -53,14 +53,14 @@ def _document(verdict: str, code: str = "", because: str = "", **more: Any) -> d
     return {"verdict": verdict, "code": code, "because": because, **empty, **more}
 
 
-async def _eviction(session: AsyncSession, caller: Principal, told: PreviewedEviction) -> dict[str, Any]:
-    row = await repository.live_job(session, told.namespace, told.name)
-    who = named(caller, row.project if row is not None else None, row.id if row is not None else "", told.name)
+async def _eviction(session: AsyncSession, caller: Principal, victim: PreviewedEviction) -> dict[str, Any]:
+    row = await repository.live_job(session, victim.namespace, victim.name)
+    who = named(caller, row.project if row is not None else None, row.id if row is not None else "", victim.name)
     return who | {
-        "gpus": told.gpus,
-        "nodes": len(told.nodes),
-        "nodesKept": told.nodes_kept,
-        "uncommittedGpuSeconds": told.uncommitted_gpu_seconds,
-        "restartGpuSeconds": told.restart_gpu_seconds,
-        "because": told.because,
+        "gpus": victim.gpus,
+        "nodes": len(victim.nodes),
+        "nodesKept": victim.nodes_kept,
+        "uncommittedGpuSeconds": victim.uncommitted_gpu_seconds,
+        "restartGpuSeconds": victim.restart_gpu_seconds,
+        "because": victim.because,
     }

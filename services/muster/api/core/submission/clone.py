@@ -33,29 +33,29 @@ _NAME_LENGTH_MAX = 48
 
 
 async def clone(
-    services: Services, caller: Principal, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
+    services: Services, caller: Principal, job_id: str, changes: dict[str, Any], attempted: Attempted | None
 ) -> Submitted:
     """Raises ApiError job_not_found, invalid_job, name_taken."""
     for _ in range(_TRIES - 1):
         try:
-            return await _clone(services, caller, job_id, wanted, attempted)
+            return await _clone(services, caller, job_id, changes, attempted)
         except ApiError as error:
             # Of two clones at one moment one must look for another name; a name that was asked for is not replaced.
-            if error.code != "name_taken" or wanted.get("name"):
+            if error.code != "name_taken" or changes.get("name"):
                 raise
-    return await _clone(services, caller, job_id, wanted, attempted)
+    return await _clone(services, caller, job_id, changes, attempted)
 
 
 async def _clone(
-    services: Services, caller: Principal, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
+    services: Services, caller: Principal, job_id: str, changes: dict[str, Any], attempted: Attempted | None
 ) -> Submitted:
     async with services.database.read() as session:
         row = checked(caller, await repository.get(session, job_id), job_id)
         replay = await idempotency.recall(session, attempted)
         if replay is not None:
             return Submitted(replay, replayed=True)
-        name = wanted.get("name") or await free_name(session, row)
-    changed = Document(_document(row, name, wanted.get("spec") or {}, owns(caller, row)))
+        name = changes.get("name") or await free_name(session, row)
+    changed = Document(_document(row, name, changes.get("spec") or {}, owns(caller, row)))
     submission = await off_the_loop(lambda: parse_submission(changed))
     extra = ExtraRows(data={"clonedFrom": row.id})
     return await services[Submissions].submit(caller, submission, attempted, extra)
@@ -90,8 +90,8 @@ def parse_request(body: Document) -> dict[str, Any]:
         if not isinstance(document.get("spec"), dict | None):
             faults.append(Problem("spec", "must be a mapping: the changes to the spec"))
     if faults:
-        told = tuple(body.located(fault) for fault in faults[:FAULTS_MAX])
-        raise ApiError("invalid_job", f"The clone is not valid: {faults[0]}", errors=told)
+        problems = tuple(body.located(fault) for fault in faults[:FAULTS_MAX])
+        raise ApiError("invalid_job", f"The clone is not valid: {faults[0]}", errors=problems)
     assert isinstance(document, dict)
     return document
 
@@ -106,8 +106,8 @@ def _document(row: JobRow, name: str, changes: dict[str, Any], own: bool) -> dic
             f"The spec of job {row.name!r} is of another version of Muster and can't be copied: {error.problems[0]}"
         )
         raise ApiError("invalid_job", detail, errors=error.problems) from None
-    shown = row.spec if own else without_env_values(row.spec)
-    spec = _copied(shown)
+    original = row.spec if own else without_env_values(row.spec)
+    spec = _copied(original)
     labels = row.labels | {Label.PROJECT: row.project}
     return {
         "metadata": {"name": name, "namespace": row.namespace, "labels": labels},

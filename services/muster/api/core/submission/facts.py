@@ -135,21 +135,21 @@ async def read_facts(
 async def _project(
     services: Services, projects: Recent[SubmissionProject], caller: Principal, submission: Submission
 ) -> SubmissionProject:
-    wanted = submission.labels.get(Label.PROJECT) or caller.home
-    project_role(caller, wanted, Role.MEMBER)
+    project_name = submission.labels.get(Label.PROJECT) or caller.home
+    project_role(caller, project_name, Role.MEMBER)
     named = submission.namespace or DEFAULT_NAMESPACE
-    if (recent := projects.get((wanted, named))) is not None:
+    if (recent := projects.get((project_name, named))) is not None:
         return recent
     changes = projects.changes
-    either = or_(ProjectRow.name == wanted, ProjectRow.namespace == named)
+    either = or_(ProjectRow.name == project_name, ProjectRow.namespace == named)
     async with services.database.read() as session:
         rows = (await session.scalars(select(ProjectRow).where(either))).all()
-    project = next((row for row in rows if row.name == wanted), None)
+    project = next((row for row in rows if row.name == project_name), None)
     if project is None:
-        raise project_not_found(wanted)
+        raise project_not_found(project_name)
     holder = next((row.name for row in rows if row.namespace == named), None)
     read = SubmissionProject(project, ProjectLimits.model_validate(project.limits), holder)
-    projects.keep((wanted, named), read, changes)
+    projects.keep((project_name, named), read, changes)
     return read
 
 
@@ -189,7 +189,7 @@ async def _origin_in_folder(services: Services, candidates: list[JobRow], source
     return CommitOrigin(candidates[0], foreign=True) if row is None else await _origin_of(services, row, source.step)
 
 
-async def _origin_of(services: Services, row: JobRow, wanted: int | str) -> CommitOrigin:
+async def _origin_of(services: Services, row: JobRow, asked_step: int | str) -> CommitOrigin:
     folder = folder_of(row)
     if folder is None:
         return CommitOrigin(row)
@@ -197,19 +197,21 @@ async def _origin_of(services: Services, row: JobRow, wanted: int | str) -> Comm
         commits = await services.folders.run(folder, services.commits.read, folder)
     except StoreError:  # we may not look into it: the operator has seen what is in there
         seen = row.status.get("checkpoint")
-        if seen is None or (isinstance(wanted, int) and wanted > int(seen["step"])):
+        if seen is None or (isinstance(asked_step, int) and asked_step > int(seen["step"])):
             return CommitOrigin(row)
         best = seen.get("bestStep")
-        return CommitOrigin(row, str(folder), _numbered(wanted, int(seen["step"]), None if best is None else int(best)))
+        return CommitOrigin(
+            row, str(folder), _numbered(asked_step, int(seen["step"]), None if best is None else int(best))
+        )
     steps = [commit.step for commit in commits]
-    if not steps or (isinstance(wanted, int) and wanted not in steps):
+    if not steps or (isinstance(asked_step, int) and asked_step not in steps):
         return CommitOrigin(row)
     best = next((commit.step for commit in commits if commit.best), None)
-    return CommitOrigin(row, str(folder), _numbered(wanted, steps[-1], best))
+    return CommitOrigin(row, str(folder), _numbered(asked_step, steps[-1], best))
 
 
-def _numbered(wanted: int | str, last: int, best: int | None) -> int:
+def _numbered(asked_step: int | str, last: int, best: int | None) -> int:
     """The number of the step, where `best` means the newest if none was judged: as the trainer reads the words."""
-    if isinstance(wanted, int):
-        return wanted
-    return best if wanted == "best" and best is not None else last
+    if isinstance(asked_step, int):
+        return asked_step
+    return best if asked_step == "best" and best is not None else last

@@ -82,9 +82,9 @@ async def keep_up(services: Services) -> None:
         .limit(ROWS_AT_ONCE)
     )
     async with services.database.read() as session:
-        found = [(row, bool(live)) for row, live in await session.execute(due)]
+        pairs = [(row, bool(live)) for row, live in await session.execute(due)]
     renewed = dict[tuple[str, int], float | None]()
-    for row, live in found:
+    for row, live in pairs:
         if live:
             renewed[row.job_id, row.number] = now + await _renew(services, row)
         else:

@@ -74,32 +74,32 @@ class Exports:
         self._room = asyncio.Semaphore(AT_ONCE)
         self._making: dict[tuple[Wanted, str], tuple[asyncio.Task[None], Progress]] = {}
 
-    def folder(self, wanted: Wanted) -> Path:
-        return self.root / wanted.job_id / wanted.name
+    def folder(self, order: Wanted) -> Path:
+        return self.root / order.job_id / order.name
 
-    def made(self, wanted: Wanted) -> bool:
+    def made(self, order: Wanted) -> bool:
         """Return whether the export exists and is complete. If it is, it is kept for a while longer."""
         try:
-            os.utime(self.folder(wanted))
+            os.utime(self.folder(order))
         except FileNotFoundError:
             return False
         return True
 
-    def begin(self, wanted: Wanted, to: str = "") -> tuple[Progress, bool]:
+    def begin(self, order: Wanted, to: str = "") -> tuple[Progress, bool]:
         """See that it is being made, and written to `to` if that is given: how far that is, and whether it begins now.
 
         What was written to an address is not written there again until this has forgotten it.
         """
-        if (found := self._making.get((wanted, to))) is not None and found[1].holds(to):
-            return found[1], False
+        if (running := self._making.get((order, to))) is not None and running[1].holds(to):
+            return running[1], False
         progress = Progress()
-        self._making[wanted, to] = (asyncio.create_task(self._run(wanted, to, progress)), progress)
+        self._making[order, to] = (asyncio.create_task(self._run(order, to, progress)), progress)
         return progress, True
 
-    async def wait(self, wanted: Wanted, seconds: float, to: str = "") -> None:
+    async def wait(self, order: Wanted, seconds: float, to: str = "") -> None:
         """Wait until the export has ended, but at most so many seconds."""
-        if (found := self._making.get((wanted, to))) is not None:
-            await asyncio.wait([found[0]], timeout=seconds)
+        if (running := self._making.get((order, to))) is not None:
+            await asyncio.wait([running[0]], timeout=seconds)
 
     async def stop(self) -> None:
         for task, _ in self._making.values():
@@ -113,7 +113,7 @@ class Exports:
             for key, (task, progress) in self._making.items()
             if progress.ended_at is None or time.monotonic() - progress.ended_at < KEPT_SECONDS
         }
-        busy = {self.folder(wanted) for (wanted, _), (task, _) in self._making.items() if not task.done()}
+        busy = {self.folder(order) for (order, _), (task, _) in self._making.items() if not task.done()}
         with contextlib.suppress(FileNotFoundError):
             for job in self.root.iterdir():
                 for folder in job.iterdir():
@@ -123,27 +123,27 @@ class Exports:
                 with contextlib.suppress(OSError):
                     job.rmdir()
 
-    async def _run(self, wanted: Wanted, to: str, progress: Progress) -> None:
+    async def _run(self, order: Wanted, to: str, progress: Progress) -> None:
         try:
             async with self._room:
-                if not self.made(wanted):
-                    await self._make(wanted, progress)
+                if not self.made(order):
+                    await self._make(order, progress)
                 if to:
-                    await asyncio.to_thread(_send, self.folder(wanted), to, progress)
+                    await asyncio.to_thread(_send, self.folder(order), to, progress)
         except UserError as error:
             progress.fault, progress.is_users = str(error), True
         except (StorageError, OSError) as error:
             progress.fault = str(error)
-            log.warning("an export failed", job=wanted.job_id, step=wanted.step, cause=str(error)[:500])
+            log.warning("an export failed", job=order.job_id, step=order.step, cause=str(error)[:500])
         finally:
             progress.ended_at = time.monotonic()
 
-    async def _make(self, wanted: Wanted, progress: Progress) -> None:
+    async def _make(self, order: Wanted, progress: Progress) -> None:
         """Raises UserError for what can't be asked of this commit, StorageError for what may be right later."""
-        target = self.folder(wanted)
+        target = self.folder(order)
         await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
-        arguments = ["--checkpoint", str(wanted.folder), "--to", str(target), "--step", str(wanted.step)]
-        arguments += ["--format", wanted.format, "--dtype", wanted.dtype, *(["--ema"] if wanted.ema else [])]
+        arguments = ["--checkpoint", str(order.folder), "--to", str(target), "--step", str(order.step)]
+        arguments += ["--format", order.format, "--dtype", order.dtype, *(["--ema"] if order.ema else [])]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", TOOL, *arguments, "--json", "--progress"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -168,7 +168,7 @@ class Exports:
                 await process.wait()
             left = target.with_name(f"{target.name}.unfinished-{process.pid}")  # another process may make it as well
             await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
-        if code and not self.made(wanted):  # else another process was quicker
+        if code and not self.made(order):  # else another process was quicker
             raise (UserError if code in (2, 80) else StorageError)(_reason(said, code))
 
 

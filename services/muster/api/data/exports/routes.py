@@ -92,20 +92,20 @@ async def fetch_export(
     chat template, as a tar archive or file by file. The first request starts the export and is answered with 202 until
     it is ready; the result is kept for an hour after it was last read. Use `Range` to resume a broken download."""
     row = await find_job(services, caller, job_id)
-    wanted, exports = _wanted(row, step, format, dtype, ema), services[Exports]
-    if not await asyncio.to_thread(exports.made, wanted):
-        progress, _ = _made_here(exports, wanted)
-        await exports.wait(wanted, WAIT_SECONDS)
+    order, exports = _wanted(row, step, format, dtype, ema), services[Exports]
+    if not await asyncio.to_thread(exports.made, order):
+        progress, _ = _made_here(exports, order)
+        await exports.wait(order, WAIT_SECONDS)
         _refuse_failure(progress)
-        if not exports.made(wanted):
-            return _still(wanted, progress)
-    folder = exports.folder(wanted)
+        if not exports.made(order):
+            return _still(order, progress)
+    folder = exports.folder(order)
     if request.headers.get("accept", "") == "application/json":
-        return JSONResponse(await asyncio.to_thread(_document, wanted, folder, ""))
+        return JSONResponse(await asyncio.to_thread(_document, order, folder, ""))
     if file is not None:
         return await _one_file(request, folder, file)
-    archive = await asyncio.to_thread(Archive, folder, f"{row.name}-{wanted.name}")
-    name = f"{row.name}-{wanted.name}.tar"
+    archive = await asyncio.to_thread(Archive, folder, f"{row.name}-{order.name}")
+    name = f"{row.name}-{order.name}.tar"
 
     async def read(start: int, stop: int) -> AsyncIterator[bytes]:
         return _blocks(archive.read, folder, start, stop)
@@ -136,20 +136,20 @@ async def make_export(
         request, parsed(ExportRequest, "invalid_parameter", "The request is not valid"), optional=True
     )
     row = await find_job(services, caller, job_id, act=True)
-    wanted, exports, to = _wanted(row, step, asked.format, asked.dtype, asked.ema), services[Exports], asked.to or ""
+    order, exports, to = _wanted(row, step, asked.format, asked.dtype, asked.ema), services[Exports], asked.to or ""
     if to:
         await _refuse_place(services, row, to)
-    if not to and await asyncio.to_thread(exports.made, wanted):
-        return JSONResponse(await asyncio.to_thread(_document, wanted, exports.folder(wanted), ""))
-    progress, begun = _made_here(exports, wanted, to)
+    if not to and await asyncio.to_thread(exports.made, order):
+        return JSONResponse(await asyncio.to_thread(_document, order, exports.folder(order), ""))
+    progress, begun = _made_here(exports, order, to)
     if to and begun:
         async with services.database.write() as session:
             record(session, caller, Act("checkpoint.exported", row.id, row.project, after={"step": step, "to": to}))
-    await exports.wait(wanted, WAIT_SECONDS, to)
+    await exports.wait(order, WAIT_SECONDS, to)
     _refuse_failure(progress)
     if progress.ended_at is None:
-        return _still(wanted, progress)
-    return JSONResponse(await asyncio.to_thread(_document, wanted, exports.folder(wanted), to))
+        return _still(order, progress)
+    return JSONResponse(await asyncio.to_thread(_document, order, exports.folder(order), to))
 
 
 def _wanted(row: JobRow, step: int, format: str, dtype: str, ema: bool) -> Wanted:
@@ -158,14 +158,14 @@ def _wanted(row: JobRow, step: int, format: str, dtype: str, ema: bool) -> Wante
     return Wanted(row.id, folder, step, format, dtype, ema)
 
 
-def _made_here(exports: Exports, wanted: Wanted, to: str = "") -> tuple[Progress, bool]:
-    if not available() and not exports.made(wanted):
+def _made_here(exports: Exports, order: Wanted, to: str = "") -> tuple[Progress, bool]:
+    if not available() and not exports.made(order):
         detail = (
             "The API has no trainer beside it, which makes models: `muster export` makes it where there is one and the "
-            f"commits under {wanted.folder} can be read."
+            f"commits under {order.folder} can be read."
         )
         raise ApiError("export_unavailable", detail)
-    return exports.begin(wanted, to)
+    return exports.begin(order, to)
 
 
 def _refuse_failure(progress: Progress) -> None:
@@ -188,17 +188,17 @@ async def _refuse_place(services: Services, row: JobRow, to: str) -> None:
         raise invalid_parameter("to", f"project {row.project!r} writes under {below}; name a folder there")
 
 
-def _still(wanted: Wanted, progress: Progress) -> JSONResponse:
-    document = {**_MAKING, "step": wanted.step, "done": progress.done, "total": progress.total}
+def _still(order: Wanted, progress: Progress) -> JSONResponse:
+    document = {**_MAKING, "step": order.step, "done": progress.done, "total": progress.total}
     return JSONResponse(document, status_code=202, headers={"Retry-After": "1"})
 
 
-def _document(wanted: Wanted, folder: Path, to: str) -> dict[str, Any]:
+def _document(order: Wanted, folder: Path, to: str) -> dict[str, Any]:
     sizes = {path: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     total = sum(sizes.values())
     return {
         "state": "sent" if to else "ready",
-        "step": wanted.step,
+        "step": order.step,
         "done": total,
         "total": total,
         "bytes": Archive(folder, "model").bytes,

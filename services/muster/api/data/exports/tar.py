@@ -25,13 +25,13 @@ class Archive:
 
     def __init__(self, folder: Path, root: str) -> None:
         self._pieces: list[_Piece] = []
-        at, told = 0, hashlib.sha256()
+        at, digest = 0, hashlib.sha256()
         for path in sorted(each for each in folder.rglob("*") if each.is_file()):
             about = path.stat()
             info = tarfile.TarInfo(f"{root}/{path.relative_to(folder).as_posix()}")
             info.size, info.mode, info.mtime = about.st_size, 0o644, int(about.st_mtime)
             head = info.tobuf(tarfile.PAX_FORMAT)
-            told.update(head)
+            digest.update(head)
             self._pieces.append(_Piece(at, len(head), head))
             at += len(head)
             padded = -(-about.st_size // BLOCK) * BLOCK
@@ -39,23 +39,23 @@ class Archive:
             at += padded
         self._pieces.append(_Piece(at, 2 * BLOCK, b""))
         self.bytes = at + 2 * BLOCK
-        self.tag = told.hexdigest()
+        self.tag = digest.hexdigest()
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop). Raises OSError if a file is gone."""
-        found = bytearray()
+        content = bytearray()
         for piece in self._pieces:
             first, last = max(start, piece.start), min(stop, piece.start + piece.length)
             if first < last:
-                found += _of(piece, first - piece.start, last - piece.start)
-        return bytes(found)
+                content += _of(piece, first - piece.start, last - piece.start)
+        return bytes(content)
 
 
 def _of(piece: _Piece, start: int, stop: int) -> bytes:
     if piece.file is None:
-        known = piece.head[start:stop]
+        content = piece.head[start:stop]
     else:
         with open(piece.file, "rb") as file:
             file.seek(start)
-            known = file.read(stop - start)
-    return known + bytes(stop - start - len(known))
+            content = file.read(stop - start)
+    return content + bytes(stop - start - len(content))

@@ -153,13 +153,13 @@ class Arrivals:
             if not self._staging.path(row.id).exists():
                 await self._give_up_what_is_gone(row)
                 return
-            found = self._staging.digest(row.id) or await asyncio.to_thread(self._staging.read_digest, row.id)
-            if row.sha256 not in (None, found):
-                fault = f"what arrived has the SHA-256 {found}, and {row.sha256} was announced; upload it again"
+            digest = self._staging.digest(row.id) or await asyncio.to_thread(self._staging.read_digest, row.id)
+            if row.sha256 not in (None, digest):
+                fault = f"what arrived has the SHA-256 {digest}, and {row.sha256} was announced; upload it again"
                 await self._finish(row, FileStatus.FAILED, fault=fault)
                 self._staging.remove(row.id)
                 return
-            row.key, row.sha256 = self._contents.key(row.project, str(found), row.name), str(found)
+            row.key, row.sha256 = self._contents.key(row.project, str(digest), row.name), str(digest)
             await self._refer(row)
         key = row.key
         if not await asyncio.to_thread(self._contents.has, key):

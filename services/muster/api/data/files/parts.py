@@ -20,11 +20,11 @@ from muster.contract.file_replies import FileStatus
 TRIES: Final = 3
 
 
-async def begin(services: Services, caller: Principal, wanted: NewFile) -> FileRow:
+async def begin(services: Services, caller: Principal, new: NewFile) -> FileRow:
     """Create an upload of a known size that comes in parts. Raises ApiError as `service.create` does."""
-    assert wanted.bytes is not None, "parts add up to something"
+    assert new.bytes is not None, "parts add up to something"
     # The parts, and the whole that is made of them before they go.
-    return await service.begin(services, caller, wanted, wanted.bytes, service.UPLOAD_SECONDS, needs=2 * wanted.bytes)
+    return await service.begin(services, caller, new, new.bytes, service.UPLOAD_SECONDS, needs=2 * new.bytes)
 
 
 async def add(services: Services, caller: Principal, file_id: str, chunks: Chunks) -> str:
@@ -58,9 +58,9 @@ async def join(services: Services, caller: Principal, file_id: str, parts: Seque
     names = [staging.part(row.id, part) for part in parts]
     try:
         _refuse(await asyncio.to_thread(staging.parts, row.id), parts, row.bytes)
-        found = await asyncio.to_thread(staging.join, spool, names, "md5")
-        if md5 is not None and md5.lower() != found:
-            raise ApiError("checksum_mismatch", f"The parts have the MD5 {found}, and {md5[:80]!r} was announced.")
+        digest = await asyncio.to_thread(staging.join, spool, names, "md5")
+        if md5 is not None and md5.lower() != digest:
+            raise ApiError("checksum_mismatch", f"The parts have the MD5 {digest}, and {md5[:80]!r} was announced.")
         row = await service.arrived(services, caller, row.id, spool=spool)
     except ApiError:
         again = await service.find(services, caller, file_id, act=True)

@@ -46,22 +46,22 @@ async def get(session: AsyncSession, file_id: str, lock: bool = False) -> FileRo
 
 
 async def page(
-    session: AsyncSession, wanted: Filter, past_seq: int | None, limit: int, oldest_first: bool = False
+    session: AsyncSession, chosen: Filter, past_seq: int | None, limit: int, oldest_first: bool = False
 ) -> list[FileRow]:
     """The newest files older than `past_seq`, newest first; or the oldest that are newer, oldest first."""
     query = select(FileRow).order_by(FileRow.seq.asc() if oldest_first else FileRow.seq.desc()).limit(limit)
     for column, value in (
-        (FileRow.project, wanted.project),
-        (FileRow.purpose, wanted.purpose),
-        (FileRow.status, wanted.status),
-        (FileRow.name, wanted.name),
+        (FileRow.project, chosen.project),
+        (FileRow.purpose, chosen.purpose),
+        (FileRow.status, chosen.status),
+        (FileRow.name, chosen.name),
     ):
         if value is not None:
             query = query.where(column == value)
-    if wanted.arrived:
+    if chosen.arrived:
         query = query.where(FileRow.status != FileStatus.UPLOADING)
-    if wanted.visible is not None:
-        query = query.where(FileRow.project.in_(wanted.visible))
+    if chosen.visible is not None:
+        query = query.where(FileRow.project.in_(chosen.visible))
     if past_seq is not None:
         query = query.where(FileRow.seq > past_seq if oldest_first else FileRow.seq < past_seq)
     return list((await session.scalars(query)).all())

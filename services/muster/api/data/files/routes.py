@@ -119,7 +119,7 @@ async def upload_file(
             "of -F file=@FILE). The OpenAI routes, /v1/files, take forms.",
         )
     if tus_resumable is None:
-        wanted = NewFile(
+        new = NewFile(
             project=project or caller.home,
             name=name,
             purpose=purpose,
@@ -127,7 +127,7 @@ async def upload_file(
             sha256=sha256.lower() or None,
             lifetime_seconds=tus.lifetime(lifetime_seconds),
         )
-        return _made(file_document(await service.save(services, caller, wanted, chunks)), {})
+        return _made(file_document(await service.save(services, caller, new, chunks)), {})
     tus.must_speak(tus_resumable)
     checksum = tus.checksum_of(upload_checksum)
     row = await service.create(
@@ -146,8 +146,8 @@ def _made(document: dict[str, Any], headers: dict[str, str]) -> JSONResponse:
 
 def _length(request: Request) -> int | None:
     """Return the length of the body, or None if it is sent without an announced length."""
-    told = request.headers.get("content-length")
-    return int(told) if told is not None else None if "transfer-encoding" in request.headers else 0
+    length = request.headers.get("content-length")
+    return int(length) if length is not None else None if "transfer-encoding" in request.headers else 0
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
@@ -179,8 +179,8 @@ async def list_files(
     """Returns the files of the projects that the caller may see, newest first, including uploads in progress."""
     if project is not None:
         project_role(caller, project, Role.VIEWER)
-    wanted = Filter(project, purpose, status, name, visible=caller.visible_projects)
-    rows = await service.page(services, wanted, seq_of(cursor) if cursor else None, limit + 1)
+    chosen = Filter(project, purpose, status, name, visible=caller.visible_projects)
+    rows = await service.page(services, chosen, seq_of(cursor) if cursor else None, limit + 1)
     more = len(rows) > limit
     items = [file_document(row, received) for row, received in rows[:limit]]
     return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1][0].seq) if more else None})
@@ -274,9 +274,9 @@ async def send_file(
     if request.headers.get("content-type", "").lower() != tus.MEDIA_TYPE:
         raise ApiError("unsupported_media_type", f"The body must be {tus.MEDIA_TYPE}.")
     offset, checksum = tus.offset_of(upload_offset), tus.checksum_of(upload_checksum)
-    told = request.headers.get("content-length")
-    if told is not None and offset + int(told) > row.bytes:
-        raise ApiError("file_too_large", f"The upload has {row.bytes} bytes, and this would be {offset + int(told)}.")
+    length = request.headers.get("content-length")
+    if length is not None and offset + int(length) > row.bytes:
+        raise ApiError("file_too_large", f"The upload has {row.bytes} bytes, and this would be {offset + int(length)}.")
     row = await service.append(services, caller, file_id, offset, _chunks(request), checksum)
     have = service.received(services, row)
     return Response(status_code=204, headers=tus.headers_of(row, have or 0))

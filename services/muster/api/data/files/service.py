@@ -64,11 +64,11 @@ class NewFile:
     told: str = ""  # tus' Upload-Metadata, which is given back as it came
 
 
-async def create(services: Services, caller: Principal, wanted: NewFile) -> FileRow:
+async def create(services: Services, caller: Principal, new: NewFile) -> FileRow:
     """Create an upload of a known size. Raises ApiError invalid_parameter, project_not_found, forbidden,
     file_too_large, no_space, files_unavailable."""
-    assert wanted.bytes is not None, "without a size there is only `save`"
-    return await begin(services, caller, wanted, wanted.bytes, UPLOAD_SECONDS, needs=wanted.bytes)
+    assert new.bytes is not None, "without a size there is only `save`"
+    return await begin(services, caller, new, new.bytes, UPLOAD_SECONDS, needs=new.bytes)
 
 
 async def append(
@@ -91,16 +91,16 @@ async def append(
     return await arrived(services, caller, row.id) if have == row.bytes else row
 
 
-async def save(services: Services, caller: Principal, wanted: NewFile, chunks: Chunks) -> FileRow:
+async def save(services: Services, caller: Principal, new: NewFile, chunks: Chunks) -> FileRow:
     """Upload a whole file: it is there when this returns, or nothing of it. Raises ApiError as `create` and `append`
     do."""
-    row = await begin(services, caller, wanted, wanted.bytes or 0, SAVE_SECONDS, needs=wanted.bytes or 0)
+    row = await begin(services, caller, new, new.bytes or 0, SAVE_SECONDS, needs=new.bytes or 0)
     staging = services[Files].staging
     try:
-        most = wanted.bytes if wanted.bytes is not None else await _room(services, row.project)
+        most = new.bytes if new.bytes is not None else await _room(services, row.project)
         have = await staging.write(row.id, 0, chunks, most)
-        if have == 0 or (wanted.bytes is not None and have != wanted.bytes):
-            raise empty() if have == 0 else invalid_parameter("body", f"ends after {have} of {wanted.bytes} bytes")
+        if have == 0 or (new.bytes is not None and have != new.bytes):
+            raise empty() if have == 0 else invalid_parameter("body", f"ends after {have} of {new.bytes} bytes")
         return await arrived(services, caller, row.id, have)
     except BaseException:
         await asyncio.shield(_forget(services, row.id))
@@ -126,13 +126,13 @@ async def receive(services: Services, caller: Principal, project: str, size: int
     return spool
 
 
-async def adopt(services: Services, caller: Principal, wanted: NewFile, spool: str) -> FileRow:
+async def adopt(services: Services, caller: Principal, new: NewFile, spool: str) -> FileRow:
     """A file of the bytes that `receive` has taken in, which are gone from there then. Raises ApiError as `create`
     does."""
     staging = services[Files].staging
     try:
         total = staging.size(spool) or 0
-        row = await begin(services, caller, replace(wanted, bytes=total), total, SAVE_SECONDS, needs=0)
+        row = await begin(services, caller, replace(new, bytes=total), total, SAVE_SECONDS, needs=0)
         try:
             return await arrived(services, caller, row.id, spool=spool)
         except BaseException:
@@ -168,11 +168,11 @@ async def find(services: Services, caller: Principal, file_id: str, act: bool = 
 
 
 async def page(
-    services: Services, wanted: Filter, before_seq: int | None, limit: int
+    services: Services, chosen: Filter, before_seq: int | None, limit: int
 ) -> list[tuple[FileRow, int | None]]:
     """Return the files, newest first, each with how much of it has arrived."""
     async with services.database.read() as session:
-        rows = await repository.page(session, wanted, before_seq, limit)
+        rows = await repository.page(session, chosen, before_seq, limit)
     return await asyncio.to_thread(lambda: [(row, received(services, row)) for row in rows])
 
 
@@ -233,35 +233,33 @@ def contents_of(services: Services) -> Contents:
     return contents
 
 
-async def begin(
-    services: Services, caller: Principal, wanted: NewFile, total: int, lives: float, needs: int
-) -> FileRow:
+async def begin(services: Services, caller: Principal, new: NewFile, total: int, lives: float, needs: int) -> FileRow:
     """The row and an upload without a byte, which `needs` so many bytes of the disk until it is whole."""
-    project_role(caller, wanted.project, Role.MEMBER)
+    project_role(caller, new.project, Role.MEMBER)
     contents_of(services)
-    _refuse(wanted)
+    _refuse(new)
     if total > services.settings.file_bytes_max:
         raise _too_large(total, services.settings.file_bytes_max, "one file may have", "MUSTER_API_FILE_BYTES_MAX")
     row = FileRow(
         id="file-" + "".join(secrets.choice(_ID_LETTERS) for _ in range(24)),
-        project=wanted.project,
+        project=new.project,
         owner=caller.person,
-        name=wanted.name,
-        purpose=wanted.purpose,
+        name=new.name,
+        purpose=new.purpose,
         status=FileStatus.UPLOADING,
         bytes=total,
-        sha256=wanted.sha256,
+        sha256=new.sha256,
         key=None,
         fault=None,
         checked=None,
-        told=wanted.told,
-        lifetime_seconds=wanted.lifetime_seconds,
+        told=new.told,
+        lifetime_seconds=new.lifetime_seconds,
     )
     staging = services[Files].staging
     async with services.database.write() as session:
-        project = await repository.lock_project(session, wanted.project)
+        project = await repository.lock_project(session, new.project)
         if project is None:
-            raise project_not_found(wanted.project)
+            raise project_not_found(new.project)
         row.created_at = await clock(session)
         row.expires_at = row.created_at + lives
         await _refuse_full_project(session, project.name, ProjectLimits.model_validate(project.limits), total)
@@ -276,19 +274,19 @@ async def begin(
     return row
 
 
-def _refuse(wanted: NewFile) -> None:
+def _refuse(new: NewFile) -> None:
     """Check what can be checked before a byte is read. Raises ApiError invalid_parameter."""
     purposes = [str(each) for each in Purpose]
-    if wanted.purpose not in purposes:
-        words = f"{wanted.purpose[:80]!r} is not one of {', '.join(purposes)}"
-        raise invalid_parameter("purpose", words, nearest(wanted.purpose, purposes))
-    name = wanted.name
+    if new.purpose not in purposes:
+        words = f"{new.purpose[:80]!r} is not one of {', '.join(purposes)}"
+        raise invalid_parameter("purpose", words, nearest(new.purpose, purposes))
+    name = new.name
     if not name.strip() or len(name) > NAME_LENGTH_MAX or not name.isprintable() or set(name) & set("/\\"):
         words = f"must be a file's name, of at most {NAME_LENGTH_MAX} printable characters, without a folder"
         raise invalid_parameter("name", words)
-    if wanted.bytes is not None and wanted.bytes <= 0:
+    if new.bytes is not None and new.bytes <= 0:
         raise empty()
-    if wanted.sha256 is not None and not _SHA256.fullmatch(wanted.sha256):
+    if new.sha256 is not None and not _SHA256.fullmatch(new.sha256):
         raise invalid_parameter("sha256", "must be 64 hexadecimal digits in small letters")
 
 
@@ -305,8 +303,8 @@ async def _refuse_full_project(session: AsyncSession, project: str, limits: Proj
         return
     have = await repository.bytes_of(session, project)
     if have + total > limits.file_bytes:
-        held = f"project {project!r} has files of {text_size(have)} and may have"
-        raise _too_large(total, limits.file_bytes, held, "its limit fileBytes")
+        usage = f"project {project!r} has files of {text_size(have)} and may have"
+        raise _too_large(total, limits.file_bytes, usage, "its limit fileBytes")
 
 
 async def _room(services: Services, project: str) -> int:
@@ -329,13 +327,13 @@ async def arrived(
     """Accept a file whose bytes are all here, under the name `spool` if one is given. Its sender's description is
     compared with it, where that needs no reading."""
     staging = services[Files].staging
-    found = staging.digest(spool or file_id)
+    digest = staging.digest(spool or file_id)
     async with services.database.write() as session:
         row = _checked(caller, await repository.get(session, file_id, lock=True), file_id, act=True)
         if row.status != FileStatus.UPLOADING:
             return row
-        if found is not None and row.sha256 not in (None, found):
-            detail = f"What has arrived has the SHA-256 {found}, and {row.sha256} was announced. Upload it again."
+        if digest is not None and row.sha256 not in (None, digest):
+            detail = f"What has arrived has the SHA-256 {digest}, and {row.sha256} was announced. Upload it again."
             await session.execute(delete(FileRow).where(FileRow.id == file_id))
             wrong = ApiError("checksum_mismatch", detail)
         else:
@@ -344,7 +342,7 @@ async def arrived(
                 staging.rename(spool, file_id)
             row.status, row.expires_at = FileStatus.CHECKING, None
             row.bytes = row.bytes if total is None else total
-            row.sha256 = found or row.sha256
+            row.sha256 = digest or row.sha256
             after: dict[str, Any] = {"name": row.name, "bytes": row.bytes, "purpose": row.purpose}
             record(session, caller, Act("file.uploaded", row.id, row.project, after=after))
     if wrong is not None:

@@ -94,8 +94,8 @@ class Staging:
 
     def digest(self, name: str) -> str | None:
         """The SHA-256 of what has arrived, in hex; None if only reading it would give that."""
-        known = self._digests.get(name)
-        return known[1].digest().hex() if known is not None and known[0] == self.size(name) else None
+        entry = self._digests.get(name)
+        return entry[1].digest().hex() if entry is not None and entry[0] == self.size(name) else None
 
     def read_digest(self, name: str) -> str:
         """The same, read from the file, in bounded memory."""
@@ -185,11 +185,11 @@ class Staging:
 
     def parts(self, name: str) -> dict[str, int]:
         """The parts of an upload that lie here, in whatever order they are to follow each other, and their bytes."""
-        found = {}
+        sizes = {}
         for path in self.folder.glob(f"{name}{_PART}*"):
             with contextlib.suppress(FileNotFoundError):
-                found[path.name.rpartition(_PART)[2]] = path.stat().st_size
-        return found
+                sizes[path.name.rpartition(_PART)[2]] = path.stat().st_size
+        return sizes
 
     def part(self, name: str, part: str) -> str:
         """The name under which a part of an upload lies here."""
@@ -224,8 +224,8 @@ class Staging:
     def rename(self, name: str, to: str) -> None:
         """Replace another upload by a complete one, atomically."""
         os.replace(self.path(name), self.path(to))
-        if (known := self._digests.pop(name, None)) is not None:
-            self._digests[to] = known
+        if (entry := self._digests.pop(name, None)) is not None:
+            self._digests[to] = entry
 
     def older(self, before: float) -> Iterator[str]:
         """Uploads that nothing was written to since; a part counts as its upload."""
@@ -240,9 +240,9 @@ class Staging:
         return self.folder / f"{name}{_UNVERIFIED}"
 
     def _hash_from(self, name: str, offset: int) -> Hash | None:
-        known = self._digests.pop(name, None)
-        if known is not None and known[0] == offset:
-            return known[1]
+        entry = self._digests.pop(name, None)
+        if entry is not None and entry[0] == offset:
+            return entry[1]
         return new_hash("sha256") if offset == 0 else None
 
     def _keep_digest(self, name: str, writer: _Writer) -> None:
@@ -318,7 +318,7 @@ class _Writer:
 
 async def _pass_on(writer: _Writer, chunks: AsyncIterator[bytes], most: int) -> None:
     """While a thread writes one block the next one arrives; never more than two are in memory."""
-    held: list[bytes] = []
+    pending: list[bytes] = []
     waiting, arrived = 0, writer.at
     writing: asyncio.Task[None] | None = None
     try:
@@ -327,19 +327,19 @@ async def _pass_on(writer: _Writer, chunks: AsyncIterator[bytes], most: int) -> 
             if arrived > most:
                 writer.overflowed = True
                 raise ApiError("file_too_large", f"More bytes came than the {most} that may.")
-            held.append(chunk)
+            pending.append(chunk)
             waiting += len(chunk)
             if waiting >= BLOCK_BYTES:
                 if writing is not None:
                     await asyncio.shield(writing)
-                writing = asyncio.create_task(asyncio.to_thread(writer.write, held))
-                held, waiting = [], 0
+                writing = asyncio.create_task(asyncio.to_thread(writer.write, pending))
+                pending, waiting = [], 0
     finally:
         if writing is not None:
             await asyncio.wait([writing])
             writing.result()
-        if held and not writer.overflowed:
-            await asyncio.shield(asyncio.to_thread(writer.write, held))
+        if pending and not writer.overflowed:
+            await asyncio.shield(asyncio.to_thread(writer.write, pending))
 
 
 def _blocks_of(entry: os.DirEntry[str]) -> int:

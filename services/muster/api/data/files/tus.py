@@ -37,28 +37,28 @@ def must_speak(version: str | None) -> None:
         raise ApiError("upload_protocol", detail, headers={"Tus-Version": VERSION})
 
 
-def announced(length: str | None, told: str | None) -> Announced:
+def announced(length: str | None, metadata: str | None) -> Announced:
     """Raises ApiError invalid_parameter."""
     if length is None or not length.isascii() or not length.isdigit() or len(length) > 15:
         raise invalid_parameter("header.Upload-Length", "must be the whole file's size in bytes; it can't be deferred")
-    return Announced(int(length), metadata_of(told or ""), told or "")
+    return Announced(int(length), metadata_of(metadata or ""), metadata or "")
 
 
-def metadata_of(told: str) -> dict[str, str]:
+def metadata_of(text: str) -> dict[str, str]:
     """Upload-Metadata: `key base64, key base64, key`. Raises ApiError invalid_parameter."""
     at = "header.Upload-Metadata"
-    if len(told) > METADATA_LENGTH_MAX:
+    if len(text) > METADATA_LENGTH_MAX:
         raise invalid_parameter(at, f"is longer than {METADATA_LENGTH_MAX} characters")
-    found: dict[str, str] = {}
-    for pair in filter(None, (each.strip() for each in told.split(","))):
+    pairs: dict[str, str] = {}
+    for pair in filter(None, (each.strip() for each in text.split(","))):
         key, _, value = pair.partition(" ")
-        if key in found:
+        if key in pairs:
             raise invalid_parameter(at, f"names {key[:40]!r} twice")
         try:
-            found[key] = base64.b64decode(value, validate=True).decode()
+            pairs[key] = base64.b64decode(value, validate=True).decode()
         except (binascii.Error, ValueError):
             raise invalid_parameter(at, f"the value of {key[:40]!r} is not the Base64 of UTF-8 text") from None
-    return found
+    return pairs
 
 
 def new_file(said: Announced, home: str) -> NewFile:
@@ -112,7 +112,7 @@ def offset_of(header: str | None) -> int:
 
 def headers_of(row: FileRow, offset: int) -> dict[str, str]:
     """Return the headers of a reply about an upload."""
-    found = {"Tus-Resumable": VERSION, "Upload-Offset": str(offset), "Cache-Control": "no-store"}
+    headers = {"Tus-Resumable": VERSION, "Upload-Offset": str(offset), "Cache-Control": "no-store"}
     if offset < row.bytes and row.expires_at is not None:
-        found["Upload-Expires"] = formatdate(row.expires_at, usegmt=True)
-    return found
+        headers["Upload-Expires"] = formatdate(row.expires_at, usegmt=True)
+    return headers

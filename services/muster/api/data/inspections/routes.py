@@ -115,13 +115,13 @@ async def inspect_job_data(request: Request, services: ServicesDependency, calle
     spec = with_addresses(drafted.spec, drafted.files)
     ids = {address: file_id for file_id, address in drafted.files.items()}
     try:
-        found = await services[Inspections].look(drafted.project, dump(spec.training_config))
+        report = await services[Inspections].look(drafted.project, dump(spec.training_config))
     except ApiError as refused:
         raise with_ids(refused, ids) from None
-    if found is None:
+    if report is None:
         return JSONResponse({"state": "reading"}, status_code=202, headers={"Retry-After": "1"})
-    sources = [{**each, "source": ids.get(each["source"], each["source"])} for each in found["sources"]]
-    return JSONResponse({"state": "ready", "report": {**found, "sources": sources}})
+    sources = [{**each, "source": ids.get(each["source"], each["source"])} for each in report["sources"]]
+    return JSONResponse({"state": "ready", "report": {**report, "sources": sources}})
 
 
 def _read(commits: CommitListing, folder: Address) -> Any:

@@ -72,14 +72,16 @@ class Inspections:
         self._looks = {key: each for key, each in self._looks.items() if not each.is_over(now)}
         document = json.dumps(training, sort_keys=True)
         key = hashlib.sha256(f"{project}\n{document}".encode()).hexdigest()
-        found = self._looks.get(key)
-        if found is None:
+        inspection = self._looks.get(key)
+        if inspection is None:
             if len(self._looks) >= KEPT_MAX:
                 raise ApiError("rate_limited", "Too much data is being inspected.", headers={"Retry-After": "30"})
-            found = self._looks[key] = _Look(asyncio.create_task(self._report(document)))
-            found.task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # if nobody asks again
-        done, _ = await asyncio.wait([found.task], timeout=WAIT_SECONDS)
-        return found.task.result() if done else None
+            inspection = self._looks[key] = _Look(asyncio.create_task(self._report(document)))
+            inspection.task.add_done_callback(
+                lambda ended: ended.cancelled() or ended.exception()
+            )  # if nobody asks again
+        done, _ = await asyncio.wait([inspection.task], timeout=WAIT_SECONDS)
+        return inspection.task.result() if done else None
 
     async def stop(self) -> None:
         for each in self._looks.values():

@@ -70,14 +70,14 @@ def _read(commits: CommitListing, folder: Address, limit: int) -> dict[str, Any]
         items = []
         for step in steps[-limit:]:
             try:
-                found = Samples.model_validate_json(store.read(samples_key(step), SAMPLES_BYTES_MAX))
+                samples = Samples.model_validate_json(store.read(samples_key(step), SAMPLES_BYTES_MAX))
             except (
                 NotFound,
                 UnfitObject,
                 ValidationError,
             ):  # removed since then, or damaged: the others are still worth showing
                 continue
-            items.append(found.model_dump(mode="json", by_alias=True))
+            items.append(samples.model_dump(mode="json", by_alias=True))
         return {"items": items, "total": len(steps)}
     except (StorageError, UserError) as error:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error

@@ -86,11 +86,11 @@ class ChatRequest(_GenerationRequest):
     store: Literal[False] | None = None
 
     def question(self) -> dict[str, Any]:
-        told = [
+        messages = [
             {"role": "system" if each.role == "developer" else each.role, "content": each.content}
             for each in self.messages
         ]
-        return {"messages": told, **self.sampling(self.max_completion_tokens or self.max_tokens or CHAT_TOKENS)}
+        return {"messages": messages, **self.sampling(self.max_completion_tokens or self.max_tokens or CHAT_TOKENS)}
 
 
 def _is_prompt(value: Any) -> bool:

@@ -138,17 +138,17 @@ async def make_chat_completion(request: Request, services: ServicesDependency, c
     try out and evaluate a model, not to serve it. `model` is the model of a fine-tuning job or of one of its
     checkpoints, a mapped model, or `job:<id>` for any job of this server."""
     check = parsed(ChatRequest, "invalid_request", "The request is not valid")
-    wanted = await read_body(request, check)
-    place = await service.place_of(services, caller, wanted.model)
-    about = _about("chatcmpl", "chat.completion", wanted.model)
-    if wanted.stream:
-        lines = await service.begun(services, place, wanted.question())
-        usage = bool(wanted.stream_options and wanted.stream_options.include_usage)
+    chat = await read_body(request, check)
+    place = await service.place_of(services, caller, chat.model)
+    about = _about("chatcmpl", "chat.completion", chat.model)
+    if chat.stream:
+        lines = await service.begun(services, place, chat.question())
+        usage = bool(chat.stream_options and chat.stream_options.include_usage)
         return _stream(request, services.settings.stream_ping_seconds, _chat_chunks(lines, about, usage))
-    told = await service.whole(services, place, wanted.question())
-    message = {"role": "assistant", "content": told.text, "refusal": None}
-    choice = {"index": 0, "message": message, "finish_reason": told.done["finish_reason"], "logprobs": None}
-    return JSONResponse({**about, "choices": [choice], "usage": _usage(told)}, headers=NOTICE)
+    generation = await service.whole(services, place, chat.question())
+    message = {"role": "assistant", "content": generation.text, "refusal": None}
+    choice = {"index": 0, "message": message, "finish_reason": generation.done["finish_reason"], "logprobs": None}
+    return JSONResponse({**about, "choices": [choice], "usage": _usage(generation)}, headers=NOTICE)
 
 
 @router.post(
@@ -164,17 +164,17 @@ async def make_completion(request: Request, services: ServicesDependency, caller
     """Generates a continuation of a prompt, in the same way as chat completions do for a conversation. `echo` with
     `logprobs` scores a prompt, as evaluation harnesses do."""
     check = parsed(CompletionRequest, "invalid_request", "The request is not valid")
-    wanted = await read_body(request, check)
-    questions = wanted.questions()
-    if wanted.stream and (len(questions) > 1 or wanted.logprobs is not None):
+    completion = await read_body(request, check)
+    questions = completion.questions()
+    if completion.stream and (len(questions) > 1 or completion.logprobs is not None):
         raise refused("stream", "streams one prompt, without logprobs; leave stream out")
-    place = await service.place_of(services, caller, wanted.model)
-    about = _about("cmpl", "text_completion", wanted.model)
-    if wanted.stream:
+    place = await service.place_of(services, caller, completion.model)
+    about = _about("cmpl", "text_completion", completion.model)
+    if completion.stream:
         lines = await service.begun(services, place, questions[0])
-        usage = bool(wanted.stream_options and wanted.stream_options.include_usage)
+        usage = bool(completion.stream_options and completion.stream_options.include_usage)
         return _stream(request, services.settings.stream_ping_seconds, _text_chunks(lines, about, usage))
-    told = [await service.whole(services, place, question) for question in questions]
+    generations = [await service.whole(services, place, question) for question in questions]
     choices = [
         {
             "index": number,
@@ -182,17 +182,17 @@ async def make_completion(request: Request, services: ServicesDependency, caller
             "finish_reason": each.done["finish_reason"],
             "logprobs": each.done.get("logprobs"),
         }
-        for number, each in enumerate(told)
+        for number, each in enumerate(generations)
     ]
-    return JSONResponse({**about, "choices": choices, "usage": _usage(*told)}, headers=NOTICE)
+    return JSONResponse({**about, "choices": choices, "usage": _usage(*generations)}, headers=NOTICE)
 
 
 def _about(prefix: str, kind: str, model: str) -> dict[str, Any]:
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-def _usage(*told: service.Generation) -> dict[str, int]:
-    prompt, answer = (sum(each.done[key] for each in told) for key in ("prompt_tokens", "completion_tokens"))
+def _usage(*generations: service.Generation) -> dict[str, int]:
+    prompt, answer = (sum(each.done[key] for each in generations) for key in ("prompt_tokens", "completion_tokens"))
     return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
@@ -209,8 +209,8 @@ async def _frames(request: Request, chunks: AsyncGenerator[dict[str, Any], None]
             async for chunk in chunks:
                 yield _frame(chunk)
         except ApiError as error:
-            told = problem_body(error, request.url.path, str(request.scope.get("request_id", "")))
-            yield _frame({"error": told["error"]})
+            problem = problem_body(error, request.url.path, str(request.scope.get("request_id", "")))
+            yield _frame({"error": problem["error"]})
             return
     yield "data: [DONE]\n\n"
 

@@ -46,19 +46,19 @@ async def place_of(services: Services, caller: Principal, model: str) -> ModelPl
         if source is None:
             raise refused("model", f"{model!r} is not a model's folder, so that it has said nothing yet; fine-tune it")
         return ModelPlace(str(source), "best")
-    found = _JOB.fullmatch(model)
-    wanted = FineTuned(found[1], int(found[2]) if found[2] else None) if found else fine_tuned_of(model)
-    if wanted is None:
+    match = _JOB.fullmatch(model)
+    tuned = FineTuned(match[1], int(match[2]) if match[2] else None) if match else fine_tuned_of(model)
+    if tuned is None:
         raise model_not_found(services, model)
     try:
-        row = await find_job(services, caller, wanted.job_id)
+        row = await find_job(services, caller, tuned.job_id)
     except ApiError:
         raise model_not_found(services, model) from None
     _must_be_able(services)
-    return await _commit_of(services, row, wanted, model)
+    return await _commit_of(services, row, tuned, model)
 
 
-async def _commit_of(services: Services, row: JobRow, wanted: FineTuned, model: str) -> ModelPlace:
+async def _commit_of(services: Services, row: JobRow, tuned: FineTuned, model: str) -> ModelPlace:
     """The commit by its number, so that a worker of `best` is not kept when another commit is better."""
     folder = folder_of(row)
     try:
@@ -67,7 +67,7 @@ async def _commit_of(services: Services, row: JobRow, wanted: FineTuned, model: 
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
     steps = [commit.step for commit in commits]
     best = next((commit.step for commit in reversed(commits) if commit.best), steps[-1] if steps else None)
-    step = best if wanted.step is None else wanted.step
+    step = best if tuned.step is None else tuned.step
     if folder is None or step is None or step not in steps:
         have = f"its checkpoints are of the steps {', '.join(map(str, steps))}" if steps else "it has no checkpoint yet"
         detail = f"There is no model {model[:200]!r}: job {row.name!r} is there, and {have}."
@@ -87,12 +87,12 @@ def _must_be_able(services: Services) -> None:
 
 
 async def whole(services: Services, place: ModelPlace, question: dict[str, Any]) -> Generation:
-    told = Generation()
+    generation = Generation()
     async with contextlib.aclosing(_lines(services, place, question)) as lines:
         async for line in lines:
-            told.text += line.get("text", "")
-            told.done = line.get("done", told.done)
-    return told
+            generation.text += line.get("text", "")
+            generation.done = line.get("done", generation.done)
+    return generation
 
 
 async def begun(

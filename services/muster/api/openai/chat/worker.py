@@ -139,8 +139,8 @@ class Worker:
         if not text:
             await self._process.wait()
             raise ApiError("model_unavailable", f"The model's process ended: {self._log_end()}")
-        found: dict[str, Any] = json.loads(text)
-        return found
+        message: dict[str, Any] = json.loads(text)
+        return message
 
     def _log_end(self) -> str:
         """The end of its standard error, or its exit code."""

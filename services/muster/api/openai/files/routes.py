@@ -65,8 +65,8 @@ def form_body(schema: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]
 
 def length_of(request: Request) -> int | None:
     """Return the length of the body, or None if it is sent without an announced length."""
-    told = request.headers.get("content-length", "")
-    return int(told) if told.isascii() and told.isdigit() else None
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() else None
 
 
 @router.post(
@@ -113,8 +113,8 @@ async def list_openai_files(
     """Returns the completely uploaded files of the projects that the caller may see, newest first by default."""
     if project:
         project_role(caller, project, Role.VIEWER)
-    wanted = Filter(project or None, purpose, arrived=True, visible=caller.visible_projects)
-    rows = await service.list_files(services, caller, wanted, after, limit + 1, order == "asc")
+    chosen = Filter(project or None, purpose, arrived=True, visible=caller.visible_projects)
+    rows = await service.list_files(services, caller, chosen, after, limit + 1, order == "asc")
     if rows is None:
         raise invalid_parameter("query.after", "is the id of no file; send the last id of the page before")
     data = [file_reply(row).model_dump(mode="json") for row in rows[:limit]]

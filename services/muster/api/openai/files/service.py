@@ -40,11 +40,11 @@ async def create_file(
         most = max(0, size - FORM_BYTES) if size is not None else None
         spool = await service.receive(services, caller, home, most, form.chunks())
         try:
-            wanted = _checked(form)
-            name = named(form.filename, wanted.purpose)
-            if retry and (row := await _made_before(services, caller, spool, home, name, wanted.purpose)) is not None:
+            checked = _checked(form)
+            name = named(form.filename, checked.purpose)
+            if retry and (row := await _made_before(services, caller, spool, home, name, checked.purpose)) is not None:
                 return row
-            new = NewFile(home, name, wanted.purpose, None, lifetime_seconds=wanted.lifetime_seconds)
+            new = NewFile(home, name, checked.purpose, None, lifetime_seconds=checked.lifetime_seconds)
             return await service.adopt(services, caller, new, spool)
         finally:
             service.drop(services, spool)
@@ -76,7 +76,7 @@ def named(filename: str, purpose: str) -> str:
 
 
 async def list_files(
-    services: Services, caller: Principal, wanted: Filter, after: str | None, limit: int, oldest_first: bool
+    services: Services, caller: Principal, chosen: Filter, after: str | None, limit: int, oldest_first: bool
 ) -> list[FileRow] | None:
     """Return the files that have arrived, those after `after`; None if that is no file that the caller may see."""
     async with services.database.read() as session:
@@ -86,25 +86,25 @@ async def list_files(
             if row is None or caller.role_in(row.project) is None:
                 return None
             past = row.seq
-        return await repository.page(session, wanted, past, limit, oldest_first)
+        return await repository.page(session, chosen, past, limit, oldest_first)
 
 
 # -- uploads ----------------------------------------------------------------------------------------------------------
 
 
 async def create_upload(
-    services: Services, caller: Principal, project: str | None, wanted: CreateUpload, retry: bool
+    services: Services, caller: Principal, project: str | None, asked: CreateUpload, retry: bool
 ) -> FileRow:
     """Create a file that comes in parts, or find the one that the first attempt of this request created. Raises
     ApiError."""
-    home, name = project or caller.home, named(wanted.filename, wanted.purpose)
+    home, name = project or caller.home, named(asked.filename, asked.purpose)
     if retry:
-        like = Like(home, name, wanted.purpose, wanted.bytes)
+        like = Like(home, name, asked.purpose, asked.bytes)
         row = await service.made_before(services, caller, like, RETRY_SECONDS)
         if row is not None and not await asyncio.to_thread(services[Files].staging.parts, row.id):
             return row
     with _as_openai_error(_OF_UPLOAD, "bytes"):
-        new = NewFile(home, name, wanted.purpose, wanted.bytes, lifetime_seconds=wanted.lifetime_seconds)
+        new = NewFile(home, name, asked.purpose, asked.bytes, lifetime_seconds=asked.lifetime_seconds)
         return await parts.begin(services, caller, new)
 
 
@@ -117,13 +117,13 @@ async def add_part(services: Services, caller: Principal, upload_id: str, form: 
     return PART_PREFIX + part
 
 
-async def complete(services: Services, caller: Principal, upload_id: str, wanted: CompleteUpload) -> FileRow:
+async def complete(services: Services, caller: Principal, upload_id: str, asked: CompleteUpload) -> FileRow:
     """The file that the upload has become. Raises ApiError."""
-    named_parts = [part.removeprefix(PART_PREFIX) for part in wanted.part_ids]
+    named_parts = [part.removeprefix(PART_PREFIX) for part in asked.part_ids]
     if len(set(named_parts)) < len(named_parts):
         raise invalid_request((Problem("part_ids", "names a part twice"),))
     with _of_upload(upload_id), _as_openai_error(_OF_UPLOAD, "md5"):
-        return await parts.join(services, caller, _file_of(upload_id), named_parts, wanted.md5)
+        return await parts.join(services, caller, _file_of(upload_id), named_parts, asked.md5)
 
 
 async def cancel(services: Services, caller: Principal, upload_id: str) -> FileRow:

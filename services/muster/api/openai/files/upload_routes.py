@@ -71,8 +71,8 @@ async def create_upload(
     project: ProjectHeader = None,
 ) -> JSONResponse:
     """Creates an upload in parts. An upload that is not completed within a day is deleted."""
-    wanted = await read_body(request, parsed(CreateUpload, "invalid_request", "The request is not valid"))
-    return _reply(await service.create_upload(services, caller, project or None, wanted, retries > 0))
+    asked = await read_body(request, parsed(CreateUpload, "invalid_request", "The request is not valid"))
+    return _reply(await service.create_upload(services, caller, project or None, asked, retries > 0))
 
 
 @router.post(
@@ -108,8 +108,8 @@ async def complete_upload(
 ) -> JSONResponse:
     """Completes an upload. The given parts, in the given order, become the file, which must have the announced number
     of bytes. Repeating the request is harmless."""
-    wanted = await read_body(request, parsed(CompleteUpload, "invalid_request", "The request is not valid"))
-    return _reply(await service.complete(services, caller, upload_id, wanted))
+    asked = await read_body(request, parsed(CompleteUpload, "invalid_request", "The request is not valid"))
+    return _reply(await service.complete(services, caller, upload_id, asked))
 
 
 @router.post(

@@ -74,12 +74,12 @@ def verifiers_of(grader: Grader, at: str) -> list[dict[str, Any]]:
     assert grader.graders is not None
     assert grader.calculate_output is not None
     weights = _weights(grader.calculate_output, set(grader.graders), f"{at}.calculate_output")
-    found = []
+    verifiers = []
     for name, each in grader.graders.items():
         if each.type == "multi":
             raise WrongGrader(f"{at}.graders.{name}.type", "a multi grader holds no other one")
-        found.append(_single(each, f"{at}.graders.{name}", name, weights[name]))
-    return found
+        verifiers.append(_single(each, f"{at}.graders.{name}", name, weights[name]))
+    return verifiers
 
 
 def _single(grader: Grader, at: str, name: str, weight: float) -> dict[str, Any]:

@@ -79,8 +79,8 @@ def _epochs(examples: int | None) -> int:
 
 
 def _batch(examples: int | None, multiple: int) -> int:
-    wanted = min(BATCH_MAX, max(1, round((examples or 0) * BATCH_SHARE)))
-    return math.ceil(wanted / multiple) * multiple
+    size = min(BATCH_MAX, max(1, round((examples or 0) * BATCH_SHARE)))
+    return math.ceil(size / multiple) * multiple
 
 
 def _explain_choices(asked: GivenHyperparameters, chosen: Chosen, examples: int | None, multiple: int) -> Iterator[str]:

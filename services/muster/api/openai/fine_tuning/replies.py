@@ -150,8 +150,8 @@ class FineTuningCheckpointList(BaseModel):
     has_more: bool
 
 
-def job_reply(found: FineTune) -> FineTuningJob:
-    job, body, status = found.job, found.body, found.job.status
+def job_reply(tune: FineTune) -> FineTuningJob:
+    job, body, status = tune.job, tune.body, tune.job.status
     numbers = ChosenHyperparameters.model_validate(body.hyperparameters)
     settings = MethodSettings(hyperparameters=numbers)
     if body.grader is not None:
@@ -174,9 +174,9 @@ def job_reply(found: FineTune) -> FineTuningJob:
         training_file=body.training_file,
         validation_file=body.validation_file,
         result_files=[],
-        trained_tokens=_tokens(found) if ended else None,
+        trained_tokens=_tokens(tune) if ended else None,
         seed=body.seed,
-        error=_error(found),
+        error=_error(tune),
         integrations=[],
         metadata=body.metadata,
         x_job_id=job.id,
@@ -198,13 +198,13 @@ def event_reply(row: EventRow) -> FineTuningEvent:
     )
 
 
-def checkpoint_reply(found: FineTune, commit: CommitSummary) -> FineTuningCheckpoint:
-    job, valid = found.job, commit.metrics.get("evaluation_loss")
+def checkpoint_reply(tune: FineTune, commit: CommitSummary) -> FineTuningCheckpoint:
+    job, valid = tune.job, commit.metrics.get("evaluation_loss")
     return FineTuningCheckpoint(
         id=f"{CHECKPOINT_PREFIX}{job.id}-{commit.step}",
         created_at=int(commit.committed_at),
         fine_tuned_model_checkpoint=fine_tuned_model(
-            found.body.base, job.project, found.body.suffix, job.id, commit.step
+            tune.body.base, job.project, tune.body.suffix, job.id, commit.step
         ),
         fine_tuning_job_id=JOB_PREFIX + job.id,
         step_number=commit.step,
@@ -214,19 +214,19 @@ def checkpoint_reply(found: FineTune, commit: CommitSummary) -> FineTuningCheckp
     )
 
 
-def _error(found: FineTune) -> JobError | None:
-    status = found.job.status
-    if found.job.phase != Phase.FAILED:
+def _error(tune: FineTune) -> JobError | None:
+    status = tune.job.status
+    if tune.job.phase != Phase.FAILED:
         return None
     failure = status.get("lastFailure") or {}
     message = failure.get("message") or status.get("because") or "the job failed"
     return JobError(code=str(failure.get("cause") or "unknown"), message=str(message), param=None)
 
 
-def _tokens(found: FineTune) -> int | None:
+def _tokens(tune: FineTune) -> int | None:
     """Return the tokens of the steps that were done, including padding."""
-    step = (found.job.status.get("progress") or {}).get("step")
-    return int(step) * int(found.job.spec["training"]["batch"]["tokensPerStep"]) if step is not None else None
+    step = (tune.job.status.get("progress") or {}).get("step")
+    return int(step) * int(tune.job.spec["training"]["batch"]["tokensPerStep"]) if step is not None else None
 
 
 def _level(kind: str) -> Literal["info", "warn", "error"]:

@@ -142,12 +142,12 @@ class CreateFineTuningJob(OpenAIRequest):
     ] = None
 
 
-def contradictions(wanted: CreateFineTuningJob) -> Iterator[Problem]:
+def contradictions(asked: CreateFineTuningJob) -> Iterator[Problem]:
     """Yield the problems for which no single field is at fault."""
-    method = wanted.method
+    method = asked.method
     if method is None:
         return
-    if wanted.hyperparameters is not None:
+    if asked.hyperparameters is not None:
         yield Problem(
             "hyperparameters", f"method has them: write method.{method.type}.hyperparameters and leave this out"
         )
@@ -157,26 +157,26 @@ def contradictions(wanted: CreateFineTuningJob) -> Iterator[Problem]:
     if method.type == "reinforcement" and method.reinforcement is None:
         yield Problem("method.reinforcement", "is required: its grader rewards the answers")
     try:
-        rewards_of(wanted)
+        rewards_of(asked)
     except WrongGrader as wrong:
         yield wrong.problem
 
 
-def rewards_of(wanted: CreateFineTuningJob) -> list[dict[str, Any]]:
+def rewards_of(asked: CreateFineTuningJob) -> list[dict[str, Any]]:
     """The verifiers that reward answers; none where nothing is rewarded. Raises WrongGrader."""
-    method = wanted.method
+    method = asked.method
     if method is None or method.type != "reinforcement" or method.reinforcement is None:
         return []
     return verifiers_of(method.reinforcement.grader, "method.reinforcement.grader")
 
 
-def given_hyperparameters(wanted: CreateFineTuningJob) -> GivenHyperparameters:
+def given_hyperparameters(request: CreateFineTuningJob) -> GivenHyperparameters:
     """The hyperparameters, wherever the request has them."""
-    if wanted.method is not None and wanted.method.type == "dpo":
-        given = (wanted.method.dpo or DpoMethod()).hyperparameters
+    if request.method is not None and request.method.type == "dpo":
+        given = (request.method.dpo or DpoMethod()).hyperparameters
         return GivenHyperparameters(given.n_epochs, given.batch_size, given.learning_rate_multiplier, given.beta)
-    if wanted.method is not None and wanted.method.reinforcement is not None:
-        asked = wanted.method.reinforcement.hyperparameters
+    if request.method is not None and request.method.reinforcement is not None:
+        asked = request.method.reinforcement.hyperparameters
         return GivenHyperparameters(
             asked.n_epochs,
             asked.batch_size,
@@ -185,15 +185,15 @@ def given_hyperparameters(wanted: CreateFineTuningJob) -> GivenHyperparameters:
             eval_interval=asked.eval_interval,
             eval_samples=asked.eval_samples,
         )
-    supervised = (wanted.method.supervised if wanted.method else None) or Supervised()
-    of = wanted.hyperparameters or supervised.hyperparameters
+    supervised = (request.method.supervised if request.method else None) or Supervised()
+    of = request.hyperparameters or supervised.hyperparameters
     return GivenHyperparameters(of.n_epochs, of.batch_size, of.learning_rate_multiplier)
 
 
-def param_of(path: str, wanted: CreateFineTuningJob) -> str:
+def param_of(path: str, asked: CreateFineTuningJob) -> str:
     """The field of the request that a fault of the job's spec comes from."""
-    kind = wanted.method.type if wanted.method else "supervised"
-    numbers = f"method.{kind}.hyperparameters" if wanted.hyperparameters is None else "hyperparameters"
+    kind = asked.method.type if asked.method else "supervised"
+    numbers = f"method.{kind}.hyperparameters" if asked.hyperparameters is None else "hyperparameters"
     for begin, param in (
         ("spec.training.data.train", "training_file"),
         ("spec.training.evaluation", "validation_file"),

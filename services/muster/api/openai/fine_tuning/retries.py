@@ -68,10 +68,10 @@ async def slot_of(session: AsyncSession, request: Repeatable, now: float) -> Slo
         .join(FineTuneRow, FineTuneRow.job_id == IdempotencyRow.job_id)
         .where(*of_body, IdempotencyRow.key == last)
     )
-    found = (await session.execute(query)).one_or_none()
-    if found is None:  # the job was deleted in this moment
+    row = (await session.execute(query)).one_or_none()
+    if row is None:  # the job was deleted in this moment
         return Slot(None, free)
-    job_id, created_at, retried = found
+    job_id, created_at, retried = row
     within = RETRY_SECONDS if request.retry else LATE_SECONDS if retried else -1.0
     return Slot(job_id if now - created_at <= within else None, free)
 

@@ -93,11 +93,11 @@ async def create_fine_tuning_job(
 ) -> JSONResponse:
     """Creates a job that fine-tunes a mapped model, or one that was fine-tuned from it. A retry by OpenAI's client
     returns the job that its first attempt created, and so does every request with the same Idempotency-Key."""
-    document, wanted = await read_body(request, _check)
+    document, asked = await read_body(request, _check)
     again = attempted(key, ROUTE, document, project)
     repeatable = Repeatable(caller, hash_of(document, project), retries > 0)
-    found = await service.create(services, caller, service.Request(wanted, project or None, again, repeatable))
-    return JSONResponse(_job(found))
+    tune = await service.create(services, caller, service.Request(asked, project or None, again, repeatable))
+    return JSONResponse(_job(tune))
 
 
 @router.get(
@@ -125,13 +125,13 @@ async def list_fine_tuning_jobs(
         raise invalid_parameter("query.metadata", "must not contain a NUL character")
     if metadata is not None and pairs:
         raise invalid_parameter("query.metadata", "is either null or pairs, metadata[key]=value")
-    wanted = Filter(caller.visible_projects, project or None, None if metadata is not None else pairs)
+    chosen = Filter(caller.visible_projects, project or None, None if metadata is not None else pairs)
     async with services.database.read() as session:
-        found = await fine_tunes.page(session, wanted, _uid(after), limit + 1)
-    if found is None:
+        tunes = await fine_tunes.page(session, chosen, _uid(after), limit + 1)
+    if tunes is None:
         raise invalid_parameter("query.after", "is the id of no fine-tuning job; send the last id of the page before")
-    data = [_job(each) for each in found[:limit]]
-    return JSONResponse({"object": "list", "data": data, "has_more": len(found) > limit})
+    data = [_job(each) for each in tunes[:limit]]
+    return JSONResponse({"object": "list", "data": data, "has_more": len(tunes) > limit})
 
 
 @router.get(
@@ -202,10 +202,10 @@ async def list_fine_tuning_events(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> JSONResponse:
     """Returns the events of a fine-tuning job, newest first. Evaluations have the type `metrics`."""
-    found = await service.find(services, caller, fine_tuning_job_id)
-    before = _number(after, f"{EVENT_PREFIX}{found.job.id}-", "an event")
+    tune = await service.find(services, caller, fine_tuning_job_id)
+    before = _number(after, f"{EVENT_PREFIX}{tune.job.id}-", "an event")
     async with services.database.read() as session:
-        rows = await events.before(session, found.job.id, before, limit + 1)
+        rows = await events.before(session, tune.job.id, before, limit + 1)
     data = [event_reply(row).model_dump(mode="json") for row in rows[:limit]]
     return JSONResponse({"object": "list", "data": data, "has_more": len(rows) > limit})
 
@@ -228,28 +228,28 @@ async def list_fine_tuning_checkpoints(
     limit: Annotated[int, Query(ge=1, le=100)] = 10,
 ) -> JSONResponse:
     """Returns the checkpoints in the job's folder, newest first. Each can be used as a model by its own name."""
-    found = await service.find(services, caller, fine_tuning_job_id)
-    before = _number(after, f"{CHECKPOINT_PREFIX}{found.job.id}-", "a checkpoint")
-    rows = [row for row in await _checkpoints(services, found) if before is None or row.step_number < before]
+    tune = await service.find(services, caller, fine_tuning_job_id)
+    before = _number(after, f"{CHECKPOINT_PREFIX}{tune.job.id}-", "a checkpoint")
+    rows = [row for row in await _checkpoints(services, tune) if before is None or row.step_number < before]
     data = [row.model_dump(mode="json", exclude_none=True) for row in rows[:limit]]
     first, last = (rows[0].id, rows[:limit][-1].id) if rows else (None, None)
     page = {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(rows) > limit}
     return JSONResponse(page)
 
 
-async def _checkpoints(services: Services, found: FineTune) -> list[FineTuningCheckpoint]:
-    folder = folder_of(found.job)
+async def _checkpoints(services: Services, tune: FineTune) -> list[FineTuningCheckpoint]:
+    folder = folder_of(tune.job)
     if folder is None:
         return []
     try:
         commits = await services.folders.run(folder, services.commits.read, folder)
     except (StorageError, UserError) as error:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
-    return [checkpoint_reply(found, commit) for commit in reversed(commits)]
+    return [checkpoint_reply(tune, commit) for commit in reversed(commits)]
 
 
-def _job(found: FineTune) -> dict[str, Any]:
-    return job_reply(found).model_dump(mode="json")
+def _job(tune: FineTune) -> dict[str, Any]:
+    return job_reply(tune).model_dump(mode="json")
 
 
 def _uid(after: str | None) -> str | None:

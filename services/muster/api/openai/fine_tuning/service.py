@@ -109,21 +109,21 @@ async def _made_before(services: Services, request: Request) -> tuple[str | None
 
 async def find(services: Services, caller: Principal, fine_tune_id: str) -> FineTune:
     """Raises ApiError job_not_found, in the same words for what is not there and what is not for the caller's eyes."""
-    found = None
+    tune = None
     if fine_tune_id.startswith(JOB_PREFIX):
         async with services.database.read() as session:
-            found = await fine_tunes.get(session, fine_tune_id.removeprefix(JOB_PREFIX))
-    if found is None or caller.role_in(found.job.project) is None:
+            tune = await fine_tunes.get(session, fine_tune_id.removeprefix(JOB_PREFIX))
+    if tune is None or caller.role_in(tune.job.project) is None:
         detail = f"There is no fine-tuning job {fine_tune_id[:100]!r}; list them with `client.fine_tuning.jobs.list()`."
         raise ApiError("job_not_found", detail, errors=(Problem("fine_tuning_job_id", "names no job"),))
-    return found
+    return tune
 
 
 async def act(services: Services, caller: Principal, fine_tune_id: str, what: Act) -> FineTune:
     """Raises ApiError job_not_found, forbidden, job_finished, job_cancelling."""
-    found = await find(services, caller, fine_tune_id)
-    row: JobRow = await _ACTS[what](services, caller, found.job.id)
-    return replace(found, job=row)
+    tune = await find(services, caller, fine_tune_id)
+    row: JobRow = await _ACTS[what](services, caller, tune.job.id)
+    return replace(tune, job=row)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class _Recipe:
     def submission(self, chosen: Chosen, examples: int | None) -> Submission:
         """Raises ApiError invalid_request."""
         steps = math.ceil((examples or 0) * chosen.n_epochs / chosen.batch_size)
-        wanted = Wanted(
+        settings = Wanted(
             task=_TASKS[self.method],
             training=self.training.as_source(),
             validation=self.validation.as_source() if self.validation else None,
@@ -168,13 +168,13 @@ class _Recipe:
         labels = {Label.PROJECT: self.request.project} if self.request.project else {}
         try:
             return parse_job(
-                {"metadata": {"name": self.name, "labels": labels}, "spec": job_spec(self.base.mapped, wanted)}
+                {"metadata": {"name": self.name, "labels": labels}, "spec": job_spec(self.base.mapped, settings)}
             )
         except InvalidDocument as invalid:
             raise invalid_request(_as_request_faults(invalid.problems, self.request.wanted)) from None
 
     def body(self, chosen: Chosen) -> Body:
-        wanted = self.request.wanted
+        asked = self.request.wanted
         numbers = {
             "n_epochs": chosen.n_epochs,
             "batch_size": chosen.batch_size,
@@ -187,17 +187,17 @@ class _Recipe:
             "eval_samples": chosen.eval_samples,
         }
         return Body(
-            model=wanted.model,
+            model=asked.model,
             base=self.base.name,
-            training_file=wanted.training_file,
-            validation_file=wanted.validation_file,
-            suffix=wanted.suffix,
+            training_file=asked.training_file,
+            validation_file=asked.validation_file,
+            suffix=asked.suffix,
             seed=self.seed,
-            metadata=wanted.metadata,
+            metadata=asked.metadata,
             method=self.method,
             hyperparameters=numbers | {name: value for name, value in more.items() if value is not None},
-            grader=wanted.method.reinforcement.grader.model_dump(exclude_none=True)
-            if wanted.method and wanted.method.reinforcement
+            grader=asked.method.reinforcement.grader.model_dump(exclude_none=True)
+            if asked.method and asked.method.reinforcement
             else None,
             told=chosen.told,
         )
@@ -205,18 +205,18 @@ class _Recipe:
 
 async def _prepare(services: Services, caller: Principal, request: Request) -> _Prepared:
     """The job that the request asks for. Raises ApiError invalid_request, model_not_found."""
-    wanted = request.wanted
-    if faults := tuple(contradictions(wanted)):
+    order = request.wanted
+    if faults := tuple(contradictions(order)):
         raise invalid_request(faults)
-    base = await base_model(services, caller, wanted.model)
-    seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
-    task = _TASKS[wanted.method.type if wanted.method else "supervised"]
-    training = await training_file(services, caller, wanted.training_file, "training_file", task)
+    base = await base_model(services, caller, order.model)
+    seed = secrets.randbelow(2**31) if order.seed is None else order.seed
+    task = _TASKS[order.method.type if order.method else "supervised"]
+    training = await training_file(services, caller, order.training_file, "training_file", task)
     validation = None
-    if wanted.validation_file is not None:
-        validation = await training_file(services, caller, wanted.validation_file, "validation_file", task)
-    recipe = _Recipe(request, base, training, validation, seed, _name(wanted.suffix))
-    asked = given_hyperparameters(wanted)
+    if order.validation_file is not None:
+        validation = await training_file(services, caller, order.validation_file, "validation_file", task)
+    recipe = _Recipe(request, base, training, validation, seed, _name(order.suffix))
+    asked = given_hyperparameters(order)
     multiple = batch_multiple(base.mapped)
     if asked.compute_multiplier is not None:  # a step's samples are answers, several to each prompt
         chosen_first = choose(asked, None, 1)
@@ -224,42 +224,42 @@ async def _prepare(services: Services, caller: Principal, request: Request) -> _
     if asked.batch_size != "auto" and asked.batch_size % multiple:
         near = math.ceil(asked.batch_size / multiple) * multiple
         words = f"must be a multiple of {multiple} on this model's gang, not {asked.batch_size}; take {near}"
-        raise refused(param_of("spec.training.batch", wanted), words)
+        raise refused(param_of("spec.training.batch", order), words)
     examples = training.examples
     if examples is None:
         # Of no format, for one that is named is believed.
         unknown = replace(recipe, training=replace(training, format="auto"))
         first = unknown.submission(choose(asked, None, multiple), None)
-        examples = await _count(services, caller, first, wanted)
+        examples = await _count(services, caller, first, order)
     chosen = choose(asked, examples, multiple)
     return _Prepared(recipe.submission(chosen, examples), recipe.body(chosen))
 
 
 async def _count(
-    services: Services, caller: Principal, submission: Submission, wanted: CreateFineTuningJob
+    services: Services, caller: Principal, submission: Submission, asked: CreateFineTuningJob
 ) -> int | None:
     """About how many examples the training file has; None where it can't be looked at from here. Nothing is read that
     the caller's job may not read."""
     try:
         drafted = await services[Submissions].draft(caller, submission)
     except ApiError as error:
-        raise _with_request_parameters(error, wanted) from None
+        raise _with_request_parameters(error, asked) from None
     if drafted.faults:
-        raise invalid_request(_as_request_faults(drafted.faults, wanted))
+        raise invalid_request(_as_request_faults(drafted.faults, asked))
     training = with_addresses(drafted.spec, drafted.files).training_config
     look = await asyncio.to_thread(examine, training, same_disk=services.settings.cluster == "local")
     if look.faults:
         faults = tuple(Problem(f"spec.training.{path}", words) for path, words in look.faults)
-        raise invalid_request(_as_request_faults(faults, wanted))
+        raise invalid_request(_as_request_faults(faults, asked))
     return look.shape.documents if look.shape is not None else None
 
 
-def _as_request_faults(faults: tuple[Problem, ...], wanted: CreateFineTuningJob) -> tuple[Problem, ...]:
-    return tuple(Problem(param_of(fault.path, wanted), f"{fault.message} ({fault.path})") for fault in faults)
+def _as_request_faults(faults: tuple[Problem, ...], asked: CreateFineTuningJob) -> tuple[Problem, ...]:
+    return tuple(Problem(param_of(fault.path, asked), f"{fault.message} ({fault.path})") for fault in faults)
 
 
-def _with_request_parameters(error: ApiError, wanted: CreateFineTuningJob) -> ApiError:
-    return invalid_request(_as_request_faults(tuple(error.errors), wanted)) if error.code == "invalid_job" else error
+def _with_request_parameters(error: ApiError, asked: CreateFineTuningJob) -> ApiError:
+    return invalid_request(_as_request_faults(tuple(error.errors), asked)) if error.code == "invalid_job" else error
 
 
 def _name(suffix: str | None) -> str:

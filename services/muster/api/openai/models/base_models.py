@@ -84,38 +84,38 @@ def answers_per_prompt(mapped: MappedModel, multiplier: float) -> int:
     return min(1_024, max(2, round(usual * multiplier)))
 
 
-def job_spec(mapped: MappedModel, wanted: Wanted) -> dict[str, Any]:
+def job_spec(mapped: MappedModel, settings: Wanted) -> dict[str, Any]:
     """The spec of a job that starts from this model. Only what the request decides is replaced."""
     spec = copy.deepcopy(mapped.spec)
     training = spec["training"]
     data = training.setdefault("data", {})
-    data["train"] = [dict(wanted.training)]
+    data["train"] = [dict(settings.training)]
     data.setdefault("packing", False)  # an example is a sample, as OpenAI's batches count
-    training["task"] = wanted.task
-    training["seed"] = wanted.seed
-    training["length"] = {"epochs": wanted.n_epochs}
+    training["task"] = settings.task
+    training["seed"] = settings.seed
+    training["length"] = {"epochs": settings.n_epochs}
     optimizer = training.setdefault("optimizer", {})
-    optimizer["lr"] = optimizer.get("lr", OptimizerConfig().lr) * wanted.learning_rate_multiplier
-    length, rewards = data.get("sequenceLength", 512), wanted.rewards
-    rows = wanted.batch_size * (rewards.answers if rewards else 1)
+    optimizer["lr"] = optimizer.get("lr", OptimizerConfig().lr) * settings.learning_rate_multiplier
+    length, rewards = data.get("sequenceLength", 512), settings.rewards
+    rows = settings.batch_size * (rewards.answers if rewards else 1)
     training.setdefault("batch", {})["tokensPerStep"] = rows * length
-    if wanted.task == "dpo":
-        training["dpo"] = {**training.get("dpo", {}), "beta": wanted.beta}
+    if settings.task == "dpo":
+        training["dpo"] = {**training.get("dpo", {}), "beta": settings.beta}
     else:
         training.pop("dpo", None)
     grpo = training.pop("grpo", {})
     if rewards is not None:
         grpo = {"maxTokens": max(1, min(_ANSWER_TOKENS, length // 2)), **grpo}
         training["grpo"] = {**grpo, "verifiers": [*rewards.verifiers], "completions": rewards.answers}
-    if wanted.commit is not None:
-        training["model"] = {"from": {"job": wanted.commit[0], "step": wanted.commit[1]}}
-    if wanted.validation is not None:
+    if settings.commit is not None:
+        training["model"] = {"from": {"job": settings.commit[0], "step": settings.commit[1]}}
+    if settings.validation is not None:
         evaluation = {key: value for key, value in training.get("evaluation", {}).items() if key != "holdout"}
-        training["evaluation"] = {"every": wanted.evaluate_every, **evaluation}
+        training["evaluation"] = {"every": settings.evaluate_every, **evaluation}
         if rewards is None:
-            training["evaluation"]["data"] = [dict(wanted.validation)]
+            training["evaluation"]["data"] = [dict(settings.validation)]
         else:
-            training["evaluation"] |= _rewarded(rewards, wanted.validation, min(4_096, grpo["maxTokens"]))
+            training["evaluation"] |= _rewarded(rewards, settings.validation, min(4_096, grpo["maxTokens"]))
     return spec
 
 
@@ -136,13 +136,13 @@ def load_models(path: Path | None) -> BaseModels:
     except (OSError, ValueError) as error:
         raise ValueError(f"the base models of {path} can't be used: {error}") from error
     try:
-        found = parse(_File, document.data)
-        _try_all(found.models)
+        parsed = parse(_File, document.data)
+        _try_all(parsed.models)
     except InvalidDocument as invalid:
         fault = document.located(invalid.problems[0])
         place = f"line {fault.line}, column {fault.column}: " if fault.line else ""
         raise ValueError(f"the base models of {path} can't be used: {place}{fault}") from invalid
-    return BaseModels(found.models, written)
+    return BaseModels(parsed.models, written)
 
 
 def _try_all(models: Mapping[str, MappedModel]) -> None:
@@ -158,8 +158,8 @@ def _try_all(models: Mapping[str, MappedModel]) -> None:
             )
         parse(Gang, mapped.spec.get("gang") or {}, f"{at}.spec.gang")
         source = {"source": "file:///training.jsonl", "format": "openai-chat"}
-        wanted = Wanted("sft", source, None, 1, batch_multiple(mapped), 1.0, None, 0)
-        parse(JobSpec, job_spec(mapped, wanted), f"{at}.spec")
+        settings = Wanted("sft", source, None, 1, batch_multiple(mapped), 1.0, None, 0)
+        parse(JobSpec, job_spec(mapped, settings), f"{at}.spec")
 
 
 def _part(spec: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

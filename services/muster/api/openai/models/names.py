@@ -22,5 +22,5 @@ def fine_tuned_model(base: str, project: str, suffix: str | None, job_id: str, s
 
 def fine_tuned_of(model: str) -> FineTuned | None:
     """Parse the name of a fine-tuned model, or return None for a name that no fine-tuned model has."""
-    found = _FINE_TUNED.fullmatch(model)
-    return FineTuned(found[1], int(found[2]) if found[2] else None) if found else None
+    match = _FINE_TUNED.fullmatch(model)
+    return FineTuned(match[1], int(match[2]) if match[2] else None) if match else None

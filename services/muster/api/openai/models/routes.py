@@ -71,19 +71,19 @@ async def get_model(
     """Returns a mapped model, or a fine-tuned one by its name."""
     if model in services[BaseModels].models:
         return JSONResponse(_mapped(services, model).model_dump(mode="json"))
-    wanted = fine_tuned_of(model)
-    if wanted is None:
+    named = fine_tuned_of(model)
+    if named is None:
         raise service.model_not_found(services, model)
-    found = await service.fine_tuned(services, caller, model, wanted)
-    return JSONResponse(_tuned(found).model_copy(update={"id": model}).model_dump(mode="json"))
+    tune = await service.fine_tuned(services, caller, model, named)
+    return JSONResponse(_tuned(tune).model_copy(update={"id": model}).model_dump(mode="json"))
 
 
 def _mapped(services: Services, name: str) -> Model:
-    known = services[BaseModels]
-    return Model(id=name, created=known.created, owned_by=known.models[name].owned_by)
+    base_models = services[BaseModels]
+    return Model(id=name, created=base_models.created, owned_by=base_models.models[name].owned_by)
 
 
-def _tuned(found: FineTune) -> Model:
-    job = found.job
-    name = fine_tuned_model(found.body.base, job.project, found.body.suffix, job.id)
+def _tuned(tune: FineTune) -> Model:
+    job = tune.job
+    name = fine_tuned_model(tune.body.base, job.project, tune.body.suffix, job.id)
     return Model(id=name, created=int(job.finished_at or job.created_at), owned_by=job.project)

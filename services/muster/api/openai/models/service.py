@@ -31,24 +31,24 @@ async def base_model(services: Services, caller: Principal, model: str) -> BaseM
     mapped = services[BaseModels].models
     if model in mapped:
         return BaseModel(model, mapped[model])
-    if (wanted := fine_tuned_of(model)) is not None:
-        found = await fine_tuned(services, caller, model, wanted)
-        if found.body.base in mapped:
-            step = "best" if wanted.step is None else wanted.step
-            return BaseModel(found.body.base, mapped[found.body.base], (found.job.id, step))
+    if (named := fine_tuned_of(model)) is not None:
+        tune = await fine_tuned(services, caller, model, named)
+        if tune.body.base in mapped:
+            step = "best" if named.step is None else named.step
+            return BaseModel(tune.body.base, mapped[tune.body.base], (tune.job.id, step))
     raise model_not_found(services, model)
 
 
-async def fine_tuned(services: Services, caller: Principal, model: str, wanted: FineTuned) -> FineTune:
+async def fine_tuned(services: Services, caller: Principal, model: str, named: FineTuned) -> FineTune:
     """The job that made a model, where it has succeeded or the name is that of one of its commits. Raises ApiError
     model_not_found."""
     async with services.database.read() as session:
-        found = await fine_tunes.get(session, wanted.job_id)
-    if found is None or caller.role_in(found.job.project) is None:
+        tune = await fine_tunes.get(session, named.job_id)
+    if tune is None or caller.role_in(tune.job.project) is None:
         raise model_not_found(services, model)
-    if wanted.step is None and found.job.phase != Phase.SUCCEEDED:
+    if named.step is None and tune.job.phase != Phase.SUCCEEDED:
         raise model_not_found(services, model)
-    return found
+    return tune
 
 
 def model_not_found(services: Services, model: str) -> ApiError:

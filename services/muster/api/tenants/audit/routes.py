@@ -93,16 +93,16 @@ async def read_audit(
 ) -> JSONResponse:
     """Returns the audit log, newest first: who changed what, from which address, with the values before and after.
     Admins see every entry, and maintainers see the entries of their projects."""
-    wanted, before = Filter(person, project, action, subject), seq_of(cursor) if cursor else None
+    chosen, before = Filter(person, project, action, subject), seq_of(cursor) if cursor else None
     async with services.database.read() as session:
-        rows = await _page(session, caller, wanted, before, limit + 1)
+        rows = await _page(session, caller, chosen, before, limit + 1)
     more = len(rows) > limit
     items = [_document(row) for row in rows[:limit]]
     return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1].seq) if more else None})
 
 
 async def _page(
-    session: AsyncSession, caller: Principal, wanted: Filter, before_seq: int | None, limit: int
+    session: AsyncSession, caller: Principal, chosen: Filter, before_seq: int | None, limit: int
 ) -> list[AuditRow]:
     """The newest lines older than `before_seq` that the caller may see: an admin all, a maintainer their projects'."""
     query = select(AuditRow).order_by(AuditRow.seq.desc()).limit(limit)
@@ -110,10 +110,10 @@ async def _page(
         maintained = [name for name in _named(caller) if (caller.role_in(name) or Role.VIEWER).covers(Role.MAINTAINER)]
         query = query.where(AuditRow.project.in_(maintained))
     for column, value in (
-        (AuditRow.person, wanted.person),
-        (AuditRow.project, wanted.project),
-        (AuditRow.action, wanted.action),
-        (AuditRow.subject, wanted.subject),
+        (AuditRow.person, chosen.person),
+        (AuditRow.project, chosen.project),
+        (AuditRow.action, chosen.action),
+        (AuditRow.subject, chosen.subject),
     ):
         if value is not None:
             query = query.where(column == value)

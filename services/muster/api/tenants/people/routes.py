@@ -134,11 +134,11 @@ async def put_person(
     """Creates or updates a person or a service account: whether they are an admin, and whether their tokens are
     disabled. Requires admin rights."""
     admins_only(caller)
-    wanted = await read_body(request, parsed(PersonRequest, "invalid_person", "The person is not valid"))
+    settings = await read_body(request, parsed(PersonRequest, "invalid_person", "The person is not valid"))
 
     async def put(session: AsyncSession) -> PersonRow:
-        before, row = await service.put(session, caller, person, wanted, services.settings.oidc_issuer)
-        record(session, caller, Act("person.changed", person, None, before, dump(wanted)))
+        before, row = await service.put(session, caller, person, settings, services.settings.oidc_issuer)
+        record(session, caller, Act("person.changed", person, None, before, dump(settings)))
         return row
 
     return JSONResponse(_document(await services.database.write_once(put)))

@@ -32,20 +32,24 @@ async def list_all(session: AsyncSession) -> list[PersonRow]:
 
 
 async def put(
-    session: AsyncSession, caller: Principal, name: str, wanted: PersonRequest, issuer: str | None = None
+    session: AsyncSession, caller: Principal, name: str, body: PersonRequest, issuer: str | None = None
 ) -> tuple[dict[str, Any] | None, PersonRow]:
     """Create or change a person. Return their attributes before, None for a new person, and their row.
 
     Raises ApiError invalid_person where an admin would take their own rights away.
     """
-    if name == caller.person and (not wanted.admin or wanted.disabled):
+    if name == caller.person and (not body.admin or body.disabled):
         raise ApiError("invalid_person", "You can't take your own rights as an admin away: let another admin do it.")
-    known = await session.get(PersonRow, name)
-    before = {"kind": known.kind, "admin": known.admin, "disabled": known.disabled} if known is not None else None
+    existing = await session.get(PersonRow, name)
+    before = (
+        {"kind": existing.kind, "admin": existing.admin, "disabled": existing.disabled}
+        if existing is not None
+        else None
+    )
     row = await ensure(session, name)
-    row.kind, row.admin, row.disabled = wanted.kind, wanted.admin, wanted.disabled
-    if wanted.subject is not None:
-        row.identity = await _identity(session, name, wanted.subject, issuer)
+    row.kind, row.admin, row.disabled = body.kind, body.admin, body.disabled
+    if body.subject is not None:
+        row.identity = await _identity(session, name, body.subject, issuer)
     await session.flush()
     return before, row
 

@@ -48,8 +48,8 @@ class Accounting:
         begins, ends = month_range(month_of(now))
         async with self._database.read() as session:
             quotas = {row.name: quota_of(row) for row in await session.scalars(select(ProjectRow))}
-            held = await repository.held_by_project(session, begins, ends)
-        everybody = {name: held.get(name, []) for name in quotas.keys() | held.keys()}
+            by_project = await repository.held_by_project(session, begins, ends)
+        everybody = {name: by_project.get(name, []) for name in quotas.keys() | by_project.keys()}
         counted = await asyncio.to_thread(_count, everybody, self._prices, begins, ends, now)
         self.counted = counted
         self._metrics.show_usage({name: one.usage.total for name, one in counted.items()}, ratios(quotas, counted))
@@ -58,14 +58,16 @@ class Accounting:
         return False
 
 
-def _count(held: dict[str, list[Held]], prices: Prices, begins: float, ends: float, now: float) -> dict[str, Counted]:
-    found = {}
-    for project, mine in held.items():
+def _count(
+    by_project: dict[str, list[Held]], prices: Prices, begins: float, ends: float, now: float
+) -> dict[str, Counted]:
+    counted = {}
+    for project, mine in by_project.items():
         made = usage(mine, prices, begins, ends, now)
         people = {person.person: _spent(person) for person in made.people}
         spent = MonthSpent(month=month_of(now), as_of=now, total=_spent(made.total), people=people)
-        found[project] = Counted(made, spent)
-    return found
+        counted[project] = Counted(made, spent)
+    return counted
 
 
 def _spent(amounts: Amounts) -> Spent:
@@ -78,7 +80,7 @@ def ratios(quotas: dict[str, ProjectQuota], counted: dict[str, Counted]) -> dict
 
     A budget of zero has no share.
     """
-    found: dict[tuple[str, str, str], float] = {}
+    shares: dict[tuple[str, str, str], float] = {}
     for project, quota in quotas.items():
         spent = counted[project].spent
         for whose, limits, used in (
@@ -86,8 +88,8 @@ def ratios(quotas: dict[str, ProjectQuota], counted: dict[str, Counted]) -> dict
             ("person", quota.person, list(spent.people.values())),
         ):
             for unit, ratio in _of(limits, used):
-                found[project, whose, unit] = ratio
-    return found
+                shares[project, whose, unit] = ratio
+    return shares
 
 
 def _of(limits: Quota, used: list[Spent]) -> list[tuple[str, float]]:

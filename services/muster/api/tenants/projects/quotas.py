@@ -52,14 +52,14 @@ class QuotaWriter:
                 secrets.setdefault(secret.project, []).append(secret.name)
         spent = self._spent()
         quotas = {row.name: quota_of(row) for row in rows}
-        wanted = dict.fromkeys(self._written.keys() - quotas.keys())
+        target = dict.fromkeys(self._written.keys() - quotas.keys())
         for name, quota in quotas.items():
             if not quota.has_month_budget:
-                wanted[name] = _for_the_operator(quota)
+                target[name] = _for_the_operator(quota)
             elif spent is not None:
-                wanted[name] = _for_the_operator(quota.model_copy(update={"spent": spent.get(name)}))
+                target[name] = _for_the_operator(quota.model_copy(update={"spent": spent.get(name)}))
         changed = {
-            name: quota for name, quota in wanted.items() if name not in self._written or self._written[name] != quota
+            name: quota for name, quota in target.items() if name not in self._written or self._written[name] != quota
         }
         if changed:
             await self._cluster.write_quotas(changed)

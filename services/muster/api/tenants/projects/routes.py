@@ -124,20 +124,20 @@ async def put_project(
     """Creates or updates a project. Its limits are replaced, and the new limits apply to jobs that are submitted from
     now on. Requires admin rights."""
     admins_only(caller)
-    wanted = await read_body(request, parsed(ProjectRequest, "invalid_project", "The project is not valid"))
-    row, is_new = await put(services, caller, project, wanted)
+    settings = await read_body(request, parsed(ProjectRequest, "invalid_project", "The project is not valid"))
+    row, is_new = await put(services, caller, project, settings)
     return JSONResponse(_document(caller, row), status_code=201 if is_new else 200)
 
 
 async def put(
-    services: Services, caller: Principal, project: str, wanted: ProjectRequest, only_new: bool = False
+    services: Services, caller: Principal, project: str, body: ProjectRequest, only_new: bool = False
 ) -> tuple[ProjectRow, bool]:
     """The project, and whether it is new; with `only_new` one that is there is not changed. Raises ApiError forbidden,
     namespace_taken and invalid_project."""
     admins_only(caller)
 
     async def make(session: AsyncSession) -> tuple[ProjectRow, bool]:
-        row, before = await service.put(session, project, wanted, services.settings.is_system_namespace)
+        row, before = await service.put(session, project, body, services.settings.is_system_namespace)
         if only_new and before is not None:
             raise ApiError("invalid_project", f"There is a project {project!r} already; nothing was changed.")
         record(session, caller, Act("project.changed", project, project, before, row.limits))
@@ -201,9 +201,9 @@ async def put_member(
     """Sets the role of a member. The role takes effect at once, also for existing tokens and open streams. Only an
     admin can add a person who is not known yet. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
-    wanted = await read_body(request, parsed(MemberRequest, "invalid_project", "The role is not valid"))
-    await give_role(services, caller, project, person, Role(wanted.role))
-    return JSONResponse({"person": person, "role": wanted.role})
+    membership = await read_body(request, parsed(MemberRequest, "invalid_project", "The role is not valid"))
+    await give_role(services, caller, project, person, Role(membership.role))
+    return JSONResponse({"person": person, "role": membership.role})
 
 
 async def give_role(services: Services, caller: Principal, project: str, person: str, role: Role) -> None:
@@ -244,8 +244,8 @@ async def delete_member(
     return Response(status_code=204)
 
 
-async def _exists(found: Any, project: str) -> None:
+async def _exists(row: Any, project: str) -> None:
     """Raise ApiError project_not_found for a project that does not exist: an admin sees every project, so nothing else
     refuses it."""
-    if await found is None:
+    if await row is None:
         raise project_not_found(project)

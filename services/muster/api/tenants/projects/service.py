@@ -38,27 +38,27 @@ class MemberRequest(Spec):
 
 
 async def put(
-    session: AsyncSession, name: str, wanted: ProjectRequest, is_system: Callable[[str], bool]
+    session: AsyncSession, name: str, body: ProjectRequest, is_system: Callable[[str], bool]
 ) -> tuple[ProjectRow, dict[str, Any] | None]:
     """The project, and its limits before; None for a new one. `is_system` says of a namespace that it is never a job's.
     Raises ApiError namespace_taken, invalid_project."""
-    if name != DEFAULT_PROJECT and wanted.limits.namespaces is not None:
+    if name != DEFAULT_PROJECT and body.limits.namespaces is not None:
         detail = f"Project {name!r} has one namespace: limits.namespaces is for project {DEFAULT_PROJECT!r} alone."
         raise ApiError("invalid_project", detail)
     row = await session.get(ProjectRow, name, with_for_update=True)
     if row is not None:
-        if wanted.namespace not in (None, row.namespace):
-            shown = "none of its own" if row.namespace is None else repr(row.namespace)
-            detail = f"Project {name!r} has the namespace {shown}, which can't be changed: leave it out."
+        if body.namespace not in (None, row.namespace):
+            current = "none of its own" if row.namespace is None else repr(row.namespace)
+            detail = f"Project {name!r} has the namespace {current}, which can't be changed: leave it out."
             raise ApiError("invalid_project", detail)
-        before, row.limits = row.limits, dump(wanted.limits)
+        before, row.limits = row.limits, dump(body.limits)
         return row, before
-    namespace = wanted.namespace or name
+    namespace = body.namespace or name
     if is_system(namespace):
         detail = f"Namespace {namespace!r} is the platform's or Kubernetes' own, and never a project's: choose another."
         raise ApiError("namespace_taken", detail)
     await _refuse_taken_namespace(session, namespace, name)
-    row = ProjectRow(name=name, namespace=namespace, limits=dump(wanted.limits), created_at=time.time())
+    row = ProjectRow(name=name, namespace=namespace, limits=dump(body.limits), created_at=time.time())
     session.add(row)
     await session.flush()
     return row, None
@@ -93,8 +93,8 @@ async def remove(session: AsyncSession, cluster: Cluster, name: str) -> bool:
     if count or name == DEFAULT_PROJECT:
         why = f"has {count} jobs, whose records go with it" if count else "is there for jobs that name no project"
         raise ApiError("project_in_use", f"Project {name!r} {why}, so it is not deleted.")
-    if held := int((await session.execute(select(func.count()).where(FileRow.project == name))).scalar_one()):
-        raise ApiError("project_in_use", f"Project {name!r} has {held} files: delete them first.")
+    if files := int((await session.execute(select(func.count()).where(FileRow.project == name))).scalar_one()):
+        raise ApiError("project_in_use", f"Project {name!r} has {files} files: delete them first.")
     tokens = update(TokenRow).where(TokenRow.project == name, TokenRow.revoked_at.is_(None))
     await session.execute(tokens.values(revoked_at=time.time()))
     await secrets.remove_all(session, cluster, name)

@@ -130,9 +130,9 @@ async def put_secret(
     workers keep the old ones. The jobs of all maintainers and members of the project can read the secret. Requires the
     maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
-    wanted = await _read(request)
+    new_secret = await _read(request)
     async with services.database.write() as session:
-        row, before = await service.put(session, services.cluster, caller.person, project, name, wanted.data)
+        row, before = await service.put(session, services.cluster, caller.person, project, name, new_secret.data)
         was = {"keys": before} if before is not None else None
         record(session, caller, Act("secret.set", name, project, was, {"keys": row.keys["keys"]}))
     return JSONResponse(_document(row), status_code=201 if before is None else 200)

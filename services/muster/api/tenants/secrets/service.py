@@ -77,18 +77,18 @@ def secret_references(draft: Draft, facts: Facts) -> Draft:
     return draft.with_faults(*_problems(draft.spec, draft.project, facts.secret_keys, facts.in_containers))
 
 
-def _problems(spec: JobSpec, project: str, known: Mapping[str, list[str]], containers: bool) -> Iterator[Problem]:
-    """Yield the problems of the job's references to secrets. `known` has the keys of the project's secrets by name.
+def _problems(spec: JobSpec, project: str, by_name: Mapping[str, list[str]], containers: bool) -> Iterator[Problem]:
+    """Yield the problems of the job's references to secrets. `by_name` has the keys of the project's secrets by name.
 
     In `containers`, a job may also name Secrets that somebody else created in its namespace and its project lists
     (muster.contract.cluster_objects). They can't be checked here. It may also set any variable that decides what its
     processes load.
     """
     for use in secret_uses(spec.runtime.env, spec.runtime.env_from):
-        keys = known.get(use.secret)
+        keys = by_name.get(use.secret)
         if keys is None:
             if not use.optional and not containers:
-                yield Problem(f"{use.path}.name", _missing(use, project, sorted(known)))
+                yield Problem(f"{use.path}.name", _missing(use, project, sorted(by_name)))
         elif use.key is not None and use.key not in keys:
             if not use.optional:
                 words = f"secret {use.secret!r} has no entry {use.key!r}; it has {', '.join(keys)}"
@@ -99,8 +99,8 @@ def _problems(spec: JobSpec, project: str, known: Mapping[str, list[str]], conta
                 yield Problem(use.path, words)
 
 
-def _missing(use: SecretUse, project: str, known: list[str]) -> str:
-    there = f"there are {', '.join(known[:20])}" if known else "it has none"
+def _missing(use: SecretUse, project: str, keys: list[str]) -> str:
+    there = f"there are {', '.join(keys[:20])}" if keys else "it has none"
     return f"project {project!r} has no secret {use.secret!r} ({there}); set it by `muster secrets set {use.secret}`"
 
 

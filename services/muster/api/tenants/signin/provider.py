@@ -65,10 +65,10 @@ class Provider:
         async with self._turn:
             if not self._about or self._is_old():
                 await self._fetch(must=not self._about)
-        found = self._about.get(name)
-        if not isinstance(found, str) or not found:
+        address = self._about.get(name)
+        if not isinstance(address, str) or not address:
             raise ProviderUnreachable(f"it publishes no {name}")
-        return found
+        return address
 
     async def verify(self, token: str, nonce: str | None = None) -> SignedIn:
         """Return the claims of the token, if it is this provider's, for us and currently valid.
@@ -133,8 +133,8 @@ class Provider:
         return str(_claim(claims, self._person_claim) or "").partition("@")[0].lower()
 
     def _groups(self, claims: Mapping[str, Any]) -> frozenset[str]:
-        found = _claim(claims, self._groups_claim)
-        groups = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+        value = _claim(claims, self._groups_claim)
+        groups = [value] if isinstance(value, str) else value if isinstance(value, list) else []
         return frozenset(group for group in groups if isinstance(group, str))
 
     async def _key(self, kid: Any, from_provider: bool) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class Provider:
                     self._claimed_issuer = str(about.get("issuer"))[:200]
                     raise IssuerMismatch(f"it calls itself {self._claimed_issuer!r}")
                 async with session.get(str(about.get("jwks_uri")), raise_for_status=True) as reply:
-                    found = await read_json(reply)
+                    key_set = await read_json(reply)
         except (ClientError, TimeoutError, OSError, ValueError) as error:
             if must:
                 raise ProviderUnreachable(f"{type(error).__name__}: {error}"[:300]) from None
@@ -185,7 +185,7 @@ class Provider:
             if must:
                 raise
             return
-        self._about, self._keys, self._kept_since = about, _keys(found), self._ticks()
+        self._about, self._keys, self._kept_since = about, _keys(key_set), self._ticks()
 
 
 async def read_json(reply: ClientResponse) -> dict[str, Any]:
@@ -199,10 +199,10 @@ async def read_json(reply: ClientResponse) -> dict[str, Any]:
     return document
 
 
-def _keys(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _keys(key_set: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The keys for signatures by their ids; one that this library does not know is another's affair."""
     keys = {}
-    for number, document in enumerate(found.get("keys") or ()):
+    for number, document in enumerate(key_set.get("keys") or ()):
         if not isinstance(document, dict) or document.get("use", "sig") != "sig" or document.get("kty") == "oct":
             continue
         try:

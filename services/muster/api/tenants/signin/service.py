@@ -93,8 +93,8 @@ class SignIn:
     async def _known(self, signed_in: SignedIn) -> Principal | None:
         """Raises ApiError unauthorized for somebody who is disabled; None for nobody."""
         async with self._database.read() as session:
-            found = select(PersonRow).where(PersonRow.identity == identity_of(self._provider.issuer, signed_in.subject))
-            person = (await session.scalars(found)).one_or_none()
+            query = select(PersonRow).where(PersonRow.identity == identity_of(self._provider.issuer, signed_in.subject))
+            person = (await session.scalars(query)).one_or_none()
             if person is None:
                 return None
             if person.disabled:
@@ -137,10 +137,10 @@ class SignIn:
     async def _make(self, session: AsyncSession, signed_in: SignedIn) -> None:
         """A name that somebody has is not given away: a provider may let its users choose theirs."""
         name, identity = signed_in.name, identity_of(self._provider.issuer, signed_in.subject)
-        known = await session.get(PersonRow, name)
-        if known is not None and known.identity == identity:
+        existing = await session.get(PersonRow, name)
+        if existing is not None and existing.identity == identity:
             return  # made by another request of theirs, a moment ago
-        if known is not None:
+        if existing is not None:
             raise unauthorized(
                 f"There is a person {name!r} already, and nothing says that it is you: an admin does, by "
                 f"`muster people set {name} --subject {signed_in.subject[:255]}`."

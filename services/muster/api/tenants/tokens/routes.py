@@ -80,15 +80,15 @@ _BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invali
 async def make_token(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Creates a token: for the caller, for a service account of a project that the caller maintains or, as an admin,
     for anybody. Whoever holds the token acts as its person, within its project and its scopes."""
-    wanted = await read_body(request, parsed(TokenRequest, "invalid_token", "The token can't be made"))
-    return _shown_once(await made(services, caller, wanted))
+    new_token = await read_body(request, parsed(TokenRequest, "invalid_token", "The token can't be made"))
+    return _shown_once(await made(services, caller, new_token))
 
 
-async def made(services: Services, caller: Principal, wanted: TokenRequest) -> dict[str, Any]:
+async def made(services: Services, caller: Principal, body: TokenRequest) -> dict[str, Any]:
     """The new token's document, with the token. Raises ApiError as `service.wanted_of` does."""
     token = new_token()
     async with services.database.write() as session:
-        row = service.make(session, await service.wanted_of(session, caller, wanted), token)
+        row = service.make(session, await service.wanted_of(session, caller, body), token)
         record(session, caller, Act("token.made", row.id, row.project, after=_recorded(row)))
     return {**_document(row), "token": token}
 
@@ -124,11 +124,11 @@ async def rotate_token(
     """Creates a successor with the same rights and the same expiry, and ends this token at once or after the overlap.
     Whoever could create the token can rotate it, and so can the token itself. For a later expiry, create a new
     token."""
-    wanted = await read_body(request, parsed(RotateRequest, "invalid_token", "It can't be rotated"), optional=True)
-    return _shown_once(await rotated(services, caller, token_id, wanted))
+    rotation = await read_body(request, parsed(RotateRequest, "invalid_token", "It can't be rotated"), optional=True)
+    return _shown_once(await rotated(services, caller, token_id, rotation))
 
 
-async def rotated(services: Services, caller: Principal, token_id: str, wanted: RotateRequest) -> dict[str, Any]:
+async def rotated(services: Services, caller: Principal, token_id: str, body: RotateRequest) -> dict[str, Any]:
     """The successor's document, with the token. Raises ApiError token_not_found, forbidden and invalid_token."""
     token = new_token()
     async with services.database.write() as session:
@@ -138,7 +138,7 @@ async def rotated(services: Services, caller: Principal, token_id: str, wanted: 
         if row.expires_at is not None and row.expires_at <= time.time():  # its successor would open nothing either
             detail = f"Token {row.name!r} has expired. Make a new one: `muster tokens create NAME`."
             raise ApiError("invalid_token", detail)
-        successor = service.rotate(session, row, wanted.overlap_hours * 3600.0, token)
+        successor = service.rotate(session, row, body.overlap_hours * 3600.0, token)
         record(session, caller, Act("token.rotated", row.id, row.project, _recorded(row), {"id": successor.id}))
     return {**_document(successor), "token": token}
 

@@ -41,16 +41,16 @@ class NewToken:
     expires_at: float | None = None
 
 
-def make(session: AsyncSession, wanted: NewToken, token: str) -> TokenRow:
+def make(session: AsyncSession, new: NewToken, token: str) -> TokenRow:
     row = TokenRow(
         id=str(uuid.uuid4()),
-        name=wanted.name,
-        person=wanted.person,
-        project=wanted.project,
+        name=new.name,
+        person=new.person,
+        project=new.project,
         hash=hash_of(token),
-        scopes={"scopes": [str(scope) for scope in wanted.scopes]},
+        scopes={"scopes": [str(scope) for scope in new.scopes]},
         created_at=time.time(),
-        expires_at=wanted.expires_at,
+        expires_at=new.expires_at,
         last_used_at=None,
         revoked_at=None,
     )
@@ -89,10 +89,10 @@ async def refuse_other_person(session: AsyncSession, caller: Principal, person: 
     if person == caller.person:
         return
     role = caller.role_in(project) if project is not None else None
-    found = await session.get(PersonRow, person)
+    person_row = await session.get(PersonRow, person)
     member = await session.get(MemberRow, (project, person)) if project is not None else None
     if not (caller.rules or role == Role.ADMIN):
-        serves = found is not None and member is not None and found.kind == "service" and not found.admin
+        serves = person_row is not None and member is not None and person_row.kind == "service" and not person_row.admin
         if role != Role.MAINTAINER or not serves:
             raise ApiError(
                 "forbidden",
@@ -177,8 +177,8 @@ async def ensure_first(database: Database, settings: Settings) -> None:
 
 async def _opens(session: AsyncSession, token: str) -> bool:
     """Return whether the token is known and not revoked."""
-    known = select(TokenRow).where(TokenRow.hash == hash_of(token), TokenRow.revoked_at.is_(None))
-    return (await session.scalars(known)).one_or_none() is not None
+    query = select(TokenRow).where(TokenRow.hash == hash_of(token), TokenRow.revoked_at.is_(None))
+    return (await session.scalars(query)).one_or_none() is not None
 
 
 async def _ensure_given(database: Database, token: str) -> None:

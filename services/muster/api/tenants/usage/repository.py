@@ -23,14 +23,14 @@ class UsageRecorder:
         self, session: AsyncSession, row: JobRow, before: dict[str, Any] | None, after: dict[str, Any]
     ) -> None:
         """Note what the attempt holds, where that is news: `before` is the attempt as it was last seen."""
-        held = _held(row, after)
-        if held == (_held(row, before) if before else None):
+        usage = _held(row, after)
+        if usage == (_held(row, before) if before else None):
             return
-        if held is None or _never_placed(before, held):
+        if usage is None or _never_placed(before, usage):
             this = delete(UsageRow).where(UsageRow.job_id == row.id, UsageRow.attempt == after["number"])
             await session.execute(this)
             return
-        values = asdict(held) | {"job_id": held.job, "project": row.project, "attempt": after["number"]}
+        values = asdict(usage) | {"job_id": usage.job, "project": row.project, "attempt": after["number"]}
         values.pop("job")
         await session.merge(UsageRow(**values))
 
@@ -52,10 +52,10 @@ async def held_by_project(session: AsyncSession, since: float, until: float) -> 
     """The same of every project that held anything."""
     query = select(UsageRow).where(UsageRow.since < until, or_(UsageRow.until.is_(None), UsageRow.until > since))
     rows = (await session.scalars(query)).all()
-    found: dict[str, list[Held]] = {}
-    for row, held in zip(rows, _read(rows), strict=True):
-        found.setdefault(row.project, []).append(held)
-    return found
+    by_project: dict[str, list[Held]] = {}
+    for row, usage in zip(rows, _read(rows), strict=True):
+        by_project.setdefault(row.project, []).append(usage)
+    return by_project
 
 
 def _read(rows: Any) -> Iterator[Held]:
@@ -84,10 +84,10 @@ def _held(row: JobRow, raw: dict[str, Any]) -> Held | None:
     return held_of(attempt, row.id, row.name, row.owner, cpus_per_worker(row.spec))
 
 
-def _never_placed(before: dict[str, Any] | None, held: Held) -> bool:
+def _never_placed(before: dict[str, Any] | None, usage: Held) -> bool:
     """Return whether the attempt ended while it waited for another scheduler. Its beginning moves when it is placed."""
     was = Attempt.model_validate(before) if before and before.get("outcome") == "waiting" else None
-    return was is not None and held.until is not None and was.created_at == held.since
+    return was is not None and usage.until is not None and was.created_at == usage.since
 
 
 def cpus_per_worker(spec: dict[str, Any]) -> float:

@@ -80,8 +80,8 @@ async def read_usage(
     async with services.database.read() as session:
         if await session.get(ProjectRow, project) is None:
             raise project_not_found(project)
-        held = await repository.held_by(session, project, begins, ends)
-    made = _with_lag(services, usage(held, services.prices, begins, ends, now))
+        spans = await repository.held_by(session, project, begins, ends)
+    made = _with_lag(services, usage(spans, services.prices, begins, ends, now))
     headers = {"Vary": "Accept"}
     if form == "csv" or (form is None and "text/csv" in request.headers.get("accept", "")):
         return Response(_csv(project, made), media_type="text/csv", headers=headers)
@@ -131,6 +131,6 @@ def _csv(project: str, made: Usage) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for line in made.lines:
-        known = {**line.model_dump(), "project": project}
-        writer.writerow(known[column] for column in COLUMNS)
+        cells = {**line.model_dump(), "project": project}
+        writer.writerow(cells[column] for column in COLUMNS)
     return text.getvalue()

@@ -29,6 +29,6 @@ class Distilled:
 
     def _losses(self, model: nn.Module, batch: Batch, which: int) -> Losses:
         with self.teacher.predictions(batch.tokens, batch.positions, batch.documents) as predictions:
-            found: Tensor = model(batch.tokens, batch.positions, batch.documents, batch.labels, 0.0, predictions)
+            losses: Tensor = model(batch.tokens, batch.positions, batch.documents, batch.labels, 0.0, predictions)
         count = (batch.labels != IGNORED).sum()
-        return Losses(found[which], count, torch.stack((found[1:], count.float().expand(2)), dim=1).detach())
+        return Losses(losses[which], count, torch.stack((losses[1:], count.float().expand(2)), dim=1).detach())

@@ -30,10 +30,10 @@ class Rollout(Batch):
 
     __slots__ = ("advantages", "before", "counted", "referred", "told")
 
-    def __init__(self, values: Tensor, advantages: Tensor, told: Tensor, counted: Tensor) -> None:
+    def __init__(self, values: Tensor, advantages: Tensor, reported: Tensor, counted: Tensor) -> None:
         """`counted` [B] is 1 for each row that is an answer, and 0 for one that only fills the batch."""
         super().__init__(values)
-        self.advantages, self.told, self.counted = advantages, told, counted
+        self.advantages, self.told, self.counted = advantages, reported, counted
         self.before: Tensor | None = None
         self.referred: Tensor | None = None
 
