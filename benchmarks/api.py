@@ -45,7 +45,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import api_peer  # noqa: E402
 from tests.integration.api.postgres import PostgresServer, postgres_server  # noqa: E402
 
-from muster.contract.layout import State  # noqa: E402
+from muster.contract.layout import StateFolder  # noqa: E402
 from muster.local.cluster import LocalCluster  # noqa: E402
 
 READS = 300
@@ -307,7 +307,7 @@ def _document(number: int) -> dict[str, Any]:
 
 
 async def _handed_over(folder: Path, jobs: int) -> float:
-    cluster, began = LocalCluster(State(folder).cluster), time.perf_counter()
+    cluster, began = LocalCluster(StateFolder(folder).cluster), time.perf_counter()
     while time.perf_counter() - began < SECONDS_MAX:
         if len(await asyncio.to_thread(cluster.jobs)) == jobs:
             return time.perf_counter() - began

@@ -221,10 +221,10 @@ def muster(where: str, megabytes: int, place: str) -> dict[str, Taken]:
     import torch
 
     from muster.contract.spec import Keep
-    from muster.trainer.checkpoint import Identity, Saver, load
+    from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity, load
 
     model, optimizer = state(megabytes)
-    saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
+    saver = CheckpointSaver(SaverIdentity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
     saver.prepare(model, optimizer)
     warm, warm_optimizer = state(1)
     saver.save(train_state(warm, warm_optimizer, 1))  # the upload process has started and connected
@@ -310,7 +310,7 @@ def training(where: str, megabytes: int, saves: int) -> None:
     from torch.distributed.fsdp import fully_shard
 
     from muster.contract.spec import Keep
-    from muster.trainer.checkpoint import Identity, Saver
+    from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -322,7 +322,7 @@ def training(where: str, megabytes: int, saves: int) -> None:
         fully_shard(layer, mesh=init_device_mesh("cpu", (world,)))
     fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
+    saver = CheckpointSaver(SaverIdentity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
     saver.prepare(model, optimizer)
 
     def step() -> float:
@@ -371,7 +371,7 @@ def memory(where: str, megabytes: int, saves: int) -> None:
     import torch
 
     from muster.contract.spec import Keep
-    from muster.trainer.checkpoint import Identity, Saver
+    from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity
 
     model, optimizer = state(megabytes)
 
@@ -386,7 +386,7 @@ def memory(where: str, megabytes: int, saves: int) -> None:
     with most_held(alone=True) as before:
         for _ in range(20):
             train()
-    saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
+    saver = CheckpointSaver(SaverIdentity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
     with most_held() as saving:
         saver.prepare(model, optimizer)
         for number in range(1, saves + 1):
@@ -430,10 +430,10 @@ def fall_back(where: str, megabytes: int, files: Path) -> None:
     import torch
 
     from muster.contract.spec import Keep
-    from muster.trainer.checkpoint import Identity, Saver, resume
+    from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity, resume
 
     model, optimizer = state(megabytes)
-    saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=2), {})
+    saver = CheckpointSaver(SaverIdentity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=2), {})
     saver.prepare(model, optimizer)
     for step in (1, 2):
         saver.save(train_state(model, optimizer, step), emergency=True)
@@ -462,7 +462,7 @@ def export(where: str, megabytes: int, place: str) -> None:
     from muster.contract.architecture import Architecture
     from muster.contract.base import dump
     from muster.contract.spec import Keep
-    from muster.trainer.checkpoint import Identity, Saver
+    from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity
     from muster.trainer.models.decoder import build
 
     layers = max(megabytes * MEGA // (4 * (4 * 1_024 * 1_024 + 3 * 1_024 * 2_816)), 1)
@@ -472,7 +472,7 @@ def export(where: str, megabytes: int, place: str) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.uniform_(-1, 1)
-    saver = Saver(Identity("bench", "bench", 1, None, where, {}, dump(shape), {}), Keep(last=1), {})
+    saver = CheckpointSaver(SaverIdentity("bench", "bench", 1, None, where, {}, dump(shape), {}), Keep(last=1), {})
     saver.save(train_state(model, torch.optim.AdamW(model.parameters()), 1))
     assert all(outcome.committed for outcome in saver.drain(600))
     saver.close()

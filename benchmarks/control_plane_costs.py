@@ -8,10 +8,10 @@ from typing import Any
 
 import psutil
 
-from muster.kube.connection import Connection
+from muster.kube.connection import ApiConnection
 
 
-def requests(connection: Connection) -> Counter[str]:
+def requests(connection: ApiConnection) -> Counter[str]:
     """That the API server has answered so far, of everybody, by verb and resource. Watches are left out."""
     found: Counter[str] = Counter()
     for of, count in _samples(connection, "apiserver_request_total"):
@@ -20,13 +20,13 @@ def requests(connection: Connection) -> Counter[str]:
     return found
 
 
-def watches(connection: Connection, resource: str) -> int:
+def watches(connection: ApiConnection, resource: str) -> int:
     """That are open."""
     open_ones = _samples(connection, "apiserver_longrunning_requests")
     return sum(count for of, count in open_ones if (of["verb"], of["resource"]) == ("WATCH", resource))
 
 
-def _samples(connection: Connection, metric: str) -> Iterator[tuple[dict[str, str], int]]:
+def _samples(connection: ApiConnection, metric: str) -> Iterator[tuple[dict[str, str], int]]:
     """(labels, value) of each series that the API server has of a metric."""
     with urllib.request.urlopen(f"{connection.server}/metrics", context=connection.tls) as reply:
         text = reply.read().decode()
@@ -45,7 +45,7 @@ def cpu_seconds() -> dict[str, float]:
 class Costs:
     """What everybody costs from here on."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ApiConnection) -> None:
         self._connection, self._cpu, self._requests = connection, cpu_seconds(), requests(connection)
 
     def since(self, pods: int) -> dict[str, Any]:

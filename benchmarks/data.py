@@ -42,7 +42,7 @@ from muster.contract.data_config import Source
 from muster.contract.training import TrainingConfig
 from muster.storage.sources import STDLIB, find
 from muster.trainer.config import DataParallel
-from muster.trainer.data import Dataset, Loader, load_tokenizer, open_data
+from muster.trainer.data import RankLoader, SampleSet, load_tokenizer, open_data
 from muster.trainer.data.packing import best_fit
 from muster.trainer.data.prepare import prepared
 
@@ -270,9 +270,9 @@ def configuration(length: int) -> TrainingConfig:
     return parse(TrainingConfig, document)
 
 
-def loader_steps(dataset: Dataset, samples: int, prefetch: int) -> Callable[[], object]:
+def loader_steps(dataset: SampleSet, samples: int, prefetch: int) -> Callable[[], object]:
     cursor = DataCursor(seed=dataset.seed, epoch=0, sample=0)
-    return Loader(dataset, cursor, samples, samples, DataParallel(1, (0,)), "cpu", prefetch).next
+    return RankLoader(dataset, cursor, samples, samples, DataParallel(1, (0,)), "cpu", prefetch).next
 
 
 def crop_steps(folder: Path, length: int, samples: int) -> Callable[[], object]:
@@ -319,10 +319,10 @@ def step_seconds(step: Callable[[], object], seconds: float) -> float:
     return float(np.median(times))
 
 
-def waiting(dataset: Dataset, samples: int, step: float) -> float:
+def waiting(dataset: SampleSet, samples: int, step: float) -> float:
     """Share of the time that next() blocks when each step computes for `step` seconds, outside of Python's lock."""
     cursor = DataCursor(seed=dataset.seed, epoch=0, sample=0)
-    loader = Loader(dataset, cursor, samples, samples, DataParallel(1, (0,)), "cpu")
+    loader = RankLoader(dataset, cursor, samples, samples, DataParallel(1, (0,)), "cpu")
     loader.next()
     waited, began = 0.0, time.perf_counter()
     for _ in range(50):

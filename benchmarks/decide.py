@@ -29,9 +29,9 @@ from muster.contract.status import CheckpointStatus, GangStatus, JobStatus, Phas
 from muster.operator.core.admit import admit
 from muster.operator.core.audit import audit
 from muster.operator.core.decide import decide
-from muster.operator.core.decision import CreateWorker, Decision, RemoveWorker
-from muster.operator.core.fleet import Fleet, JobSummary, Node
-from muster.operator.core.observed import Committed, Observed, Reservation, Worker, WorkerState
+from muster.operator.core.decision import CreateWorker, JobDecision, RemoveWorker
+from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
+from muster.operator.core.observed import CommittedSteps, NodeReservation, ObservedJob, ObservedWorker, WorkerState
 
 NOW = 1_700_000_000.0
 DECIDE_P99_SECONDS, ADMISSION_SECONDS, RESTART_SECONDS = 0.002, 1.0, 10.0
@@ -79,10 +79,10 @@ def heartbeat(attempt: int, worker: int) -> Heartbeat:
     )
 
 
-def observed(size: int) -> Observed:
+def observed(size: int) -> ObservedJob:
     """A queued job whose nodes are reserved."""
     names = tuple(f"node-{i:05d}" for i in range(size))
-    return Observed(
+    return ObservedJob(
         uid="uid",
         namespace="team",
         name="job",
@@ -94,22 +94,22 @@ def observed(size: int) -> Observed:
         fresh=True,
         spec=spec(size),
         status=JobStatus(queued_at=NOW - 100, since=NOW - 100),
-        committed=Committed(40, NOW - 30),
-        reservations=(Reservation("uid", 0, "team", names, "pool", "on-demand", RANKS),),
+        committed=CommittedSteps(40, NOW - 30),
+        reservations=(NodeReservation("uid", 0, "team", names, "pool", "on-demand", RANKS),),
     )
 
 
-def crew(seen: Observed, beats: bool) -> tuple[Worker, ...]:
+def crew(seen: ObservedJob, beats: bool) -> tuple[ObservedWorker, ...]:
     """Every worker runs; for a large gang the world gives rank 0's heartbeat and a few more (see Observed)."""
     shown = range(min(len(seen.status.gang.nodes), 64)) if beats else ()
     heard = {i: (heartbeat(seen.status.attempt, i),) for i in shown}
     return tuple(
-        Worker(i, seen.status.attempt, node, WorkerState.RUNNING, NOW - 60, heartbeats=heard.get(i, ()))
+        ObservedWorker(i, seen.status.attempt, node, WorkerState.RUNNING, NOW - 60, heartbeats=heard.get(i, ()))
         for i, node in enumerate(seen.status.gang.nodes)
     )
 
 
-def life(size: int) -> dict[str, Observed]:
+def life(size: int) -> dict[str, ObservedJob]:
     """The same job in every phase that concerns its gang."""
     queued = observed(size)
     starting = replace(queued, status=decide(queued).status)
@@ -150,15 +150,15 @@ def decisions(sizes: tuple[int, ...], times: int) -> dict[str, Any]:
     return rows
 
 
-def fleet(nodes: int, jobs: int) -> tuple[Fleet, tuple[Reservation, ...]]:
+def fleet(nodes: int, jobs: int) -> tuple[Fleet, tuple[NodeReservation, ...]]:
     """Nine tenths of the fleet are held; gangs of 1 to 64 nodes wait, of six shapes and PROJECTS projects."""
     pools = max(1, nodes // 500)
     machines = tuple(
-        Node(f"node-{i:05d}", f"pool-{i % pools}", "on-demand" if i % 3 else "spot", RANKS, 96.0, 2**40)
+        FleetNode(f"node-{i:05d}", f"pool-{i % pools}", "on-demand" if i % 3 else "spot", RANKS, 96.0, 2**40)
         for i in range(nodes)
     )
     held = tuple(
-        Reservation(f"held-{i}", 0, "team", (machines[i].name,), machines[i].pool, machines[i].capacity, RANKS)
+        NodeReservation(f"held-{i}", 0, "team", (machines[i].name,), machines[i].pool, machines[i].capacity, RANKS)
         for i in range(int(nodes * 0.9))
     )
     shapes = [spec(n, g) for n, g in ((1, 8), (1, 4), (2, 8), (8, 8), (16, 8), (64, 8))]
@@ -176,7 +176,7 @@ def fleet(nodes: int, jobs: int) -> tuple[Fleet, tuple[Reservation, ...]]:
     return Fleet(NOW, True, machines, (*there, *waiting), quotas=quotas), held
 
 
-def _running(entry: Reservation, index: int) -> JobStatus:
+def _running(entry: NodeReservation, index: int) -> JobStatus:
     """It committed up to an hour ago."""
     gang = GangStatus(wanted=1, nodes=entry.nodes, pool=entry.pool, capacity="on-demand")
     commit = CheckpointStatus(step=1, committed_at=NOW - index % 3600, uri="s3://checkpoints")
@@ -205,11 +205,11 @@ def admissions(sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     return rows
 
 
-def _obey(seen: Observed, decision: Decision) -> tuple[Worker, ...]:
+def _obey(seen: ObservedJob, decision: JobDecision) -> tuple[ObservedWorker, ...]:
     gone = {(a.attempt, a.worker) for a in decision.actions if isinstance(a, RemoveWorker)}
     made = [a for a in decision.actions if isinstance(a, CreateWorker)]
     left = tuple(worker for worker in seen.workers if (worker.attempt, worker.worker) not in gone)
-    return left + tuple(Worker(a.worker, a.attempt, a.node, WorkerState.STARTING, NOW) for a in made)
+    return left + tuple(ObservedWorker(a.worker, a.attempt, a.node, WorkerState.STARTING, NOW) for a in made)
 
 
 def restart(size: int) -> float:

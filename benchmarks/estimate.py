@@ -288,10 +288,10 @@ class Ran:
 
 def train_steps(case: Case, steps: int) -> Ran:
     """In this very process, alone."""
-    from muster.trainer.config import Ranks
+    from muster.trainer.config import RankPosition
     from muster.trainer.models import sharding
 
-    ranks = Ranks(rank=0, local_rank=0, world=1, local_world=1)
+    ranks = RankPosition(rank=0, local_rank=0, world=1, local_world=1)
     device = sharding.choose_device(ranks)
     sharding.connect(device)
     _reset_peak(device)
@@ -304,10 +304,10 @@ def _train(case: Case, ranks: Any, device: Any, small: bool, steps: int) -> Ran:
     from muster.contract.checkpoint import DataCursor
     from muster.contract.training import TrainingConfig
     from muster.trainer.config import data_parallel
-    from muster.trainer.data import Loader
+    from muster.trainer.data import RankLoader
     from muster.trainer.models import sharding
     from muster.trainer.train.rank_state import RankState
-    from muster.trainer.train.reduction import Requests
+    from muster.trainer.train.reduction import StepRequests
     from muster.trainer.train.step import TrainStep
 
     training = parse(TrainingConfig, {k: v for k, v in case.training(small).items() if v is not None})
@@ -320,9 +320,9 @@ def _train(case: Case, ranks: Any, device: Any, small: bool, steps: int) -> Ran:
     cursor = DataCursor(seed=0, epoch=0, sample=0)
     division = data_parallel(training, ranks)
     data = _Rows(training.data.sequence_length, case.documents)
-    loader = Loader(data, cursor, samples, case.micro_batch, division, device)
+    loader = RankLoader(data, cursor, samples, case.micro_batch, division, device)
     seconds = [
-        step.run(number, loader, lambda: Requests(stop=False, save=False, snapshot=False)).seconds
+        step.run(number, loader, lambda: StepRequests(stop=False, save=False, snapshot=False)).seconds
         for number in range(1, steps + 1)
     ]
     loader.close()
@@ -377,14 +377,14 @@ class _Rows:
     def __init__(self, length: int, documents: int) -> None:
         import numpy
 
-        from muster.trainer.data.packing import Sample
+        from muster.trainer.data.packing import PackedSample
 
         dice = numpy.random.default_rng(0)
         tokens = dice.integers(0, 256, length + 1, dtype=numpy.int32)
         bounds = numpy.linspace(0, length, documents + 1).astype(int)
         of = numpy.repeat(numpy.arange(documents, dtype=numpy.int32), numpy.diff(bounds))
         positions = numpy.concatenate([numpy.arange(n, dtype=numpy.int32) for n in numpy.diff(bounds)])
-        self._sample = Sample(tokens[:-1], tokens[1:].copy(), positions, of)
+        self._sample = PackedSample(tokens[:-1], tokens[1:].copy(), positions, of)
 
     def sample(self, _epoch: int, _index: int) -> Any:
         return self._sample

@@ -35,10 +35,10 @@ from muster.contract.signals import Heartbeat, Signal, SignalKind, StepRecord, T
 from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import JobStatus, Phase
 from muster.operator.core.decision import Action, CreateWorker, RemoveWorker
-from muster.operator.core.fleet import Fleet, JobSummary, Node
-from muster.operator.core.observed import Committed, Observed, Reservation, Worker, WorkerState
-from muster.operator.runner import Listener, Runner
-from muster.operator.world import Reservations
+from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
+from muster.operator.core.observed import CommittedSteps, NodeReservation, ObservedJob, ObservedWorker, WorkerState
+from muster.operator.runner import JobRunner, RunnerListener
+from muster.operator.world import ReservationSet
 
 DAY = 86_400.0
 
@@ -169,12 +169,12 @@ class Datacenter:
         self.gang: Gang | None = None
         self.done_step = 0
         self.signals: list[Signal] = []
-        self.held: tuple[Reservation, ...] = ()
+        self.held: tuple[NodeReservation, ...] = ()
         self.held_version = 1
         self.trained = 0.0
         # Caches, as a real world's watch has them.
-        self.crew: tuple[Any, tuple[Worker, ...]] = (None, ())
-        self.machines: tuple[Any, tuple[Node, ...]] = (None, ())
+        self.crew: tuple[Any, tuple[ObservedWorker, ...]] = (None, ())
+        self.machines: tuple[Any, tuple[FleetNode, ...]] = (None, ())
 
     # what happens
 
@@ -215,9 +215,9 @@ class Datacenter:
     async def jobs(self) -> tuple[str, ...]:
         return ("job",)
 
-    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+    async def observe(self, uid: str, fresh: bool = False) -> ObservedJob | None:
         gang = self.gang
-        return Observed(
+        return ObservedJob(
             uid="job",
             namespace="team",
             name="llama",
@@ -230,7 +230,7 @@ class Datacenter:
             spec=self.spec,
             status=self.status,
             workers=self._workers(gang) if gang else (),
-            committed=Committed(self.commit(), self.t) if self.commit() else None,
+            committed=CommittedSteps(self.commit(), self.t) if self.commit() else None,
             signals=tuple(self.signals),
             nodes_unfit=tuple(n for n in self.down_until if not self.ready(n) and n in self.status.gang.nodes),
             reservations=self.held,
@@ -239,12 +239,13 @@ class Datacenter:
     def commit(self) -> int:
         return max(self.done_step, self.gang.committed(self.t) if self.gang else 0)
 
-    def _workers(self, gang: Gang) -> tuple[Worker, ...]:
+    def _workers(self, gang: Gang) -> tuple[ObservedWorker, ...]:
         state = WorkerState.RUNNING if self.t >= gang.up_at else WorkerState.STARTING
         key = (gang.attempt, state, gang.removing_at is not None)
         if self.crew[0] != key:
             made = (
-                Worker(i, gang.attempt, node, state, gang.made_at, removing=key[2]) for i, node in enumerate(gang.nodes)
+                ObservedWorker(i, gang.attempt, node, state, gang.made_at, removing=key[2])
+                for i, node in enumerate(gang.nodes)
             )
             self.crew = (key, tuple(made))
         plain = list(self.crew[1])
@@ -332,21 +333,21 @@ class Datacenter:
         down = frozenset(name for name in self.down_until if not self.ready(name))
         if self.machines[0] != down:
             made = (
-                Node(n, "h100", gpus=self.site.gpus, cpus=96.0, memory_bytes=2**41, ready=n not in down)
+                FleetNode(n, "h100", gpus=self.site.gpus, cpus=96.0, memory_bytes=2**41, ready=n not in down)
                 for n in self.names
             )
             self.machines = (down, tuple(made))
         summary = JobSummary("job", "team", "llama", 0.0, False, self.spec, self.status)
         return Fleet(self.t, True, self.machines[1], (summary,))
 
-    async def reservations(self) -> Reservations:
-        return Reservations(self.held, str(self.held_version))
+    async def reservations(self) -> ReservationSet:
+        return ReservationSet(self.held, str(self.held_version))
 
-    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+    async def write_reservations(self, entries: tuple[NodeReservation, ...], version: str) -> None:
         self.held, self.held_version = entries, self.held_version + 1
 
 
-class Loud(Listener):
+class Loud(RunnerListener):
     """Nothing may fail here."""
 
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
@@ -366,7 +367,7 @@ def muster(
 ) -> dict[str, Any]:
     """The production runner, from submission to the last moment. pending: the interruptions, in order."""
     world = Datacenter(site, spec, interval, rng)
-    runner = Runner(world, Loud())
+    runner = JobRunner(world, Loud())
     drive(runner.resync(0.0))
     busy, passes = 0.0, 0
     while world.t < end:
@@ -396,7 +397,7 @@ def muster(
     }
 
 
-def _next_moment(world: Datacenter, runner: Runner, pending: list[tuple[float, str, str]]) -> float:
+def _next_moment(world: Datacenter, runner: JobRunner, pending: list[tuple[float, str, str]]) -> float:
     """The next thing that happens. A healthy gang is looked at every ten minutes here instead of every five seconds, to
     save time; when something breaks it, the operator looks at once, as on the news of a watch.
     """

@@ -17,9 +17,9 @@ from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
 from muster.operator.core import preemption, victims
 from muster.operator.core.admit import BACKFILL_SECONDS, admit
-from muster.operator.core.evictions import FIRST_SECONDS, Option, began
-from muster.operator.core.fleet import Fleet, JobSummary, Node
-from muster.operator.core.observed import Reservation
+from muster.operator.core.evictions import FIRST_SECONDS, PreemptionOption, began
+from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
+from muster.operator.core.observed import NodeReservation
 
 NOW = 1_700_000_000.0
 ASKED_SECONDS, ENDED_SECONDS = 30.0, 5.0  # until a gang that is asked to commit, or is ended at once, is gone
@@ -165,9 +165,11 @@ def trace(
 class Replay:
     def __init__(self, jobs: list[Job], nodes: int, policy: Policy, quotas: dict[str, ProjectQuota], seed: int) -> None:
         self.policy, self.quotas, self.dice = policy, quotas, random.Random(seed)
-        self.nodes = tuple(Node(f"n{i:03d}", "pool", gpus=GPUS, cpus=96.0, memory_bytes=2**40) for i in range(nodes))
+        self.nodes = tuple(
+            FleetNode(f"n{i:03d}", "pool", gpus=GPUS, cpus=96.0, memory_bytes=2**40) for i in range(nodes)
+        )
         self.jobs = {job.uid: job for job in jobs}
-        self.entries: tuple[Reservation, ...] = ()
+        self.entries: tuple[NodeReservation, ...] = ()
         self.outcome = Outcome(jobs=jobs)
         self.there: set[str] = set()
         self.gone_at: dict[tuple[str, int], float] = {}
@@ -258,10 +260,10 @@ class Replay:
         return began_any
 
 
-def newest_first(options: list[list[Option]], missing: int, gpus_max: int) -> Option | None:
+def newest_first(options: list[list[PreemptionOption]], missing: int, gpus_max: int) -> PreemptionOption | None:
     """Those that began last until there is room; then those are spared that it does not need, the oldest first."""
     stops = sorted((unit[0] for unit in options), key=lambda option: -max(began(e.job) for e in option.evictions))
-    chosen: list[Option] = []
+    chosen: list[PreemptionOption] = []
     for option in stops:
         if sum(each.workers for each in chosen) >= missing:
             break
@@ -272,4 +274,4 @@ def newest_first(options: list[list[Option]], missing: int, gpus_max: int) -> Op
         if sum(each.workers for each in chosen) - option.workers >= missing:
             chosen.remove(option)
     evictions = tuple(eviction for option in chosen for eviction in option.evictions)
-    return Option(evictions, missing, sum(o.cost for o in chosen), sum(o.gpus for o in chosen))
+    return PreemptionOption(evictions, missing, sum(o.cost for o in chosen), sum(o.gpus for o in chosen))

@@ -32,7 +32,7 @@ from benchmarks.fleet import Site, muster
 
 from muster.contract.spec import JobSpec, Past, parse_job, past_of
 from muster.contract.status import JobStatus
-from muster.trainer.checkpoint.policy import History, Policy
+from muster.trainer.checkpoint.policy import SaveHistory, SavePolicy
 
 FAULT_EVERY_SECONDS = 300.0
 # Of a measured recovery, what comes before the processes' start: until the gang is gone, and the mean pause.
@@ -82,7 +82,7 @@ def job() -> JobSpec:
 def auto(status: JobStatus, now: float) -> float:
     """The interval in force in the middle of an attempt's expected life."""
     past = past_of(status) or Past()
-    history = History(
+    history = SaveHistory(
         started_at=0.0,
         blocked_seconds=(BLOCK_SECONDS,),
         upload_seconds=(UPLOAD_SECONDS,),
@@ -90,7 +90,7 @@ def auto(status: JobStatus, now: float) -> float:
         observed_seconds=past.seconds,
         nodes=2,
     )
-    return Policy().interval_seconds(history)
+    return SavePolicy().interval_seconds(history)
 
 
 def storm(hours: float, seed: int, recovery_seconds: float) -> dict[str, Any]:
@@ -137,11 +137,11 @@ def intervals(seed: int) -> list[dict[str, float]]:
     for between, block, upload in CASES:
         best, share = best_by_brute_force(between, block, upload, rng)
         # What a worker knows after fifty failures; the bounds are for what the formula does not know.
-        history = History(
+        history = SaveHistory(
             started_at=0.0, blocked_seconds=(block,), upload_seconds=(upload,), failures=50,
             observed_seconds=50 * between,
         )  # fmt: skip
-        chosen = Policy(interval_seconds_min=0.0, interval_seconds_max=1e9).interval_seconds(history)
+        chosen = SavePolicy(interval_seconds_min=0.0, interval_seconds_max=1e9).interval_seconds(history)
         rows.append({"between": between, "block": block, "upload": upload, "best": best, "auto": chosen, "ettr": share})
     return rows
 

@@ -26,7 +26,7 @@ from muster.contract.status import JobStatus, Phase
 from muster.operator import runner as running
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
-from muster.operator.runner import Runner, serve
+from muster.operator.runner import JobRunner, serve
 
 SHARE_MAX = 0.01
 QUIET_SECONDS = 3.0  # without a turn: the first look at everything is over
@@ -52,7 +52,7 @@ def suspended(folder: Path, jobs: int) -> None:
         world.cluster.write_status(stored.metadata.uid, status, stored.metadata.resource_version)
 
 
-class Turns(Runner):
+class Turns(JobRunner):
     """Counts, and says when the last one was."""
 
     count, at = 0, 0.0

@@ -22,7 +22,7 @@ from operator_scale import NAMESPACE, job_document, on_a_fresh_plane, start_oper
 from tests.cluster.controlplane import ControlPlane
 
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 
 SHARE_MAX = 0.01
 KEY = f"/registry/muster.dev/trainingjobs/{NAMESPACE}/"
@@ -30,7 +30,7 @@ PUTS = 100  # of one transaction; etcd takes 128 at most
 QUIET_SECONDS, QUIET_SHARE = 3.0, 0.05  # the start is over once so little was taken for so long
 
 
-async def measure(client: Client, plane: ControlPlane, folder: Path, jobs: int, seconds: float) -> Object:
+async def measure(client: ApiClient, plane: ControlPlane, folder: Path, jobs: int, seconds: float) -> Object:
     operator, _ = await start_operator(plane, folder)
     document = job_document("template", 2)
     document["spec"]["suspend"] = True

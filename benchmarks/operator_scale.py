@@ -35,7 +35,7 @@ from tests.cluster.controlplane import ControlPlane, missing  # noqa: E402
 
 from muster.contract.names import FINALIZER  # noqa: E402
 from muster.kube import paths  # noqa: E402
-from muster.kube.client import STRATEGIC, Client, Object  # noqa: E402
+from muster.kube.client import STRATEGIC, ApiClient, Object  # noqa: E402
 from muster.kube.connection import from_kubeconfig  # noqa: E402
 from muster.kube.errors import ApiError  # noqa: E402
 from muster.kube.watch import (  # noqa: E402
@@ -43,8 +43,8 @@ from muster.kube.watch import (  # noqa: E402
     Reflector,
 )
 from muster.operator.core.decision import CreateWorker  # noqa: E402
-from muster.operator.kubernetes.jobs import Jobs  # noqa: E402
-from muster.operator.kubernetes.render import Site, pin, render_pod  # noqa: E402
+from muster.operator.kubernetes.jobs import JobStore  # noqa: E402
+from muster.operator.kubernetes.render import SiteSettings, pin, render_pod  # noqa: E402
 from muster.operator.kubernetes.settings import TOLERATIONS  # noqa: E402
 
 NAMESPACE = "scale"
@@ -57,7 +57,7 @@ RUN_SECONDS = 5.0  # how long a pod runs after its whole gang does
 class Hollow:
     """A kubelet that runs nothing: what is bound runs at once, and ends well some time after its gang was complete."""
 
-    client: Client
+    client: ApiClient
     gang_size: int
     running: dict[str, float] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)
@@ -170,7 +170,7 @@ def node_name(index: int) -> str:
     return f"hollow-{index:04d}"
 
 
-async def set_up(client: Client, nodes: int) -> None:
+async def set_up(client: ApiClient, nodes: int) -> None:
     await client.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     definition = yaml.safe_load((ROOT / "helm" / "muster" / "files" / "trainingjobs.yaml").read_text())
     await client.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
@@ -189,7 +189,7 @@ async def set_up(client: Client, nodes: int) -> None:
     await until(lambda: watches(client.connection, "trainingjobs") > 0, "the garbage collector to know TrainingJobs")
 
 
-async def _serves(client: Client) -> bool:
+async def _serves(client: ApiClient) -> bool:
     try:
         await client.get(paths.JOBS)
         await client.get(paths.core(NAMESPACE, "serviceaccounts", "default"))
@@ -198,12 +198,14 @@ async def _serves(client: Client) -> bool:
     return True
 
 
-async def bare_loop(client: Client, jobs: int, workers: int, nodes: int) -> Object:
+async def bare_loop(client: ApiClient, jobs: int, workers: int, nodes: int) -> Object:
     """The same pods, made and deleted by a client that decides nothing; a job that nobody looks at owns them."""
     hollow, sweeper = Hollow(client, gang_size=workers), Sweeper(client)
     reflectors = [asyncio.create_task(_follow(client, cache)) for cache in (hollow, sweeper)]
-    template = Jobs(lambda uid: None).keep(await client.create(paths.jobs(NAMESPACE), job_document("bare", workers)))
-    site = Site(image="trainer", checkpoint_uri="file:///tmp", tolerations=TOLERATIONS)
+    template = JobStore(lambda uid: None).keep(
+        await client.create(paths.jobs(NAMESPACE), job_document("bare", workers))
+    )
+    site = SiteSettings(image="trainer", checkpoint_uri="file:///tmp", tolerations=TOLERATIONS)
     manifests = []
     for number in range(jobs * workers):
         gang, worker = divmod(number, workers)
@@ -229,7 +231,7 @@ async def bare_loop(client: Client, jobs: int, workers: int, nodes: int) -> Obje
 class Sweeper:
     """Deletes each pod that has ended."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self.swept = 0
         self._client, self._limit = client, asyncio.Semaphore(AT_ONCE)
         self._seen: set[str] = set()
@@ -255,7 +257,7 @@ class Sweeper:
         self.swept += 1
 
 
-async def with_operator(client: Client, plane: ControlPlane, folder: Path, jobs: int, workers: int) -> Object:
+async def with_operator(client: ApiClient, plane: ControlPlane, folder: Path, jobs: int, workers: int) -> Object:
     hollow = Hollow(client, gang_size=workers)
     tasks = [asyncio.create_task(_follow(client, hollow)), asyncio.create_task(hollow.serve())]
     operator, port = await start_operator(plane, folder)
@@ -293,7 +295,7 @@ async def with_operator(client: Client, plane: ControlPlane, folder: Path, jobs:
     return told
 
 
-async def many_queued(client: Client, plane: ControlPlane, folder: Path, jobs: int, workers: int) -> Object:
+async def many_queued(client: ApiClient, plane: ControlPlane, folder: Path, jobs: int, workers: int) -> Object:
     """Memory with that many jobs in the queue: each asks for more than there is."""
     operator, port = await start_operator(plane, folder)
     watcher = Phases()
@@ -389,7 +391,7 @@ def api_calls(port: int) -> dict[str, int]:
     return {f"{verb} {resource}": int(float(count)) for resource, verb, count in sorted(found)}
 
 
-async def _follow(client: Client, cache: ObjectCache) -> None:
+async def _follow(client: ApiClient, cache: ObjectCache) -> None:
     await Reflector(
         client, paths.PODS, cache, lambda what, error: None,
         fieldSelector=f"spec.nodeName!=,metadata.namespace={NAMESPACE}",
@@ -415,12 +417,12 @@ async def until(question: Any, what: str, seconds: float = 600, process: Any = N
         await asyncio.sleep(0.1)
 
 
-def on_a_fresh_plane(folder: Path, nodes: int, way: Callable[[Client, ControlPlane], Awaitable[Object]]) -> Object:
+def on_a_fresh_plane(folder: Path, nodes: int, way: Callable[[ApiClient, ControlPlane], Awaitable[Object]]) -> Object:
     """What `way` found, and what it cost everybody, on a control plane that has seen nothing else."""
 
     async def measure() -> Object:
         connection = from_kubeconfig(plane.kubeconfig)
-        async with Client(connection, agent="benchmark", at_once=AT_ONCE * 2) as client:
+        async with ApiClient(connection, agent="benchmark", at_once=AT_ONCE * 2) as client:
             await set_up(client, nodes)
             costs = Costs(connection)
             found = await way(client, plane)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import HEARTBEAT, STEP_LOG, Env
 from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase
 from muster.contract.spec import parse_job
@@ -76,7 +76,7 @@ class Recovery:
 
 class Bench:
     def __init__(self, root: Path, seed: int) -> None:
-        self.state = State(root)
+        self.state = StateFolder(root)
         self.cluster = LocalCluster(self.state.cluster)
         self.dice = random.Random(seed)
         with open(root / "operator.log", "wb") as log:

@@ -118,7 +118,7 @@ def _muster(gate: Gate, order: dict[str, Any], decoder: bool) -> None:
     from muster.trainer.launch.process_control import process_started_at
     from muster.trainer.models import sharding
     from muster.trainer.train import loop
-    from muster.trainer.train.origin import Origin, find_origin
+    from muster.trainer.train.origin import RunOrigin, find_origin
     from muster.trainer.train.rank_state import RankState
 
     gate.libraries = _import_transformers(order["method"], peers=False)
@@ -127,12 +127,12 @@ def _muster(gate: Gate, order: dict[str, Any], decoder: bool) -> None:
     sharding.connect(device)
     origin = find_origin(run, print)
     if decoder:
-        origin = Origin(_as_decoder(order["model"], run.training.adapter), origin.tokenizer)
+        origin = RunOrigin(_as_decoder(order["model"], run.training.adapter), origin.tokenizer)
     data = open_data(run.training, origin.tokenizer, run.cache_dir, lambda line: None)
     rank_state = RankState(run.worker_dir, run.attempt, ranks.rank, process_started_at())
     rank_state.heartbeats.start()
     layout = sharding.plan(origin.model, run.training, ranks, sharding.capacity(device, ranks), device)
-    trainer = loop.Trainer(run, ranks, rank_state, origin, data, device, layout)
+    trainer = loop.RankTrainer(run, ranks, rank_state, origin, data, device, layout)
     trainer.load()
     if decoder:
         _copy_weights(order["model"], trainer.step.model.module)
@@ -258,12 +258,12 @@ def _loader(order: dict[str, Any]) -> Any:
 
     from muster.contract.checkpoint import DataCursor
     from muster.trainer.config import data_parallel, read_ranks
-    from muster.trainer.data import Loader
+    from muster.trainer.data import RankLoader
 
     run, data = _data()
     cursor, division = DataCursor(seed=run.training.seed, epoch=0, sample=0), data_parallel(run.training, read_ranks())
     rows = run.training.samples_per_step()
-    return Loader(data, cursor, rows, order["micro_batch"], division, torch.device("cpu"))
+    return RankLoader(data, cursor, rows, order["micro_batch"], division, torch.device("cpu"))
 
 
 # --- transformers and TRL ---

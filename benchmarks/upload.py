@@ -22,7 +22,7 @@ from pathlib import Path
 
 from muster.client.address import Server
 from muster.client.connection import Connection
-from muster.client.transfers import Transfers
+from muster.client.transfers import FileTransfers
 
 BLOCK_BYTES = 1 << 20
 AIM = 0.8
@@ -85,7 +85,7 @@ def _write(source: Path, target: Path) -> float:
 
 
 def _upload(url: str, source: Path, name: str) -> float:
-    with Connection(Server(url, "the benchmark")) as connection, Transfers(connection) as transfers:
+    with Connection(Server(url, "the benchmark")) as connection, FileTransfers(connection) as transfers:
         began = time.perf_counter()
         made = transfers.upload(source, "user_data", name=name)
         took = time.perf_counter() - began

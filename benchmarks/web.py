@@ -31,7 +31,7 @@ from typing import Any
 import httpx2
 from playwright.async_api import Browser, Page, async_playwright
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import LOG, STEP_LOG
 from muster.contract.status import Attempt, GangStatus, Phase, Progress
 from muster.local.cluster import LocalCluster
@@ -212,7 +212,7 @@ async def lived(client: httpx2.AsyncClient, folder: Path, job: str, steps: int) 
         gang=GangStatus(wanted=2, ready=2, nodes=("node-0", "node-1")),
         progress=Progress(at=now, step=steps, steps=2 * steps, loss=2.0, tokens_per_second=18_200.0, eta_seconds=9.0),
     )  # fmt: skip
-    where = State(folder).worker(job, 1, 0)
+    where = StateFolder(folder).worker(job, 1, 0)
     where.mkdir(parents=True)
     with (where / STEP_LOG).open("w") as file:
         for step in range(1, steps + 1):
@@ -236,7 +236,7 @@ async def lived(client: httpx2.AsyncClient, folder: Path, job: str, steps: int) 
 
 def operate(folder: Path, job: str, **changes: Any) -> None:
     """Write a status, as the operator would."""
-    cluster = LocalCluster(State(folder).cluster)
+    cluster = LocalCluster(StateFolder(folder).cluster)
     found = cluster.get(job)
     status = found.status.model_copy(update=changes)
     cluster.write_status(job, status, found.metadata.resource_version)

@@ -5,14 +5,14 @@ import asyncio
 from alembic import context
 from sqlalchemy import Connection
 
-from muster.api.core.database.db import Database, Json
+from muster.api.core.database.db import Database, JsonText
 from muster.api.core.database.tables import Table
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 
 
 def plain_types(kind: str, item: object, context: object) -> str | bool:
     """A migration names the database's own types, so that it means the same when our classes have changed."""
-    return "sa.Text()" if kind == "type" and isinstance(item, Json) else False
+    return "sa.Text()" if kind == "type" and isinstance(item, JsonText) else False
 
 
 def run(connection: Connection) -> None:
@@ -28,7 +28,7 @@ def run(connection: Connection) -> None:
 
 
 async def by_hand() -> None:
-    settings = Settings()
+    settings = ApiSettings()
     database = Database(settings.database, settings.database_timeout_seconds)
     async with database.engine.begin() as connection:
         await connection.run_sync(run)

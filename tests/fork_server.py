@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from muster.trainer.checkpoint.channel import Channel, Closed
+from muster.trainer.checkpoint.channel import ChannelClosed, MessageChannel
 
 Order = dict[str, Any]
 Work = Callable[[socket.socket, Order], None]
@@ -28,7 +28,7 @@ class ForkedProcess:
     """Child of a server, with the little of subprocess.Popen that is needed of it. It is reached by its descriptor: its
     number could be another's as soon as the server has read its exit code."""
 
-    def __init__(self, server: Channel, pid: int, descriptor: int) -> None:
+    def __init__(self, server: MessageChannel, pid: int, descriptor: int) -> None:
         self.pid = pid
         self._server, self._descriptor = server, descriptor
         self._code: int | None = None
@@ -67,7 +67,7 @@ class ForkServer:
     """The asking side of a server."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._channel = Channel(connection)
+        self._channel = MessageChannel(connection)
 
     def start(self, order: Order, environment: Mapping[str, str] = os.environ) -> tuple[ForkedProcess, socket.socket]:
         """Fork a process that carries out `order`, and return it with a connection to it."""
@@ -97,7 +97,7 @@ def fork_server(work: Work) -> ForkServer:
 
 def serve(connection: socket.socket, work: Work) -> NoReturn:
     """Fork this process for each order that comes, until whoever orders is gone."""
-    orders = Channel(connection)
+    orders = MessageChannel(connection)
     try:
         while (message := orders.receive()) is not None:
             if "wait" in message:
@@ -113,7 +113,7 @@ def serve(connection: socket.socket, work: Work) -> NoReturn:
             orders.send({"pid": pid}, descriptor)
             os.close(descriptor)
             os.close(theirs)
-    except Closed:
+    except ChannelClosed:
         os._exit(0)
     except BaseException:
         traceback.print_exc()

@@ -79,13 +79,13 @@ def main() -> None:
     from muster.contract.base import parse
     from muster.contract.training import TrainingConfig
     from muster.storage.model_folder import open_folder
-    from muster.trainer.config import Ranks
+    from muster.trainer.config import RankPosition
     from muster.trainer.models import sharding, transformers_model
     from muster.trainer.models.files import open_files
 
     config = parse(TrainingConfig, json.loads(sys.argv[1]), "training")
     assert config.model.source is not None
-    ranks = Ranks(int(os.environ["RANK"]), int(os.environ["RANK"]), 2, 2)
+    ranks = RankPosition(int(os.environ["RANK"]), int(os.environ["RANK"]), 2, 2)
     device = torch.device("cpu")
     sharding.connect(device)
     definition = transformers_model.from_folder(open_folder(open_files(config.model.source)), config.adapter)

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer.main
 
-from muster.cli.errors import Exit
+from muster.cli.errors import ExitStatus
 from muster.cli.main import PANELS, app, command_name
 
 TARGET = Path(__file__).parents[1] / "docs" / "cli.md"
@@ -40,17 +40,17 @@ Written by `tools/generate_cli_docs.py` from the command itself; `make generated
 |---|---|
 """
 MEANINGS = {
-    Exit.OK: "done; of a followed job: it succeeded",
-    Exit.FAILED: "the job failed or was cancelled, or the server said no (no such job, a name that is taken)",
-    Exit.USAGE: "bad arguments or bad input; nothing was done",
-    Exit.UNREACHABLE: "no server answers",
-    Exit.INTERRUPTED: "Ctrl-C; a followed job goes on",
+    ExitStatus.OK: "done; of a followed job: it succeeded",
+    ExitStatus.FAILED: "the job failed or was cancelled, or the server said no (no such job, a name that is taken)",
+    ExitStatus.USAGE: "bad arguments or bad input; nothing was done",
+    ExitStatus.UNREACHABLE: "no server answers",
+    ExitStatus.INTERRUPTED: "Ctrl-C; a followed job goes on",
 }
 
 
 def text() -> str:
     lines = [HEAD.rstrip("\n")]
-    lines += [f"| {int(code)} | {MEANINGS[code]} |" for code in Exit]
+    lines += [f"| {int(code)} | {MEANINGS[code]} |" for code in ExitStatus]
     group = typer.main.get_command(app)
     commands: dict[str, Any] = group.commands  # type: ignore[attr-defined]
     panels = {name: [command_name(function) for function in functions] for name, functions in PANELS.items()}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from muster.contract.foreign_names import FOREIGN_NAMES
-from muster.contract.reference import Key, example_lines, flow, job_reference
+from muster.contract.reference import DocumentKey, example_lines, flow, job_reference
 from muster.contract.spec import MUTABLE, JobSpec
 
 TARGET = Path(__file__).parents[1] / "docs" / "job.md"
@@ -79,32 +79,32 @@ def _mutable() -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _first_alike(section: Key) -> Key:
+def _first_alike(section: DocumentKey) -> DocumentKey:
     """Return the first section with the same keys: verifiers and sources of data stand at several places, and their
     keys are listed once."""
     return _sections_by_keys()[_content(section)]
 
 
 @functools.cache
-def _sections_by_keys() -> dict[str, Key]:
-    alike: dict[str, Key] = {}
+def _sections_by_keys() -> dict[str, DocumentKey]:
+    alike: dict[str, DocumentKey] = {}
     for key in job_reference().values():
         if key.keys:
             alike.setdefault(_content(key), key)
     return alike
 
 
-def _content(section: Key) -> str:
+def _content(section: DocumentKey) -> str:
     keys = job_reference()
     return repr([(name, keys[f"{section.path}.{name}"].meaning) for name in section.keys])
 
 
-def _anchor(key: Key) -> str:
+def _anchor(key: DocumentKey) -> str:
     """Return GitHub's anchor of the heading: letters, digits, dashes and underscores of the path in lower case."""
     return re.sub(r"[^\w-]", "", key.path.lower())
 
 
-def _entry(key: Key) -> Iterator[str]:
+def _entry(key: DocumentKey) -> Iterator[str]:
     keys = job_reference()
     below = next(
         (keys[path] for path in (key.path, f"{key.path}[]", f"{key.path}.*") if path in keys and keys[path].keys), None

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from muster.api.core.database.db import Json
+from muster.api.core.database.db import JsonText
 
 revision = "0009"
 down_revision = "0008"
@@ -28,7 +28,7 @@ def upgrade() -> None:
         sa.Column("key", sa.String(160), nullable=True),
         sa.Column("told", sa.String(2048), nullable=False),
         sa.Column("fault", sa.String(1024), nullable=True),
-        sa.Column("checked", Json(), nullable=True),
+        sa.Column("checked", JsonText(), nullable=True),
         sa.Column("lifetime_seconds", sa.Float(), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("expires_at", sa.Float(), nullable=True),

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from muster.api.core.database.db import Json
+from muster.api.core.database.db import JsonText
 
 revision = "0010"
 down_revision = "0009"
@@ -20,7 +20,7 @@ def upgrade() -> None:
         sa.Column("project", sa.String(64), nullable=False),
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("url", sa.String(2048), nullable=False),
-        sa.Column("kinds", Json(), nullable=False),
+        sa.Column("kinds", JsonText(), nullable=False),
         sa.Column("preset", sa.String(16), nullable=True),
         sa.Column("wait_seconds", sa.Float(), nullable=False),
         sa.Column("enabled", sa.Boolean(), nullable=False),
@@ -50,7 +50,7 @@ def upgrade() -> None:
         sa.Column("next_at", sa.Float(), nullable=False),
         sa.Column("give_up_at", sa.Float(), nullable=False),
         sa.Column("delivered_at", sa.Float(), nullable=True),
-        sa.Column("attempts", Json(), nullable=False),
+        sa.Column("attempts", JsonText(), nullable=False),
         sa.ForeignKeyConstraint(
             ["webhook_id"], ["webhooks.id"], name="fk_webhook_deliveries_webhook_id_webhooks", ondelete="CASCADE"
         ),

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from muster.api.core.database.db import Json
+from muster.api.core.database.db import JsonText
 
 revision = "0011"
 down_revision = "0010"
@@ -22,13 +22,13 @@ def upgrade() -> None:
         sa.Column("project", sa.String(64), nullable=False),
         sa.Column("owner", sa.String(64), nullable=False),
         sa.Column("granted", sa.String(16), nullable=True),
-        sa.Column("document", Json(), nullable=False),
-        sa.Column("metric", Json(), nullable=False),
+        sa.Column("document", JsonText(), nullable=False),
+        sa.Column("metric", JsonText(), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("live", sa.Boolean(), nullable=False),
         sa.Column("cancelled", sa.Boolean(), nullable=False),
         sa.Column("phase", sa.String(16), nullable=False),
-        sa.Column("summary", Json(), nullable=False),
+        sa.Column("summary", JsonText(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("finished_at", sa.Float(), nullable=True),
         sa.Column("request", sa.String(400), nullable=True),
@@ -55,8 +55,8 @@ def upgrade() -> None:
         sa.Column("number", sa.BigInteger(), nullable=False),
         sa.Column("job_id", sa.String(64), nullable=True),
         sa.Column("phase", sa.String(64), nullable=False),
-        sa.Column("parameters", Json(), nullable=False),
-        sa.Column("results", Json(), nullable=False),
+        sa.Column("parameters", JsonText(), nullable=False),
+        sa.Column("results", JsonText(), nullable=False),
         sa.Column("stopped", sa.String(1024), nullable=True),
         sa.ForeignKeyConstraint(["sweep_id"], ["sweeps.id"], name="fk_trials_sweep_id_sweeps", ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_trials_job_id_jobs", ondelete="SET NULL"),

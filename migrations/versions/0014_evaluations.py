@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from muster.api.core.database.db import Json
+from muster.api.core.database.db import JsonText
 
 revision = "0014"
 down_revision = "0013"
@@ -27,7 +27,7 @@ def upgrade() -> None:
         sa.Column("step", sa.BigInteger(), nullable=False),
         sa.Column("job_id", sa.String(64), nullable=True),
         sa.Column("phase", sa.String(64), nullable=False),
-        sa.Column("results", Json(), nullable=False),
+        sa.Column("results", JsonText(), nullable=False),
         sa.Column("fault", sa.String(1024), nullable=True),
         sa.ForeignKeyConstraint(
             ["evaluation_id"],

@@ -239,7 +239,7 @@ def LightningCallback(every: int | None = None) -> Any:
 # --- progress ---
 
 
-class _Reporter:
+class _ProgressReporter:
     """Writer of this rank's progress file."""
 
     def __init__(self, path: str) -> None:
@@ -288,18 +288,18 @@ _calls = _saves = 0  # of should_stop and checkpoint; the same on every rank
 _steps: int | None = None  # that the program will take
 _stopping = False  # whether should_stop has said so
 _savers: list[Any] = []  # of run.save: none, or the one
-_reporters: dict[str, _Reporter] = {}
+_reporters: dict[str, _ProgressReporter] = {}
 _groups: list[Any] = []
 _warned: set[str] = set()
 
 
-def _reporter() -> _Reporter | None:
+def _reporter() -> _ProgressReporter | None:
     folder = os.environ.get("MUSTER_WORKER_DIR")
     if not folder:
         return None
     path = os.path.join(folder, f"rank-{os.environ.get('RANK') or os.environ.get('MUSTER_WORKER') or 0}.progress.json")
     if path not in _reporters:
-        _reporters[path] = _Reporter(path)
+        _reporters[path] = _ProgressReporter(path)
     return _reporters[path]
 
 

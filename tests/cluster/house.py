@@ -23,7 +23,7 @@ from tests.unit.packaging.conftest import tool
 
 from muster.contract.names import Label
 from muster.kube import paths
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.connection import from_kubeconfig
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class House:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.client = OfficialClient(plane.kubeconfig)
-        self._own = Client(from_kubeconfig(plane.kubeconfig), agent="kubelets")
+        self._own = ApiClient(from_kubeconfig(plane.kubeconfig), agent="kubelets")
         self.do(self._own.__aenter__())
         self.kubelets = Kubelets(self._own, folder / "pods")
         self.do(self.kubelets.serve_logs(plane.folder / "apiserver.crt", plane.folder / "apiserver.key"))

@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from muster.kube import paths
-from muster.kube.client import STRATEGIC, Client, Object
+from muster.kube.client import STRATEGIC, ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.kube.timestamps import now, now_micro
 from muster.kube.watch import Reflector
@@ -37,7 +37,7 @@ IMAGES = {"trainer": ["-m", "muster.trainer.launch"], "quick": [WORKER]}
 class Kubelets:
     """Of all hollow nodes. Runs in an event loop; `client` has the rights of an administrator."""
 
-    def __init__(self, client: Client, folder: Path) -> None:
+    def __init__(self, client: ApiClient, folder: Path) -> None:
         self.client, self.folder = client, folder
         self.pods: dict[str, PodProcess] = {}  # by uid
         self.dark: set[str] = set()

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.cluster.controlplane import ControlPlane
 
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.connection import from_kubeconfig
 
 # Of no Service, for their range ends before it.
@@ -74,7 +74,7 @@ class Network:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _watch(self) -> None:
-        async with Client(from_kubeconfig(self._plane.kubeconfig), agent="tests-network") as client:
+        async with ApiClient(from_kubeconfig(self._plane.kubeconfig), agent="tests-network") as client:
             while True:
                 with contextlib.suppress(OSError):
                     services = (await client.get("/api/v1/services"))["items"]

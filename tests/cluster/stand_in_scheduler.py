@@ -7,7 +7,7 @@ import contextlib
 import itertools
 
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 
 # schedulerName → (API of its PodGroup, where a pod names its group)
 KINDS = {
@@ -18,7 +18,7 @@ KINDS = {
 
 
 class StandInScheduler:
-    def __init__(self, client: Client, nodes: list[str]) -> None:
+    def __init__(self, client: ApiClient, nodes: list[str]) -> None:
         self.open = asyncio.Event()
         self._client, self._nodes = client, itertools.cycle(nodes)
 

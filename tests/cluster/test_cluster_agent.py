@@ -26,8 +26,8 @@ from tests.unit.packaging.conftest import chart, helm  # noqa: F401 - fixtures
 from muster.contract.notices import AGENT_CONDITION, FAULT_CONDITION, NOTICES, TAINTS
 from muster.contract.signals import SignalKind
 from muster.kube import paths
-from muster.kube.client import Client
-from muster.kube.connection import Connection, Credentials
+from muster.kube.client import ApiClient
+from muster.kube.connection import ApiConnection, BearerCredentials
 from muster.kube.errors import ApiError
 from muster.kube.tls import api_server_context
 
@@ -181,8 +181,8 @@ def test_the_policy_in_the_documents_confines_it_to_its_own_node(house: House, a
 
     async def write(node: str) -> None:
         tls = api_server_context((account / "ca.crt").read_text())
-        connection = Connection(house.plane.server, tls, Credentials(token_file=account / "bound"), SYSTEM)
-        async with Client(connection, "tests") as client:
+        connection = ApiConnection(house.plane.server, tls, BearerCredentials(token_file=account / "bound"), SYSTEM)
+        async with ApiClient(connection, "tests") as client:
             change = {"metadata": {"annotations": {"muster.dev/try": str(time.monotonic())}}}
             await client.patch(paths.node(node), change)
 

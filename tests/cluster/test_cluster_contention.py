@@ -13,7 +13,7 @@ from muster.api.core.cluster.kubernetes_config_maps import write_quotas
 from muster.contract.names import Label
 from muster.contract.quotas import ProjectQuota
 from muster.kube import paths
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.connection import connect
 
 QUOTAS = {"vision": ProjectQuota(weight=1), "speech": ProjectQuota(guaranteed_gpus=2, preempts=True)}
@@ -27,7 +27,7 @@ def contended(house: House) -> Iterator[House]:
 
     def write(quotas: dict[str, ProjectQuota | None]) -> None:
         async def once() -> None:
-            async with Client(connect(house.plane.kubeconfig), "test") as client:
+            async with ApiClient(connect(house.plane.kubeconfig), "test") as client:
                 await write_quotas(client, SYSTEM, quotas)
 
         asyncio.run(once())

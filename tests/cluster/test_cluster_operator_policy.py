@@ -13,11 +13,11 @@ from tests.unit.kubernetes.making import make_job
 from muster.contract.names import Label
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.companions import fence_binding, network_policy, service
-from muster.operator.kubernetes.jobs import Job
-from muster.operator.kubernetes.render import Site, render_pod
+from muster.operator.kubernetes.jobs import CachedJob
+from muster.operator.kubernetes.render import SiteSettings, render_pod
 
 OPERATOR = "--as=system:serviceaccount:muster-system:muster-operator"
-SITE = Site(image="trainer", preflight=True, report_from=({"namespaceSelector": {}},))
+SITE = SiteSettings(image="trainer", preflight=True, report_from=({"namespaceSelector": {}},))
 STARTING = {"phase": "Starting", "attempt": 1, "gang": {"wanted": 2, "nodes": []}}
 # Huge pages and EFA's interfaces, and with them the capability IPC_LOCK.
 JOB = make_job(STARTING, gang={"nodes": 2, "gpusPerNode": 8, "instanceTypes": ["p5.48xlarge"],
@@ -31,7 +31,7 @@ def in_namespace(item: Object, namespace: str = HERE) -> Object:
     return item | {"metadata": item["metadata"] | {"namespace": namespace}}
 
 
-def pod(job: Job = JOB, **spec: Any) -> Object:
+def pod(job: CachedJob = JOB, **spec: Any) -> Object:
     """As the operator makes one; `spec` replaces parts of it."""
     made = in_namespace(render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), SITE, "builtin", "p5.48xlarge"))
     return copy.deepcopy(made | {"spec": made["spec"] | spec})

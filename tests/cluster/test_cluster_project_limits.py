@@ -18,7 +18,7 @@ from muster.api.core.cluster.kubernetes_config_maps import write_limits
 from muster.contract.admission import LimitedProject, limit_entries
 from muster.contract.projects import ProjectLimits
 from muster.kube import paths
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.connection import connect
 
 PROJECTS = (
@@ -45,7 +45,7 @@ def limits(house: House) -> Iterator[None]:
     house.kubectl("create", "namespace", "muster-system", check=False)
 
     async def write() -> None:
-        async with Client(connect(house.plane.kubeconfig), "test") as client:
+        async with ApiClient(connect(house.plane.kubeconfig), "test") as client:
             for entries in ({}, limit_entries(PROJECTS)):  # first made, then replaced
                 await write_limits(client, "muster-system", entries)
 
@@ -128,7 +128,7 @@ def test_the_default_project_has_the_namespaces_that_it_lists(house: House, limi
 
     async def write(limits: ProjectLimits) -> None:
         default = LimitedProject("default", None, limits, secrets=("own",))
-        async with Client(connect(house.plane.kubeconfig), "test") as client:
+        async with ApiClient(connect(house.plane.kubeconfig), "test") as client:
             await write_limits(client, "muster-system", limit_entries((PROJECTS[0], default)))
 
     def answer(namespace: str, secret: str = "s3") -> str:

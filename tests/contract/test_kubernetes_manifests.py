@@ -14,14 +14,14 @@ from tests.unit.kubernetes.making import make_job
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.companions import claim_template, fence_binding, network_policy, service
 from muster.operator.kubernetes.gangs.choice import all_gangs, gang_ref
-from muster.operator.kubernetes.gangs.protocol import Unserved
-from muster.operator.kubernetes.jobs import Job
-from muster.operator.kubernetes.render import Site, Unrenderable, pin, render_pod
+from muster.operator.kubernetes.gangs.protocol import UnservedApi
+from muster.operator.kubernetes.jobs import CachedJob
+from muster.operator.kubernetes.render import SiteSettings, UnrenderableJob, pin, render_pod
 
 GOLDEN = Path(__file__).parent / "golden"
 # conftest takes MUSTER_ variables out of the environment, so the wish to write has a name of its own.
 WRITE = bool(os.environ.get("WRITE_GOLDEN"))
-SITE = Site(image="")
+SITE = SiteSettings(image="")
 STATUS = {"phase": "Starting", "attempt": 3, "reservation": 4, "gang": {"wanted": 2, "nodes": ["a", "b"]}}
 ACTION = CreateWorker(attempt=3, worker=1, node="b", nodes=("a", "b"), resume_step=1200)
 GANGS = all_gangs("v1beta2", "v1alpha2")
@@ -70,7 +70,9 @@ def test_a_cpu_worker_with_all_that_a_job_can_say() -> None:
         },
         priorityClassName="research",
     )
-    site = Site(image="", report_from=({"podSelector": {"matchLabels": {"app": "watcher"}}},), fence_audience="fence")
+    site = SiteSettings(
+        image="", report_from=({"podSelector": {"matchLabels": {"app": "watcher"}}},), fence_audience="fence"
+    )
     beside = service(job.namespace), fence_binding(job.namespace, site.account(job), False), network_policy(job, site)
     compare("cpu.yaml", *beside, render_pod(job, ACTION, site, "builtin"))
 
@@ -148,18 +150,18 @@ def test_efa_can_be_refused() -> None:
     ],
 )
 def test_what_can_not_become_a_pod_is_named_with_its_path(spec: dict[str, Any], words: str) -> None:
-    with pytest.raises(Unrenderable) as refused:
+    with pytest.raises(UnrenderableJob) as refused:
         render_pod(make_job(STATUS, **spec), ACTION, SITE, "builtin")
     assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", ["kueue", "workload"])
 def test_a_scheduler_that_is_not_served_is_refused(kind: str) -> None:
-    with pytest.raises(Unserved):
+    with pytest.raises(UnservedApi):
         all_gangs(None, None)[kind].objects(gang_ref(make_job(STATUS)))
 
 
-def program_job(**spec: Any) -> Job:
+def program_job(**spec: Any) -> CachedJob:
     program = {
         "command": ["train.py", "--config", "a.yaml"],
         "source": "s3://files/0123.tar.gz",
@@ -172,7 +174,7 @@ def program_job(**spec: Any) -> Job:
     return make_job(STATUS, training=None, **changes)
 
 
-PROGRAM_SITE = Site(
+PROGRAM_SITE = SiteSettings(
     image="registry.example/muster-trainer:1",
     s3={"AWS_ENDPOINT_URL": "http://s3.platform"},
     env_from=({"secretRef": {"name": "platform-store"}},),
@@ -213,5 +215,5 @@ def test_a_program_gets_no_credentials_of_the_store_and_may_not_write_what_it_is
 
 
 def test_a_program_needs_the_clusters_own_trainer_image_too() -> None:
-    with pytest.raises(Unrenderable, match="needs the cluster's trainer image in addition"):
+    with pytest.raises(UnrenderableJob, match="needs the cluster's trainer image in addition"):
         render_pod(program_job(), ACTION, SITE, "builtin")

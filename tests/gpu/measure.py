@@ -150,9 +150,9 @@ def blocked_by_commits(device: str = "cuda") -> str:
 
 def agent_sees() -> str:
     """The node agent's reading of every GPU, against what torch says is there."""
-    from muster.agent.gpus import Gpus
+    from muster.agent.gpus import GpuSource
 
-    gpus = Gpus()
+    gpus = GpuSource()
     gpus.look()
     gpus.look()  # some counters are differences between two looks
     assert len(gpus.readings) >= torch.cuda.device_count(), "NVML tells of fewer GPUs than torch"

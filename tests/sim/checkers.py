@@ -8,7 +8,7 @@ from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import Cause, SignalKind
 from muster.contract.status import STATUS_VERSION, Failure, GoodputState, JobStatus, Phase
 from muster.operator.core.codes import Code
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import NodeReservation
 from tests.sim.months import MonthChecks
 from tests.sim.preemption_checks import ALIVE, QUOTA_SEEN_SECONDS, PreemptionChecks
 
@@ -277,7 +277,7 @@ class Checkers:
         """Whether the operator could know at every moment what the job's ranks did."""
         return not (self.jumped or self.lags or self.slow or job.muffled)
 
-    def reservations_written(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+    def reservations_written(self, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...]) -> None:
         self.preemption.kept(before, after)
         before, after = (tuple(entry for entry in entries if not entry.nominated) for entries in (before, after))
         held: dict[str, set[str]] = {}
@@ -313,7 +313,7 @@ class Checkers:
                 safe, "nodes are held until the gang is gone", f"{job.name}#{number} was dropped in {job.status.phase}"
             )
 
-    def _quotas_kept(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+    def _quotas_kept(self, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...]) -> None:
         """Whoever is given nodes had room for them, in its project and for its owner."""
         if self.world.t < self.world.quotas_changed_at + QUOTA_SEEN_SECONDS:
             return
@@ -341,7 +341,7 @@ class Checkers:
         quotas = self.world.quotas.values()
         return any(quota.weight is not None or quota.guaranteed_gpus is not None for quota in quotas)
 
-    def _first_in_line_first(self, granted: set[Reservation]) -> None:
+    def _first_in_line_first(self, granted: set[NodeReservation]) -> None:
         """Whoever asks for no more, and is ahead, would have fit where a later one was put."""
         for entry in granted:
             job = self.world.jobs[entry.uid]
@@ -357,7 +357,7 @@ class Checkers:
                 ):
                     self.require(False, "the first in line is served first", f"{job.name} before {other.name}")
 
-    def _could_take(self, job: SimJob, entry: Reservation) -> bool:
+    def _could_take(self, job: SimJob, entry: NodeReservation) -> bool:
         status, gang, wall = job.status, job.spec.gang, self.world.wall
         waiting = status.phase is Phase.QUEUED and not (
             job.removed or job.deleting or job.spec.cancel or job.spec.suspend
@@ -468,6 +468,6 @@ def _late(job: SimJob, commit: tuple[int, int, float, float]) -> bool:
     return any(p.attempt == commit[1] and p.ghost for p in job.processes.values())
 
 
-def _gpus_held(entries: tuple[Reservation, ...]) -> dict[tuple[str, str], int]:
+def _gpus_held(entries: tuple[NodeReservation, ...]) -> dict[tuple[str, str], int]:
     """By job and node."""
     return {(entry.uid, node): entry.gpus for entry in entries for node in entry.nodes}

@@ -14,7 +14,7 @@ from muster.contract.status import JobStatus, Phase
 from muster.contract.usage import month_of, month_range
 from muster.operator.core.codes import Code
 from muster.operator.core.month_budgets import RUNWAY_SECONDS
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import NodeReservation
 from tests.sim.preemption_checks import ALIVE, QUOTA_SEEN_SECONDS
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class MonthChecks:
         if stays and exact and self._settled() and self._world.weather.outage == 0:
             self._require(not self._overdue(job, after), "who runs into a budget is stopped", what)
 
-    def granted(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...], exact: bool) -> None:
+    def granted(self, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...], exact: bool) -> None:
         """Whoever begins or grows has a budget left that pays for it for a while. Who restarts goes on until that is
         used up."""
         known = {(entry.uid, node) for entry in before for node in entry.nodes}

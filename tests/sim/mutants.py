@@ -41,9 +41,9 @@ from muster.operator.core import (
     work_queue,
 )
 from muster.operator.core.codes import Code
-from muster.operator.core.decision import CreateWorker, Decision, RemoveJob
+from muster.operator.core.decision import CreateWorker, JobDecision, RemoveJob
 from muster.operator.core.month_budgets import MonthBudgets
-from muster.operator.core.observed import Observed, WorkerState
+from muster.operator.core.observed import ObservedJob, WorkerState
 from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
 from tests.sim.swarm import run_seed
 from tests.sim.walks import walk
@@ -70,7 +70,7 @@ def patch(module: Any, **values: Any) -> Plant:
     return plant
 
 
-def replace_rule(name: str, rule: Callable[[WorkerSummary], Decision | None] | None) -> Plant:
+def replace_rule(name: str, rule: Callable[[WorkerSummary], JobDecision | None] | None) -> Plant:
     def plant() -> None:
         assert any(old.__name__ == name for old in decide.RULES)
         rules = [rule if old.__name__ == name else old for old in decide.RULES]
@@ -82,25 +82,25 @@ def replace_rule(name: str, rule: Callable[[WorkerSummary], Decision | None] | N
 # --- the mistakes ---
 
 
-def stopping_without_waiting(summary: WorkerSummary) -> Decision | None:
+def stopping_without_waiting(summary: WorkerSummary) -> JobDecision | None:
     """The attempt is closed as soon as its removal was asked for."""
     status, closed = summary.status, transitions.between_attempts(summary.status)
     if status.phase is not Phase.STOPPING and (status.phase is not Phase.RESTARTING or closed):
         return None
     if any(worker.state is not WorkerState.EXITED and not worker.removing for worker in summary.mine):
-        return Decision(status, shutdown.clear(summary), 5.0, status.code, status.because)
+        return JobDecision(status, shutdown.clear(summary), 5.0, status.code, status.because)
     written = shutdown.end(summary) if closed else shutdown.close(summary)
-    return Decision(written, (), None, written.code, written.because, True)
+    return JobDecision(written, (), None, written.code, written.because, True)
 
 
-def terminal_before_cleanup(summary: WorkerSummary) -> Decision | None:
+def terminal_before_cleanup(summary: WorkerSummary) -> JobDecision | None:
     """A job is called ended while its workers are still being removed."""
     if summary.status.phase is Phase.STOPPING and not transitions.between_attempts(summary.status):
         written = shutdown.close(summary)
-        return Decision(written, (), None, written.code, written.because)
+        return JobDecision(written, (), None, written.code, written.because)
     if summary.status.phase is Phase.STOPPING:
         written = shutdown.end(summary)
-        return Decision(written, (), None, written.code, written.because)
+        return JobDecision(written, (), None, written.code, written.because)
     return ORIGINAL_STOPPING(summary)
 
 
@@ -114,22 +114,22 @@ ORIGINAL_OVER = shutdown._over
 ORIGINAL_BOOK = goodput.book
 ORIGINAL_STILL_HELD = admit._still_held
 ORIGINAL_QUEUE = admit._queue
-ORIGINAL_CHOOSE = placement.Space._choose
+ORIGINAL_CHOOSE = placement.FleetSpace._choose
 ORIGINAL_WEIGH = stalls._weigh
-ORIGINAL_PLACE = placement.Space._place
+ORIGINAL_PLACE = placement.FleetSpace._place
 
 
-def believing_any_read(seen: Observed) -> Decision:
+def believing_any_read(seen: ObservedJob) -> JobDecision:
     return replace(ORIGINAL_DECIDE(seen), trusts_absence=False)
 
 
-def signals_of_any_attempt(seen: Observed) -> Any:
+def signals_of_any_attempt(seen: ObservedJob) -> Any:
     return ORIGINAL_SIGNALS(
         replace(seen, signals=tuple(s.model_copy(update={"attempt": seen.status.attempt}) for s in seen.signals))
     )
 
 
-def newer_workers_are_swept(seen: Observed) -> WorkerSummary:
+def newer_workers_are_swept(seen: ObservedJob) -> WorkerSummary:
     summary = summarize_workers(seen)
     return replace(summary, older=tuple(worker for worker in seen.workers if worker.attempt != seen.status.attempt))
 
@@ -199,21 +199,21 @@ async def acting_before_writing(self: Any, uid: str, ticks: float) -> float | No
     return decision.wake_after
 
 
-def deleted_at_once(summary: WorkerSummary) -> Decision | None:
+def deleted_at_once(summary: WorkerSummary) -> JobDecision | None:
     if summary.seen.deleting:
-        return Decision(summary.status, (RemoveJob(),), 5.0, summary.status.code, summary.status.because, True)
+        return JobDecision(summary.status, (RemoveJob(),), 5.0, summary.status.code, summary.status.because, True)
     return decide.finished(summary)
 
 
-def requests_of_the_past(summary: WorkerSummary) -> Decision | None:
+def requests_of_the_past(summary: WorkerSummary) -> JobDecision | None:
     """A suspension is asked for again although it was taken back: any edit counts as a wish to suspend."""
     if summary.seen.generation > 1 and summary.status.phase is Phase.RUNNING:
         written = shutdown.stop(summary, Phase.SUSPENDED, Code.SUSPENDING, "the job was edited")
-        return Decision(written, (), None, written.code, written.because)
+        return JobDecision(written, (), None, written.code, written.because)
     return decide.user_request(summary)
 
 
-def recreating_in_a_running_gang(summary: WorkerSummary) -> Decision | None:
+def recreating_in_a_running_gang(summary: WorkerSummary) -> JobDecision | None:
     """A worker that was lost while running is replaced within the same attempt."""
     if summary.status.phase is Phase.RUNNING and summary.missing:
         nodes = summary.gang.nodes
@@ -221,7 +221,7 @@ def recreating_in_a_running_gang(summary: WorkerSummary) -> Decision | None:
             CreateWorker(summary.status.attempt, i, nodes[i], nodes, summary.status.resume_step)
             for i in summary.missing
         )
-        return Decision(summary.status, actions, 5.0, summary.status.code, summary.status.because)
+        return JobDecision(summary.status, actions, 5.0, summary.status.code, summary.status.because)
     return decide.failed(summary)
 
 
@@ -229,11 +229,11 @@ def backwards(fleet: Any, entries: Any) -> Any:
     return ORIGINAL_QUEUE(fleet, entries)[::-1]
 
 
-def deaf_in_the_queue(summary: WorkerSummary) -> Decision | None:
+def deaf_in_the_queue(summary: WorkerSummary) -> JobDecision | None:
     return None if summary.status.phase is Phase.QUEUED else decide.user_request(summary)
 
 
-ORIGINAL_LIMIT = quotas._Limit
+ORIGINAL_LIMIT = quotas._UsageLimit
 
 
 def unlimited(code: Code, **limits: None) -> Plant:
@@ -248,20 +248,20 @@ def unlimited(code: Code, **limits: None) -> Plant:
     return patch(quotas, _Limit=make)
 
 
-def room_for_one_more(self: quotas._Limit, uid: str) -> bool:
+def room_for_one_more(self: quotas._UsageLimit, uid: str) -> bool:
     return self.gangs is None or uid in self.held or len(self.held) <= self.gangs
 
 
-def only_the_smallest_asked_about(self: quotas.Quotas, job: Any, ask: Any) -> Any:
+def only_the_smallest_asked_about(self: quotas.QuotaBook, job: Any, ask: Any) -> Any:
     """An elastic gang that fits with its fewest nodes is given as many as there are."""
     kept = ORIGINAL_ALLOWED(self, job, ask)
     return ask if kept.sizes else kept
 
 
-ORIGINAL_ALLOWED = quotas.Quotas.allowed
+ORIGINAL_ALLOWED = quotas.QuotaBook.allowed
 
 
-def half_is_all(self: month_budgets._Budget) -> bool:
+def half_is_all(self: month_budgets._MonthBudget) -> bool:
     return self.used >= self.limit / 2
 
 
@@ -269,11 +269,11 @@ def sizes_that_do_not_divide(spec: Any) -> tuple[int, ...]:
     return tuple(range(spec.gang.nodes.max, spec.gang.nodes.min - 1, -1))
 
 
-def never_retry(summary: WorkerSummary) -> Decision | None:
+def never_retry(summary: WorkerSummary) -> JobDecision | None:
     return (
         None
         if summary.status.phase is not Phase.RESTARTING
-        else Decision(summary.status, (), None, summary.status.code, "waiting")
+        else JobDecision(summary.status, (), None, summary.status.code, "waiting")
     )
 
 
@@ -290,15 +290,15 @@ def the_rank_ahead(gang: Any) -> Any:
     return max(gang, key=lambda w: (w.beat.step, w.beat.moves))
 
 
-def believed_at_once(seen: Observed, evidence: Any, progressed_at: float) -> Any:
+def believed_at_once(seen: ObservedJob, evidence: Any, progressed_at: float) -> Any:
     return replace(ORIGINAL_WEIGH(seen, evidence, progressed_at), confirmed=True)
 
 
-def any_equal(self: victims.Victims, job: Any, priority: int) -> set[str]:
+def any_equal(self: victims.VictimSelector, job: Any, priority: int) -> set[str]:
     return {uid for uid, victim in self.all.items() if self._fleet.priority(victim) == priority and uid != job.uid}
 
 
-def judged_by_what_it_gains(self: preemption.Preemptor, job: Any, ask: Any, evictions: Any) -> bool:
+def judged_by_what_it_gains(self: preemption.PreemptionPlanner, job: Any, ask: Any, evictions: Any) -> bool:
     """What the others lose of their shares does not count."""
     priority, gpus = self._fleet.priority(job), ask.sizes[-1] * ask.shape.gpus
     if all(self._fleet.priority(eviction.job) < priority for eviction in evictions):
@@ -317,13 +317,13 @@ def a_fault_of_the_platform(summary: WorkerSummary, granted: Any) -> Any:
     return replace(found, failure=found.failure.model_copy(update={"cause": causes.Cause.INFRASTRUCTURE}))
 
 
-def shrunk_to_all_it_had(self: preemption.Preemptor, entries: Any, waiting: Any) -> Any:
+def shrunk_to_all_it_had(self: preemption.PreemptionPlanner, entries: Any, waiting: Any) -> Any:
     had = {entry.uid: entry.nodes for entry in entries}
     return tuple(replace(entry, nodes=had[entry.uid]) for entry in ORIGINAL_PUT_OUT(self, entries, waiting))
 
 
 ORIGINAL_PREEMPTED = gang_rules.diagnose_preemption
-ORIGINAL_PUT_OUT = preemption.Preemptor.put_out
+ORIGINAL_PUT_OUT = preemption.PreemptionPlanner.put_out
 
 
 MUTANTS = (
@@ -343,8 +343,8 @@ MUTANTS = (
     Mutant("offers to grow outlive the job", patch(shutdown, _over=over_without_voiding_offers)),
     Mutant("the reservations drop a gang that restarts", patch(admit, _still_held=dropped_while_restarting)),
     Mutant("held nodes count as free", patch(placement, needs_by_node=lambda held: iter(()))),
-    Mutant("a gang gets one node too few", patch(placement.Space, _place=one_node_short)),
-    Mutant("two workers of a gang share a node", patch(placement.Space, _choose=one_node_twice)),
+    Mutant("a gang gets one node too few", patch(placement.FleetSpace, _place=one_node_short)),
+    Mutant("two workers of a gang share a node", patch(placement.FleetSpace, _choose=one_node_twice)),
     Mutant("elastic sizes that do not divide the batch", patch(admit, _sizes=sizes_that_do_not_divide)),
     Mutant("namespace limits are not kept", unlimited(Code.NAMESPACE_LIMIT, gpus=None)),
     Mutant("a project's GPUs are not limited", unlimited(Code.PROJECT_LIMIT, gpus=None)),
@@ -352,21 +352,21 @@ MUTANTS = (
     Mutant("a project's processes are not limited", unlimited(Code.PROJECT_LIMIT, processes=None)),
     Mutant("a person's GPUs are not limited", unlimited(Code.PERSON_LIMIT, gpus=None)),
     Mutant("a person's gangs are not limited", unlimited(Code.PERSON_LIMIT, gangs=None)),
-    Mutant("a project runs one gang too many", patch(quotas._Limit, _may_run=room_for_one_more)),
-    Mutant("an elastic gang grows over a limit", patch(quotas.Quotas, has_room=lambda self, job, nodes: True)),
-    Mutant("an elastic gang begins over a limit", patch(quotas.Quotas, allowed=only_the_smallest_asked_about)),
+    Mutant("a project runs one gang too many", patch(quotas._UsageLimit, _may_run=room_for_one_more)),
+    Mutant("an elastic gang grows over a limit", patch(quotas.QuotaBook, has_room=lambda self, job, nodes: True)),
+    Mutant("an elastic gang begins over a limit", patch(quotas.QuotaBook, allowed=only_the_smallest_asked_about)),
     Mutant(
-        "small jobs of a project pass its large one for ever", patch(quotas.Quotas, keep=lambda self, job, ask: None)
+        "small jobs of a project pass its large one for ever", patch(quotas.QuotaBook, keep=lambda self, job, ask: None)
     ),
     Mutant("a month's budget stops nobody", patch(MonthBudgets, told=lambda self: {})),
-    Mutant("a month's budget lasts for ever", patch(month_budgets._Budget, lasts=lambda self, more: True)),
-    Mutant("half a month's budget is all of it", patch(month_budgets._Budget, spent=property(half_is_all))),
+    Mutant("a month's budget lasts for ever", patch(month_budgets._MonthBudget, lasts=lambda self, more: True)),
+    Mutant("half a month's budget is all of it", patch(month_budgets._MonthBudget, spent=property(half_is_all))),
     Mutant("nobody goes on with a new budget", patch(MonthBudgets, _may_go_on=lambda self, job: False)),
     Mutant("what ran since the API counted is free", patch(MonthBudgets, _count=lambda self, job: None)),
     Mutant("last month's use counts in this one", patch(MonthBudgets, _since=lambda self, spent: 0.0)),
     Mutant("small jobs may pass a large gang for ever", patch(admit, BACKFILL_SECONDS=float("inf"))),
     Mutant("an excluded node is never used again", patch(admit, largest_possible=lambda nodes, ask: 10**6)),
-    Mutant("hangs are not noticed", patch(gang_rules, check_running=lambda summary: stalls.Stall(None))),
+    Mutant("hangs are not noticed", patch(gang_rules, check_running=lambda summary: stalls.StallDetector(None))),
     Mutant(
         "a deterministic failure is tried for ever", patch(budgets, is_repeated=lambda spec, status, failure: False)
     ),
@@ -380,7 +380,8 @@ MUTANTS = (
     Mutant("the rank that is ahead is charged", patch(stalls, behind=the_rank_ahead)),
     Mutant("a hang is believed without a second look", patch(stalls, _weigh=believed_at_once)),
     Mutant(
-        "a gang may take for ever to start", patch(gang_rules, check_starting=lambda summary, at: stalls.Stall(None))
+        "a gang may take for ever to start",
+        patch(gang_rules, check_starting=lambda summary, at: stalls.StallDetector(None)),
     ),
     Mutant("a vanished worker is replaced in a running gang", replace_rule("failed", recreating_in_a_running_gang)),
     Mutant("a status from a newer version is touched", replace_rule("newer", None)),
@@ -395,34 +396,37 @@ MUTANTS = (
     Mutant("a rejection that never passes is the platform's", patch(causes, _rejections=lambda summary: iter(()))),
     Mutant("a mistyped image is waited for", patch(gang_rules, check_refused=lambda summary: None)),
     Mutant("a gang that is refused keeps its nodes", patch(gang_rules, rejected=lambda summary: "")),
-    Mutant("acting before the status is written", patch(runner.Runner, look=acting_before_writing)),
+    Mutant("acting before the status is written", patch(runner.JobRunner, look=acting_before_writing)),
     Mutant("anybody may preempt", patch(preemption, may_preempt=lambda fleet, job: job.spec.gang.gpus_per_node > 0)),
     Mutant(
         "equals are put out whatever the shares",
         lambda: (
-            patch(victims.Victims, beyond_their_share=any_equal)(),
-            patch(preemption.Preemptor, _fair=lambda *args: True)(),
+            patch(victims.VictimSelector, beyond_their_share=any_equal)(),
+            patch(preemption.PreemptionPlanner, _fair=lambda *args: True)(),
         ),
     ),
     Mutant(
-        "what others lose of their shares does not count", patch(preemption.Preemptor, _fair=judged_by_what_it_gains)
+        "what others lose of their shares does not count",
+        patch(preemption.PreemptionPlanner, _fair=judged_by_what_it_gains),
     ),
     Mutant("a gang has first minutes whenever it waits", patch(victims, served_seconds=only_while_it_waits)),
     Mutant("a gang is put out by an equal in its first minutes", patch(victims, FIRST_SECONDS=0.0)),
     Mutant(
         "what is freed goes to whoever is first in line",
-        patch(nominations.Nominations, turn=lambda self, job, space: None),
+        patch(nominations.NominationPass, turn=lambda self, job, space: None),
     ),
-    Mutant("whom others make room for is forgotten", patch(nominations.Nominations, entries=lambda *args: ())),
+    Mutant("whom others make room for is forgotten", patch(nominations.NominationPass, entries=lambda *args: ())),
     Mutant(
         "much more is put out than is asked for",
         patch(preemption, EVICTED_PER_REQUESTED_MAX=100.0, EVICTED_PER_URGENT_REQUESTED_MAX=100.0),
     ),
-    Mutant("nodes are not kept for whom others are put out", patch(placement.Space, keep=lambda self, names: ())),
+    Mutant("nodes are not kept for whom others are put out", patch(placement.FleetSpace, keep=lambda self, names: ())),
     Mutant("whoever makes room has no time to commit", lambda: shutdown._GRACE.update({Code.EVICTED: 5.0})),
     Mutant("to be put out is a fault", patch(gang_rules, diagnose_preemption=a_fault_of_the_platform)),
     Mutant("nobody does as the reservation says", replace_rule("preempted", None)),
-    Mutant("a gang that is made smaller keeps its nodes", patch(preemption.Preemptor, put_out=shrunk_to_all_it_had)),
+    Mutant(
+        "a gang that is made smaller keeps its nodes", patch(preemption.PreemptionPlanner, put_out=shrunk_to_all_it_had)
+    ),
     Mutant("a paused restart is never resumed", replace_rule("restart_pending", never_retry)),
 )
 

@@ -20,7 +20,7 @@ from muster.contract.signals import (
 )
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
-from muster.operator.core.observed import Rejection, Worker, WorkerState
+from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -176,7 +176,7 @@ class SimJob:
     signals: list[Signal] = field(default_factory=list)
     # snapshots for cached reads, oldest first
     versions: list[tuple[int, JobSpec, JobStatus, int, bool]] = field(default_factory=list)
-    crews: list[tuple[Worker, ...]] = field(default_factory=list)
+    crews: list[tuple[ObservedWorker, ...]] = field(default_factory=list)
     # what happened in truth
     allowed: dict[int, set[Cause]] = field(default_factory=dict)  # attempt -> causes that would be a true explanation
     minted_at: dict[int, float] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class SimJob:
         return max((commit[0] for commit in self.commits), default=0)
 
 
-def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Worker:
+def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> ObservedWorker:
     """What the API says of a worker; times by the wall clock, which is `offset` off the world's."""
     beats: tuple[Heartbeat, ...] = ()
     if process.joined:
@@ -218,7 +218,7 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Wor
         if training is not None and training.suspect is process and training.hang == "mute":
             at = min(now, process.cut_off_at) + offset
             beats += (fast(Heartbeat, beat, rank=_ON_THE_SAME_DISK + process.index, at=at),)
-    return Worker(
+    return ObservedWorker(
         process.index,
         process.attempt,
         process.node,

@@ -9,7 +9,7 @@ from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import Cause
 from muster.contract.status import Phase
 from muster.operator.core.codes import Code
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import NodeReservation
 
 if TYPE_CHECKING:
     from tests.sim.physics import SimJob
@@ -28,7 +28,7 @@ class PreemptionChecks:
         self._world, self._require = world, require
         self._fair = False  # the weather has cleared
 
-    def ordered(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+    def ordered(self, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...]) -> None:
         """Whoever is told to make room is told so for somebody who may ask for that, and for no more than is asked."""
         known = {(entry.uid, entry.number) for entry in before if entry.yields_to}
         kept = {(entry.uid, entry.number - 1): len(entry.nodes) for entry in after}
@@ -62,7 +62,7 @@ class PreemptionChecks:
             most = 2 if uid in of_equals else 4
             self._require(gpus <= most * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
 
-    def kept(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+    def kept(self, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...]) -> None:
         """What is kept for a gang while others make room for it, goes to none of its priority or a lower one."""
         nominated = [{(name, e.uid) for e in entries if e.nominated for name in e.nodes} for entries in (before, after)]
         kept = dict(nominated[0] & nominated[1])
@@ -82,7 +82,7 @@ class PreemptionChecks:
             if entry.yields_to:
                 self._will_make_room(self._world.jobs[entry.uid], entry)
 
-    def _will_make_room(self, job: SimJob, order: Reservation) -> None:
+    def _will_make_room(self, job: SimJob, order: NodeReservation) -> None:
         def look() -> None:
             held = {(e.uid, e.number, e.yields_to) for e in self._world.reservations}
             asked = (order.uid, order.number, order.yields_to) in held and job.status.reservation == order.number

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
-from muster.local.cluster import Conflict, NotFound
-from muster.operator.core.fleet import Fleet, JobSummary, Node
-from muster.operator.core.observed import Reservation, Worker
+from muster.local.cluster import NotFound, VersionConflict
+from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
+from muster.operator.core.observed import NodeReservation, ObservedWorker
 from muster.operator.world import FLEET
 from tests.sim.checkers import Checkers
 from tests.sim.faults import Weather
@@ -40,10 +40,10 @@ class Store:
         self.quotas_changed_at = float("-inf")
         self.quota_until: dict[str, float] = {}  # namespace → when its quota has room again
         self.grow_after_seconds = 600.0
-        self.reservations: tuple[Reservation, ...] = ()
+        self.reservations: tuple[NodeReservation, ...] = ()
         self.reservations_version = 1
-        self.reservation_history: list[tuple[Reservation, ...]] = [()]
-        self.fleets: list[dict[str, Node]] = []  # by name; the newest is the truth
+        self.reservation_history: list[tuple[NodeReservation, ...]] = [()]
+        self.fleets: list[dict[str, FleetNode]] = []  # by name; the newest is the truth
         self.listeners: list[Callable[[str], None]] = []  # operators that hear of changes
         self.trace = trace
         self.history: list[tuple[float, str]] = []
@@ -117,7 +117,7 @@ class Store:
         if job is None or job.removed:
             raise NotFound(uid)
         if str(job.version) != version:
-            raise Conflict(f"{uid} is at {job.version}, not {version}")
+            raise VersionConflict(f"{uid} is at {job.version}, not {version}")
         before, job.status = job.status, status
         job.version += 1
         if (before.phase, before.code, before.attempt) != (status.phase, status.code, status.attempt):
@@ -130,9 +130,9 @@ class Store:
         self.stored(job)
         self.check.status_written(job, before, status, who)
 
-    def write_reservations(self, entries: tuple[Reservation, ...], version: str, who: str) -> None:
+    def write_reservations(self, entries: tuple[NodeReservation, ...], version: str, who: str) -> None:
         if str(self.reservations_version) != version:
-            raise Conflict(f"the reservations are at {self.reservations_version}, not {version}")
+            raise VersionConflict(f"the reservations are at {self.reservations_version}, not {version}")
         before, self.reservations = self.reservations, entries
         self.reservations_version += 1
         self.reservation_history.append(entries)
@@ -149,7 +149,7 @@ class Store:
         for listener in self.listeners:
             listener(key)
 
-    def crew(self, job: SimJob) -> tuple[Worker, ...]:
+    def crew(self, job: SimJob) -> tuple[ObservedWorker, ...]:
         return tuple(seen_worker(job, p, self.t, self.offset) for p in job.processes.values() if p.visible)
 
     def crew_changed(self, job: SimJob) -> None:
@@ -160,7 +160,7 @@ class Store:
 
     def fleet_changed(self) -> None:
         nodes = {
-            n.name: Node(n.name, n.pool, n.capacity, n.gpus, 64.0, 2**40, 110, "", n.labels, n.ready)  # type: ignore[arg-type]
+            n.name: FleetNode(n.name, n.pool, n.capacity, n.gpus, 64.0, 2**40, 110, "", n.labels, n.ready)  # type: ignore[arg-type]
             for n in self.nodes.values()
             if not n.gone
         }
@@ -169,7 +169,10 @@ class Store:
         self.news(FLEET)
 
     def fleet(
-        self, jobs: list[tuple[SimJob, tuple[int, JobSpec, JobStatus, int, bool]]], nodes: tuple[Node, ...], fresh: bool
+        self,
+        jobs: list[tuple[SimJob, tuple[int, JobSpec, JobStatus, int, bool]]],
+        nodes: tuple[FleetNode, ...],
+        fresh: bool,
     ) -> Fleet:
         summaries = tuple(
             JobSummary(

@@ -12,9 +12,9 @@ from typing import Any
 from muster.contract.status import STATUS_VERSION, Phase
 from muster.operator.core.audit import AuditFailed
 from muster.operator.core.codes import Code
-from muster.operator.core.decision import Action, Decision
-from muster.operator.core.observed import Observed, WorkerState
-from muster.operator.runner import Listener, Runner
+from muster.operator.core.decision import Action, JobDecision
+from muster.operator.core.observed import ObservedJob, WorkerState
+from muster.operator.runner import JobRunner, RunnerListener
 from muster.operator.world import FLEET
 from tests.sim.checkers import Violation
 from tests.sim.faults import draw, heal
@@ -44,7 +44,7 @@ class RunResult:
     counts: dict[str, int]
 
 
-class _Recorder(Listener):
+class _Recorder(RunnerListener):
     """An audit that fails is our mistake; any other error is the world's weather, and the pass is made again."""
 
     def __init__(self, world: SimWorld, who: str) -> None:
@@ -52,7 +52,7 @@ class _Recorder(Listener):
         self.deaf = False  # its operator is dead
         self._tries = Counter[str]()
 
-    def decided(self, seen: Observed, decision: Decision) -> None:
+    def decided(self, seen: ObservedJob, decision: JobDecision) -> None:
         self._tries[seen.uid] += 1
 
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
@@ -87,7 +87,7 @@ class Operator:
         self._life += 1
         self.view = View(self.world, self.who)
         self.recorder = _Recorder(self.world, self.who)
-        self.runner = Runner(self.view, self.recorder)
+        self.runner = JobRunner(self.view, self.recorder)
         self._task: Coroutine[Any, Any, Any] | None = None
         self._wake_at = None
         self.world.log(lambda: f"{self.who} starts")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
-from muster.local.cluster import Conflict
+from muster.local.cluster import VersionConflict
 from muster.operator.core.decision import Action
 from muster.operator.core.fleet import Fleet
-from muster.operator.core.observed import Committed, Observed, Reservation
-from muster.operator.world import Reservations
+from muster.operator.core.observed import CommittedSteps, NodeReservation, ObservedJob
+from muster.operator.world import ReservationSet
 
 if TYPE_CHECKING:
     from tests.sim.physics import SimJob
@@ -51,7 +51,7 @@ class View:
         await self._request()
         return tuple(uid for uid, job in self.world.jobs.items() if not job.removed)
 
-    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+    async def observe(self, uid: str, fresh: bool = False) -> ObservedJob | None:
         world = self.world
         await self._request()
         job = world.jobs.get(uid)
@@ -68,7 +68,7 @@ class View:
         signals = tuple(job.signals if not self._stale() else job.signals[:-1])
         nodes = self._cached(world.fleets, fresh)
         reserved = self._cached(world.reservation_history, fresh)
-        return Observed(
+        return ObservedJob(
             uid=uid,
             namespace=job.namespace,
             name=job.name,
@@ -81,7 +81,7 @@ class View:
             spec=spec,
             status=status,
             workers=workers,
-            committed=Committed(best[0], best[3]) if best else None,
+            committed=CommittedSteps(best[0], best[3]) if best else None,
             checkpoint_uri=f"sim://{uid}",
             signals=signals,
             nodes_unfit=tuple(name for name in status.gang.nodes if name not in nodes or not nodes[name].ready),
@@ -91,7 +91,7 @@ class View:
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
         await self._request()
         if self.world.chance(self.world.weather.spurious_conflict):
-            raise Conflict("somebody wrote an annotation")
+            raise VersionConflict("somebody wrote an annotation")
         self.world.write_status(uid, status, version, self.who)
         await self._reply()
 
@@ -110,13 +110,13 @@ class View:
         ]
         return world.fleet(jobs, tuple(self._cached(world.fleets, fresh).values()), fresh)
 
-    async def reservations(self) -> Reservations:
+    async def reservations(self) -> ReservationSet:
         await self._request()
-        reply = Reservations(self.world.reservations, str(self.world.reservations_version))
+        reply = ReservationSet(self.world.reservations, str(self.world.reservations_version))
         await self._reply()
         return reply
 
-    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+    async def write_reservations(self, entries: tuple[NodeReservation, ...], version: str) -> None:
         await self._request()
         self.world.write_reservations(entries, version, self.who)
         await self._reply()

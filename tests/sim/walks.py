@@ -25,11 +25,11 @@ from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import WorkerExit
 from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
-from muster.operator.core.admit import Plan, admit
+from muster.operator.core.admit import AdmissionPlan, admit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
-from muster.operator.core.fleet import Fleet, JobSummary, Node
-from muster.operator.core.observed import Observed, Reservation, Worker, WorkerState
+from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
+from muster.operator.core.observed import NodeReservation, ObservedJob, ObservedWorker, WorkerState
 from tests.sim.people import make_spec
 
 NOW = 1_700_000_000.0
@@ -51,7 +51,7 @@ class Walk:
 def draw(dice: random.Random) -> Fleet:
     """A fleet whose jobs are all in the queue; some begin to ask only once others run (see `walk`)."""
     nodes = tuple(
-        Node(f"n{i:02d}", f"pool-{i % dice.choice((1, 1, 2))}", gpus=GPUS, cpus=64.0, memory_bytes=2**40)
+        FleetNode(f"n{i:02d}", f"pool-{i % dice.choice((1, 1, 2))}", gpus=GPUS, cpus=64.0, memory_bytes=2**40)
         for i in range(dice.randint(2, 12))
     )
     shared = dice.random() < 0.7
@@ -91,7 +91,7 @@ def walk(seed: int) -> Walk:
     dice = random.Random(seed)
     whole = draw(dice)
     states = evictions = 0
-    entries: tuple[Reservation, ...] = ()
+    entries: tuple[NodeReservation, ...] = ()
     fleet = replace(whole, jobs=whole.jobs[: len(whole.jobs) // 2])
     for jobs in (fleet.jobs, whole.jobs[len(whole.jobs) // 2 :]):
         fleet = replace(fleet, jobs=fleet.jobs if jobs is fleet.jobs else (*fleet.jobs, *jobs))
@@ -122,7 +122,7 @@ def walk(seed: int) -> Walk:
     return Walk(states, evictions, "")
 
 
-def _fault(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
+def _fault(fleet: Fleet, entries: tuple[NodeReservation, ...]) -> str:
     room = {node.name: node.gpus for node in fleet.nodes}
     held = {(entry.uid, name): entry.gpus for entry in entries for name in entry.nodes}
     used = Counter[str]()
@@ -134,7 +134,7 @@ def _fault(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
     return next((f"{entry.uid} yields to {entry.yields_to}" for entry in entries if not _may_yield(fleet, entry)), "")
 
 
-def _taken_away(fleet: Fleet, before: tuple[Reservation, ...], plan: Plan) -> str:
+def _taken_away(fleet: Fleet, before: tuple[NodeReservation, ...], plan: AdmissionPlan) -> str:
     """Nodes that were kept for a gang while others made room for it are kept until it begins: none of its priority or a
     lower one is given them, and it has no more put out, unless one of a higher priority took some of them.
     """
@@ -151,7 +151,7 @@ def _taken_away(fleet: Fleet, before: tuple[Reservation, ...], plan: Plan) -> st
     return ""
 
 
-def _betrayed(fleet: Fleet, plan: Plan) -> str:
+def _betrayed(fleet: Fleet, plan: AdmissionPlan) -> str:
     """What is told of a job, and read by whoever may read it, names no job of another project."""
     jobs = {job.uid: job for job in fleet.jobs}
     told = [(uid, wait.because) for uid, wait in plan.waits.items()]
@@ -164,7 +164,7 @@ def _betrayed(fleet: Fleet, plan: Plan) -> str:
     return ""
 
 
-def _outlived(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
+def _outlived(fleet: Fleet, entries: tuple[NodeReservation, ...]) -> str:
     """If a gang that was offered other nodes ended well at this very moment, it would leave nothing behind."""
     for offer in entries:
         job = next(job for job in fleet.jobs if job.uid == offer.uid)
@@ -174,10 +174,10 @@ def _outlived(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
         first = Attempt(number=1, created_at=NOW - 10_000)
         status = status.model_copy(update={"attempt": 1, "attempts": (first,)})
         workers = tuple(
-            Worker(i, 1, name, WorkerState.EXITED, NOW - 10_000, WorkerExit(exit_code=0, at=NOW))
+            ObservedWorker(i, 1, name, WorkerState.EXITED, NOW - 10_000, WorkerExit(exit_code=0, at=NOW))
             for i, name in enumerate(nodes)
         )
-        seen = Observed(
+        seen = ObservedJob(
             job.uid, "team", job.name, job.created_at, 1, False, "1", NOW, True, job.spec, status, workers,
             reservations=tuple(entry for entry in entries if entry.uid == job.uid),
         )  # fmt: skip
@@ -189,7 +189,7 @@ def _outlived(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
     return ""
 
 
-def _may_yield(fleet: Fleet, entry: Reservation) -> bool:
+def _may_yield(fleet: Fleet, entry: NodeReservation) -> bool:
     jobs = {job.uid: job for job in fleet.jobs}
     if not entry.yields_to:
         return True
@@ -209,7 +209,7 @@ def _is_new(job: JobSummary) -> bool:
     return job.status.ledger.seconds["productive"] < 600.0
 
 
-def _happen(fleet: Fleet, plan: Plan, dice: random.Random) -> Fleet:
+def _happen(fleet: Fleet, plan: AdmissionPlan, dice: random.Random) -> Fleet:
     """Whoever was given nodes runs; whoever yields is gone from its nodes, now or later, and is in the queue or goes on
     smaller.
     """

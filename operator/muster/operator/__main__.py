@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from muster.operator.settings import DEFAULT_NODES, Settings
+from muster.operator.settings import DEFAULT_NODES, OperatorSettings
 
 BAD_USAGE, FOLDER_TAKEN, FOLDER_UNUSABLE, PORT_TAKEN = 2, 3, 4, 5
 
@@ -65,7 +65,7 @@ def _run(words: Sequence[str]) -> int:
     parser.add_argument("--stop-workers", action="store_true", help="when told to stop, stop the gangs too")
     given = vars(parser.parse_args(words))
     try:
-        settings = Settings(**given)
+        settings = OperatorSettings(**given)
     except (ValidationError, SettingsError) as error:
         print(f"muster-operator: {_describe(error)}", file=sys.stderr)
         return BAD_USAGE
@@ -106,15 +106,15 @@ def _dump(words: Sequence[str]) -> int:
     parser.add_argument("job", metavar="JOB", help="its name, namespace/name or uid")
     given = parser.parse_args(words)
 
-    from muster.contract.layout import State
+    from muster.contract.layout import StateFolder
     from muster.operator.core.observed import to_json
     from muster.operator.local.claim import read_claim
     from muster.operator.local.nodes import VirtualNodes
     from muster.operator.local.world import LocalWorld
 
     folder = Path(os.path.realpath(given.state.expanduser()))
-    if not State(folder).cluster.exists():
-        print(f"muster-operator: no jobs in {folder}: {State(folder).cluster.name} is not there", file=sys.stderr)
+    if not StateFolder(folder).cluster.exists():
+        print(f"muster-operator: no jobs in {folder}: {StateFolder(folder).cluster.name} is not there", file=sys.stderr)
         return FOLDER_UNUSABLE
     operator = read_claim(folder)
     nodes = VirtualNodes(operator.get("nodes") or DEFAULT_NODES, operator.get("gpusPerNode") or 0)

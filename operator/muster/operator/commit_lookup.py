@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from muster.contract.base import UserError
-from muster.operator.core.observed import Committed
+from muster.operator.core.observed import CommittedSteps
 from muster.operator.pacing import COMMITS_ANSWER_SECONDS
 from muster.storage.errors import StorageError
 from muster.storage.listing import CommitSummary
@@ -26,12 +26,12 @@ WHY_LENGTH_MAX = 500
 class KnownCommits:
     """Known checkpoints of a job."""
 
-    committed: Committed | None = None  # the newest; None where there is none, or nothing is known
+    committed: CommittedSteps | None = None  # the newest; None where there is none, or nothing is known
     unreadable: str = ""  # why nothing is known
 
 
 @dataclass(frozen=True, slots=True)
-class _Hanging:
+class _HangingLookup:
     thread: threading.Thread
     since: float  # monotonic
 
@@ -46,7 +46,7 @@ class CommitLookup:
         self, read: Callable[[str], tuple[CommitSummary, ...]], seconds_max: float = COMMITS_ANSWER_SECONDS
     ) -> None:
         self._read, self._seconds_max = read, seconds_max
-        self._hanging: dict[str, _Hanging] = {}
+        self._hanging: dict[str, _HangingLookup] = {}
 
     async def look(self, uid: str, folder: str) -> KnownCommits:
         """The job's commits now. Never raises; returns within `seconds_max`, at once while an earlier look hangs."""
@@ -72,7 +72,7 @@ class CommitLookup:
             async with asyncio.timeout(self._seconds_max):
                 return await answer
         except TimeoutError:
-            self._hanging[uid] = _Hanging(thread, began)
+            self._hanging[uid] = _HangingLookup(thread, began)
             return _silent(folder, self._seconds_max)
 
     def forget(self, uid: str) -> None:
@@ -87,11 +87,11 @@ class CommitLookup:
             return KnownCommits(unreadable=words[:WHY_LENGTH_MAX] or repr(error))
 
 
-def newest(commits: tuple[CommitSummary, ...]) -> Committed | None:
+def newest(commits: tuple[CommitSummary, ...]) -> CommittedSteps | None:
     if not commits:
         return None
     best = [commit.step for commit in commits if commit.best]
-    return Committed(commits[-1].step, commits[-1].committed_at, best[-1] if best else None)
+    return CommittedSteps(commits[-1].step, commits[-1].committed_at, best[-1] if best else None)
 
 
 def _silent(folder: str, seconds: float) -> KnownCommits:

@@ -8,9 +8,9 @@ from typing import Literal
 
 import structlog
 
-from muster.operator.core.decision import Action, Decision
-from muster.operator.core.observed import Observed, Reservation
-from muster.operator.runner import Listener
+from muster.operator.core.decision import Action, JobDecision
+from muster.operator.core.observed import NodeReservation, ObservedJob
+from muster.operator.runner import RunnerListener
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("muster.operator")
 
@@ -35,13 +35,13 @@ def set_up_logs(format: Literal["auto", "console", "json"], level: str) -> None:
     )
 
 
-class Log(Listener):
+class LogListener(RunnerListener):
     """Words only, never a variable of a job: `because` and names hold no secret, environments do."""
 
     def __init__(self) -> None:
         self._tells_actions = log.is_enabled_for(logging.DEBUG)  # else they are not even put together
 
-    def wrote(self, seen: Observed, decision: Decision) -> None:
+    def wrote(self, seen: ObservedJob, decision: JobDecision) -> None:
         before, after = seen.status, decision.status
         if (before.phase, before.attempt, before.code) == (after.phase, after.attempt, after.code):
             return  # progress, which the metrics and the history show
@@ -55,7 +55,7 @@ class Log(Listener):
             facts = {name: getattr(action, name) for name in action.__slots__}
             log.debug("applied", uid=uid, action=type(action).__name__, **facts)
 
-    def reserved(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+    def reserved(self, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...]) -> None:
         log.info("reserved", uids=[entry.uid for entry in after], nodes=sum(len(entry.nodes) for entry in after))
 
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
@@ -65,17 +65,17 @@ class Log(Listener):
         )  # fmt: skip
 
 
-class All(Listener):
+class ListenerGroup(RunnerListener):
     """Tells several."""
 
-    def __init__(self, *listeners: Listener) -> None:
+    def __init__(self, *listeners: RunnerListener) -> None:
         self._listeners = listeners
 
-    def decided(self, seen: Observed, decision: Decision) -> None:
+    def decided(self, seen: ObservedJob, decision: JobDecision) -> None:
         for listener in self._listeners:
             listener.decided(seen, decision)
 
-    def wrote(self, seen: Observed, decision: Decision) -> None:
+    def wrote(self, seen: ObservedJob, decision: JobDecision) -> None:
         for listener in self._listeners:
             listener.wrote(seen, decision)
 
@@ -83,7 +83,7 @@ class All(Listener):
         for listener in self._listeners:
             listener.applied(uid, action)
 
-    def reserved(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+    def reserved(self, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...]) -> None:
         for listener in self._listeners:
             listener.reserved(before, after)
 

@@ -22,19 +22,19 @@ from prometheus_client.registry import Collector
 from muster.contract.prices import Prices
 from muster.contract.signals import Cause
 from muster.contract.status import Phase
-from muster.operator.core.decision import Action, Decision
+from muster.operator.core.decision import Action, JobDecision
 from muster.operator.core.fleet import JobSummary
-from muster.operator.core.observed import Observed, Reservation
+from muster.operator.core.observed import NodeReservation, ObservedJob
 from muster.operator.job_metrics import job_page
-from muster.operator.runner import Listener
-from muster.operator.server import Page
+from muster.operator.runner import RunnerListener
+from muster.operator.server import GetPage
 from muster.operator.sources.alerts import Outcome
 
 # A recovery is seconds on a laptop and minutes in a cluster.
 _RECOVERY_BUCKETS = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800)
 
 
-class Metrics(Listener):
+class OperatorMetrics(RunnerListener):
     """Counts what the runner does, in a registry of this operator alone, so that tests can have several."""
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class Metrics(Listener):
             for word in words:
                 counter.labels(str(word))
 
-    def page(self) -> Page:
-        return Page(CONTENT_TYPE_LATEST, generate_latest(self.registry) + self._job_page().encode())
+    def page(self) -> GetPage:
+        return GetPage(CONTENT_TYPE_LATEST, generate_latest(self.registry) + self._job_page().encode())
 
     def alert(self, outcome: str) -> None:
         """An alert came in at the webhook."""
@@ -83,10 +83,10 @@ class Metrics(Listener):
         """Prometheus was asked."""
         self._questions.labels("failed" if error else "answered").inc()
 
-    def decided(self, seen: Observed, decision: Decision) -> None:
+    def decided(self, seen: ObservedJob, decision: JobDecision) -> None:
         self._decisions.labels(decision.code or decision.status.code).inc()
 
-    def wrote(self, seen: Observed, decision: Decision) -> None:
+    def wrote(self, seen: ObservedJob, decision: JobDecision) -> None:
         before, after = seen.status, decision.status
         self._writes.inc()
         if after.attempt > before.attempt:
@@ -101,7 +101,7 @@ class Metrics(Listener):
     def applied(self, uid: str, action: Action) -> None:
         self._actions.labels(type(action).__name__).inc()
 
-    def reserved(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+    def reserved(self, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...]) -> None:
         self._reserved.set(sum(len(entry.nodes) for entry in after))
 
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
@@ -114,14 +114,14 @@ class Metrics(Listener):
         prices: Prices,
     ) -> None:
         """Let the scrape ask how many jobs are in each phase, and how each of them is."""
-        self.registry.register(_Jobs(phases))
+        self.registry.register(_JobCollector(phases))
         self._job_page = lambda: job_page(jobs(), prices, time.time())
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"muster_operator_{name}", help, labels, registry=self.registry)
 
 
-class _Jobs(Collector):
+class _JobCollector(Collector):
     def __init__(self, phases: Callable[[], dict[str, int]]) -> None:
         self._phases = phases
 

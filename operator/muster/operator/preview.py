@@ -20,9 +20,9 @@ from muster.contract.preview import PreviewQuestion
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import NodeReservation
 from muster.operator.core.preview import preview
-from muster.operator.server import Reply, Request, refusal, words
+from muster.operator.server import HttpReply, HttpRequest, refusal, words
 from muster.operator.world import World
 
 BODY_BYTES_MAX = 4_000_000  # a job is smaller: the API takes no larger document
@@ -30,7 +30,7 @@ BODY_BYTES_MAX = 4_000_000  # a job is smaller: the API takes no larger document
 SECONDS_MAX = 5.0
 
 
-class Previews:
+class PreviewHandler:
     """Answers the API's questions, one after the other: each takes the processor from the passes over the jobs.
 
     While another operator leads, or before the world is open, it refuses with 503. `token` is called for each request,
@@ -53,29 +53,31 @@ class Previews:
         finally:
             self._world = None
 
-    def __call__(self, request: Request) -> Reply:
+    def __call__(self, request: HttpRequest) -> HttpReply:
         if (refused := refusal(request, self._token(), BODY_BYTES_MAX)) is not None:
             return refused
         if self._world is None:
-            return Reply(503, words("this operator does not lead; try again"))
+            return HttpReply(503, words("this operator does not lead; try again"))
         try:
             asked = PreviewQuestion.model_validate_json(request.body())
         except ValidationError as error:
-            return Reply(400, words(f"this is no question that this version understands: {error.error_count()} faults"))
+            return HttpReply(
+                400, words(f"this is no question that this version understands: {error.error_count()} faults")
+            )
         if not self._turn.acquire(timeout=SECONDS_MAX):
-            return Reply(503, words("this operator answers others; try again"))
+            return HttpReply(503, words("this operator answers others; try again"))
         try:
             fleet, reservations = self._seen(*self._world)
-            return Reply(
+            return HttpReply(
                 200, dump_json(preview(fleet, reservations, _summary(asked, self._complete(asked.spec)))).encode()
             )
         except (TimeoutError, asyncio.CancelledError, RuntimeError) as error:  # the loop is busy, or ends
-            return Reply(503, words(f"this operator can't say now: {type(error).__name__}"))
+            return HttpReply(503, words(f"this operator can't say now: {type(error).__name__}"))
         finally:
             self._turn.release()
 
-    def _seen(self, world: World, loop: asyncio.AbstractEventLoop) -> tuple[Fleet, tuple[Reservation, ...]]:
-        async def look() -> tuple[Fleet, tuple[Reservation, ...]]:
+    def _seen(self, world: World, loop: asyncio.AbstractEventLoop) -> tuple[Fleet, tuple[NodeReservation, ...]]:
+        async def look() -> tuple[Fleet, tuple[NodeReservation, ...]]:
             reservations = await world.reservations()
             return await world.fleet(), reservations.entries
 

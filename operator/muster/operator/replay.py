@@ -14,8 +14,8 @@ from muster.contract.base import dump
 from muster.operator.core.audit import audit
 from muster.operator.core.causes import diagnose
 from muster.operator.core.decide import RULES, decide
-from muster.operator.core.decision import Decision
-from muster.operator.core.observed import Observed, Worker, from_json
+from muster.operator.core.decision import JobDecision
+from muster.operator.core.observed import ObservedJob, ObservedWorker, from_json
 from muster.operator.core.worker_summary import summarize_workers
 
 
@@ -35,7 +35,7 @@ def main_replay(path: str) -> int:
     return 1 if faults else 0
 
 
-def explain(seen: Observed, decision: Decision, faults: tuple[str, ...]) -> Iterator[str]:
+def explain(seen: ObservedJob, decision: JobDecision, faults: tuple[str, ...]) -> Iterator[str]:
     """The decision in lines for a person: what was seen, what is decided and why."""
     status, summary = seen.status, summarize_workers(seen)
     read = "fresh" if seen.fresh else "cached"
@@ -70,7 +70,7 @@ def explain(seen: Observed, decision: Decision, faults: tuple[str, ...]) -> Iter
     yield from (f"  AUDIT REFUSES: {fault}" for fault in faults)
 
 
-def _worker(worker: Worker) -> str:
+def _worker(worker: ObservedWorker) -> str:
     beat = worker.heartbeats[0] if worker.heartbeats else None
     parts = [f"worker {worker.worker} of attempt {worker.attempt} on {worker.node}: {worker.state}"]
     parts += [worker.reason] if worker.reason else []

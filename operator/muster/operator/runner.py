@@ -1,6 +1,6 @@
 """One pass of the operator: observe, decide, audit, then either write the status or do what it says.
 
-`Runner` awaits nothing but the world, so the simulation drives it by hand; `serve` is the asyncio shell around it.
+`JobRunner` awaits nothing but the world, so the simulation drives it by hand; `serve` is the asyncio shell around it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from muster.operator.core.admit import admit
 from muster.operator.core.audit import AuditFailed, audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
-from muster.operator.core.decision import ACTIONS_MAX, Action, Decision
+from muster.operator.core.decision import ACTIONS_MAX, Action, JobDecision
 from muster.operator.core.fleet import Fleet
-from muster.operator.core.observed import Observed, Reservation, Wait
+from muster.operator.core.observed import NodeReservation, ObservedJob, QueueWait
 from muster.operator.core.work_queue import WorkQueue
 from muster.operator.pacing import (
     ADMISSION_SECONDS,
@@ -33,42 +33,42 @@ from muster.operator.pacing import (
     WORKERS_PER_SECOND,
     WORKERS_SECONDS_MAX,
 )
-from muster.operator.world import FLEET, Conflict, NotFound, World
+from muster.operator.world import FLEET, NotFound, VersionConflict, World
 
 TROUBLE_LENGTH_MAX = 500
 FAILURES_UNTIL_WARNING = 3  # in a row, within the first second; fewer pass by themselves and would only make noise
 
 
-class Listener:
+class RunnerListener:
     """Told of what happened, after it happened: metrics and logs hang here. All methods do nothing by default."""
 
-    def decided(self, seen: Observed, decision: Decision) -> None:
+    def decided(self, seen: ObservedJob, decision: JobDecision) -> None:
         """A decision was made, whether or not anything follows."""
 
-    def wrote(self, seen: Observed, decision: Decision) -> None:
+    def wrote(self, seen: ObservedJob, decision: JobDecision) -> None:
         """The status was written: counters move here and nowhere else."""
 
     def applied(self, uid: str, action: Action) -> None:
         """An action was carried out."""
 
-    def reserved(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+    def reserved(self, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...]) -> None:
         """The reservations were written."""
 
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
         """A pass ended in an error and is tried again; `key` is a job's uid, or FLEET for admission."""
 
 
-class Runner:
+class JobRunner:
     """All state here is a cache: a new Runner over the same world goes on where the old one ended."""
 
-    def __init__(self, world: World, listener: Listener | None = None) -> None:
+    def __init__(self, world: World, listener: RunnerListener | None = None) -> None:
         self.world = world
-        self.listener = listener or Listener()
+        self.listener = listener or RunnerListener()
         self.queue = WorkQueue()
         self.queue.prefer(FLEET, True)
-        self._waits: dict[str, Wait] = {}
-        self._budgets: dict[str, Wait] = {}  # who must stop for a month's budget, or may go on again
-        self._told: dict[str, tuple[Wait, float]] = {}  # what each queued job was last told, and when (ticks)
+        self._waits: dict[str, QueueWait] = {}
+        self._budgets: dict[str, QueueWait] = {}  # who must stop for a month's budget, or may go on again
+        self._told: dict[str, tuple[QueueWait, float]] = {}  # what each queued job was last told, and when (ticks)
         self._wrote: dict[str, float] = {}  # when a job's status was last written, or the job first seen (ticks)
         self._passing: dict[str, float] = {}  # since when a job has words that wait (ticks)
         self._failures: dict[str, int] = {}  # passes in a row that could not carry out what they decided
@@ -87,7 +87,7 @@ class Runner:
             return False
         try:
             wake_after = await (self.admission(ticks) if key == FLEET else self.look(key, ticks))
-        except Conflict:
+        except VersionConflict:
             self._distrusted.add(key)
             self.queue.done(key, ticks, 0.0)
         except NotFound:
@@ -129,13 +129,13 @@ class Runner:
         await self._apply(seen, decision)
         return self._wake_after(decision)
 
-    async def _apply(self, seen: Observed, decision: Decision) -> None:
+    async def _apply(self, seen: ObservedJob, decision: JobDecision) -> None:
         """Carry out the actions; what keeps failing is said in the status."""
         try:
             for action in decision.actions:
                 await self.world.apply(seen.uid, action)
                 self.listener.applied(seen.uid, action)
-        except (Conflict, NotFound):
+        except (VersionConflict, NotFound):
             raise
         except Exception as error:
             self._failures[seen.uid] = self._failures.get(seen.uid, 0) + 1
@@ -144,11 +144,11 @@ class Runner:
             raise
         self._failures.pop(seen.uid, None)
 
-    async def _state_trouble(self, seen: Observed) -> None:
+    async def _state_trouble(self, seen: ObservedJob) -> None:
         decision = decide(seen)
         if decision.status == seen.status or audit(seen, decision):
             return
-        with contextlib.suppress(Conflict, NotFound):  # the next pass sees why
+        with contextlib.suppress(VersionConflict, NotFound):  # the next pass sees why
             await self.world.write_status(seen.uid, decision.status, seen.version)
             self.listener.wrote(seen, decision)
 
@@ -182,7 +182,7 @@ class Runner:
         self._resyncs += 1
         self.queue.enqueue(FLEET, ticks)
 
-    async def _decide(self, uid: str) -> tuple[Observed | None, Decision | None]:
+    async def _decide(self, uid: str) -> tuple[ObservedJob | None, JobDecision | None]:
         fresh = uid in self._distrusted
         seen = await self._observe(uid, fresh)
         decision = decide(seen) if seen else None
@@ -195,12 +195,12 @@ class Runner:
         self._distrusted.discard(uid)
         return seen, decision
 
-    async def _observe(self, uid: str, fresh: bool) -> Observed | None:
+    async def _observe(self, uid: str, fresh: bool) -> ObservedJob | None:
         seen = await self.world.observe(uid, fresh)
         wait, budget = self._waits.get(uid), self._budgets.get(uid)
         return replace(seen, wait=wait, budget=budget) if seen and (wait or budget) else seen
 
-    def _publish_waits(self, waits: dict[str, Wait], ticks: float) -> None:
+    def _publish_waits(self, waits: dict[str, QueueWait], ticks: float) -> None:
         """Let the queued jobs whose reason changed report it."""
         self._waits = waits
         self._told = {uid: published for uid, published in self._told.items() if uid in waits}
@@ -211,7 +211,7 @@ class Runner:
                 self._told[uid] = (wait, ticks)
                 self.queue.enqueue(uid, ticks)
 
-    def _pause(self, seen: Observed, decision: Decision, ticks: float) -> float:
+    def _pause(self, seen: ObservedJob, decision: JobDecision, ticks: float) -> float:
         """The seconds that this change of status may wait for the next one; 0 if it is to be written now."""
         before, after = seen.status, decision.status
         if before.code == Code.CREATED and after.code == Code.AWAITING_ADMISSION:
@@ -227,7 +227,7 @@ class Runner:
             since = self._passing.setdefault(seen.uid, ticks)
         return max(0.0, since + pause - ticks)
 
-    def _wake_after(self, decision: Decision) -> float | None:
+    def _wake_after(self, decision: JobDecision) -> float | None:
         """The code that creates and removes workers reports when it is done: where there is much to do, that is not
         asked."""
         seconds, patient = decision.wake_after, decision.code == Code.CREATING_WORKERS or decision.status.phase.terminal
@@ -268,7 +268,7 @@ def _only_counts(before: JobStatus, after: JobStatus) -> bool:
     return all(value is old[name] or value == old[name] for name, value in new.items() if name not in _COUNTS)
 
 
-def _trusts_absence(fleet: Fleet, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> bool:
+def _trusts_absence(fleet: Fleet, before: tuple[NodeReservation, ...], after: tuple[NodeReservation, ...]) -> bool:
     """Return whether this change of the reservations holds only for a freshly read fleet: nodes are given to somebody,
     or a job is not there any more. What a job has given back it never takes again, however old the read that shows it.
     """
@@ -276,7 +276,7 @@ def _trusts_absence(fleet: Fleet, before: tuple[Reservation, ...], after: tuple[
     return not set(after) <= set(before) or any(entry.uid not in uids for entry in set(before) - set(after))
 
 
-def _concerns_the_queue(seen: Observed, decision: Decision) -> bool:
+def _concerns_the_queue(seen: ObservedJob, decision: JobDecision) -> bool:
     before, after = seen.status, decision.status
     return (
         before.phase != after.phase
@@ -287,7 +287,7 @@ def _concerns_the_queue(seen: Observed, decision: Decision) -> bool:
     )
 
 
-async def serve(runner: Runner, workers: int = 8) -> None:
+async def serve(runner: JobRunner, workers: int = 8) -> None:
     """Run until cancelled, with so many `workers` passes at the same time, each over another job.
 
     Errors of the watch are the world's to handle; if it ends, so does this.

@@ -22,7 +22,7 @@ _SILENCE_SECONDS_MAX = 30.0  # longer without a turn of the event loop, and /hea
 _DISCARDED_BYTES_MAX, _CHUNK_BYTES = 16_000_000, 65_536
 
 
-class Liveness:
+class LoopLiveness:
     """Time of the event loop's last turn, which /healthz reads from another thread."""
 
     def __init__(self) -> None:
@@ -36,18 +36,18 @@ class Liveness:
 
 
 @dataclass(frozen=True)
-class Page:
+class GetPage:
     """Response to a GET."""
 
     kind: str  # its Content-Type
     body: bytes
 
 
-Pages = dict[str, Callable[[], Page]]
+Pages = dict[str, Callable[[], GetPage]]
 
 
 @dataclass
-class Request:
+class HttpRequest:
     """A request whose body is read when it is wanted, once."""
 
     headers: Message
@@ -61,27 +61,27 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
+class HttpReply:
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Posts = Mapping[str, Callable[[Request], Reply]]
+Posts = Mapping[str, Callable[[HttpRequest], HttpReply]]
 
 
-def refusal(request: Request, token: str | None, bytes_max: int) -> Reply | None:
+def refusal(request: HttpRequest, token: str | None, bytes_max: int) -> HttpReply | None:
     """Return why a post is refused before its body is read: no token is set or it is another one, or the body's
     length."""
     if not token:
-        return Reply(404, words("nothing is posted here: this operator was given no token for it"))
+        return HttpReply(404, words("nothing is posted here: this operator was given no token for it"))
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-        return Reply(401, words("the bearer token is missing or wrong"), {"WWW-Authenticate": "Bearer"})
+        return HttpReply(401, words("the bearer token is missing or wrong"), {"WWW-Authenticate": "Bearer"})
     if request.length is None:
-        return Reply(411, words("a Content-Length is wanted"))
+        return HttpReply(411, words("a Content-Length is wanted"))
     if request.length > bytes_max:
-        return Reply(413, words(f"more than {bytes_max} bytes"))
+        return HttpReply(413, words(f"more than {bytes_max} bytes"))
     return None
 
 
@@ -91,7 +91,7 @@ def words(text: str) -> bytes:
 
 
 def serve_pages(
-    liveness: Liveness,
+    liveness: LoopLiveness,
     host: str,
     port: int,
     pages: Pages,
@@ -104,7 +104,7 @@ def serve_pages(
     any free one. Raises OSError when the port is taken.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class RequestHandler(BaseHTTPRequestHandler):
         timeout = CALLER_SECONDS_MAX
 
         def do_GET(self) -> None:
@@ -130,9 +130,9 @@ def serve_pages(
 
         def do_POST(self) -> None:
             given = self.headers.get("Content-Length", "")
-            request = Request(self.headers, int(given) if given.isdecimal() else None, self.rfile)
+            request = HttpRequest(self.headers, int(given) if given.isdecimal() else None, self.rfile)
             post = posts.get(self.path.split("?")[0])
-            reply = post(request) if post else Reply(404, b"nothing is posted here\n")
+            reply = post(request) if post else HttpReply(404, b"nothing is posted here\n")
             self.close_connection = True
             if not request.read:
                 self._discard(min(request.length or 0, _DISCARDED_BYTES_MAX))
@@ -156,7 +156,7 @@ def serve_pages(
         def log_message(self, format: str, *args: object) -> None:
             """A scrape every few seconds is no news."""
 
-    server = ThreadingHTTPServer((host, port), Handler)
+    server = ThreadingHTTPServer((host, port), RequestHandler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server

@@ -17,7 +17,7 @@ DEFAULT_NODES = 4
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class Settings(SourceSettings):
+class OperatorSettings(SourceSettings):
     """Settings of the operator of the local world."""
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_OPERATOR_", frozen=True, extra="forbid")

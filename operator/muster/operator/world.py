@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from muster.contract.status import JobStatus
-from muster.local.cluster import Conflict, NotFound
+from muster.local.cluster import NotFound, VersionConflict
 from muster.operator.core.decision import Action
 from muster.operator.core.fleet import Fleet
-from muster.operator.core.observed import Observed, Reservation
+from muster.operator.core.observed import NodeReservation, ObservedJob
 
-__all__ = ["FLEET", "Conflict", "NotFound", "Reservations", "Unreadable", "World"]
+__all__ = ["FLEET", "NotFound", "ReservationSet", "UnreadableDocument", "VersionConflict", "World"]
 
 FLEET = ""  # in `watch`: not a job but the fleet changed
 
 
-class Unreadable(Exception):
+class UnreadableDocument(Exception):
     """A stored document can't be understood (most likely a newer Muster wrote it). It is not touched."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reservations:
+class ReservationSet:
     """Reservations of nodes, with the version for compare-and-swap."""
 
-    entries: tuple[Reservation, ...]
+    entries: tuple[NodeReservation, ...]
     version: str
 
 
@@ -45,7 +45,7 @@ class World(Protocol):
     async def jobs(self) -> tuple[str, ...]:
         """The uids of all jobs; may lag."""
 
-    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+    async def observe(self, uid: str, fresh: bool = False) -> ObservedJob | None:
         """The job; None when it is gone.
 
         With `fresh` every part is read from its source, after this call began, and in this order: the object, its
@@ -55,7 +55,7 @@ class World(Protocol):
         """
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
-        """Compare-and-swap on the whole object. Raises Conflict, NotFound."""
+        """Compare-and-swap on the whole object. Raises VersionConflict, NotFound."""
 
     async def apply(self, uid: str, action: Action) -> None:
         """Carry out the action, or find it done. A CreateWorker whose attempt is no longer current may be refused with
@@ -64,10 +64,10 @@ class World(Protocol):
     async def fleet(self, fresh: bool = False) -> Fleet:
         """All nodes and jobs; with `fresh` read from the source, after this call began."""
 
-    async def reservations(self) -> Reservations:
+    async def reservations(self) -> ReservationSet:
         """Return the current reservations of nodes."""
 
-    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
-        """Compare-and-swap of all reservations. Raises Conflict. This one object is what makes over-admission
+    async def write_reservations(self, entries: tuple[NodeReservation, ...], version: str) -> None:
+        """Compare-and-swap of all reservations. Raises VersionConflict. This one object is what makes over-admission
         impossible, so all operators of a cluster must share it.
         """

@@ -16,17 +16,17 @@ from pydantic import ValidationError
 
 from muster.agent import settings as settings_of
 from muster.agent.announced import announce
-from muster.agent.board import Board
-from muster.agent.disks import Disks
-from muster.agent.fabric import Fabric
-from muster.agent.gpus import Gpus
-from muster.agent.imds import Imds
+from muster.agent.board import NoticeBoard
+from muster.agent.disks import DiskSource
+from muster.agent.fabric import FabricSource
+from muster.agent.gpus import GpuSource
+from muster.agent.imds import ImdsSource
 from muster.agent.kernel_log import KernelLog
-from muster.agent.metrics import Metrics
+from muster.agent.metrics import AgentMetrics
 from muster.agent.server import serve
-from muster.agent.source import Source, log
-from muster.agent.watching import Watching, boot_id, end_at_once, keep_file, keep_node
-from muster.agent.xid import BadTable, Xids, read_table
+from muster.agent.source import NoticeSource, log
+from muster.agent.watching import SourcePoller, boot_id, end_at_once, keep_file, keep_node
+from muster.agent.xid import BadTable, XidSource, read_table
 from muster.contract.base import dump_json
 
 OK, BAD_USAGE, PORT_TAKEN = 0, 2, 5
@@ -49,17 +49,17 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"muster.agent: {error}", file=sys.stderr)
         return BAD_USAGE
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    return watch(settings, Xids(table))
+    return watch(settings, XidSource(table))
 
 
-def watch(settings: settings_of.Settings, xids: Xids) -> int:
+def watch(settings: settings_of.Settings, xids: XidSource) -> int:
     """Watch until SIGTERM or SIGINT."""
-    gpus, fabric, disks = Gpus(), Fabric(settings.sysfs), Disks(settings.disks)
-    sources: list[Source] = [KernelLog(settings.kernel_log, xids), gpus, fabric, disks]
-    sources += [Imds(settings.imds)] if settings.imds else []
-    board = Board(settings.node, boot_id())
-    watching = Watching(sources, board)
-    metrics = Metrics(board.now, watching.ages, gpus, xids, fabric, disks)
+    gpus, fabric, disks = GpuSource(), FabricSource(settings.sysfs), DiskSource(settings.disks)
+    sources: list[NoticeSource] = [KernelLog(settings.kernel_log, xids), gpus, fabric, disks]
+    sources += [ImdsSource(settings.imds)] if settings.imds else []
+    board = NoticeBoard(settings.node, boot_id())
+    watching = SourcePoller(sources, board)
+    metrics = AgentMetrics(board.now, watching.ages, gpus, xids, fabric, disks)
     try:
         server = serve(settings.host, settings.port, board.now, metrics.text, watching.stuck)
     except OSError as error:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from muster.agent import folder as folders
-from muster.agent.xid import Entry, Xids
+from muster.agent.xid import Entry, XidSource
 from muster.contract.notices import NodeNotices, Notice, Remedy
 from muster.contract.signals import SignalKind
 
@@ -28,7 +28,7 @@ def announce(folder: Path, node: str, what: str, table: dict[int, Entry]) -> Nod
 def _notices(what: str, table: dict[int, Entry], now: float) -> tuple[Notice, ...]:
     word, _, code = what.partition(":")
     if word == "xid" and code.isdecimal():
-        xids = Xids(table)
+        xids = XidSource(table)
         xids.read(f"NVRM: Xid (PCI:{_DEVICE}): {code}, announced by hand, fatal", now, is_news=True)
         return xids.standing(now)
     if what == "clear":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from muster.contract.notices import NodeNotices, Notice
 
 
-class Board:
+class NoticeBoard:
     """Board of the findings of all sources on one node. `boot_id` distinguishes one start of its kernel from the
     next."""
 

@@ -15,14 +15,14 @@ PAUSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class DiskSpace:
     bytes_free: int
     bytes_total: int
     inodes_free: int
     read_only: bool
 
 
-class Disks:
+class DiskSource:
     """Watches the file systems of these paths for space, and for having become read-only against expectation."""
 
     name = "disk"
@@ -30,7 +30,7 @@ class Disks:
     def __init__(self, paths: tuple[Path, ...], stat: Callable[[Path], os.statvfs_result] = os.statvfs) -> None:
         self.pause_seconds = PAUSE_SECONDS
         self._paths, self._stat = paths, stat
-        self.spaces: dict[str, Space] = {}
+        self.spaces: dict[str, DiskSpace] = {}
 
     def look(self) -> tuple[Notice, ...]:
         self.spaces = {str(path): space for path in self._paths if (space := self._space(path)) is not None}
@@ -39,13 +39,13 @@ class Disks:
     def acknowledge(self) -> None:
         """Do nothing: the disks are checked again anyway."""
 
-    def _space(self, path: Path) -> Space | None:
+    def _space(self, path: Path) -> DiskSpace | None:
         try:
             stat = self._stat(path)
         except OSError:
             return None
         size = stat.f_frsize
-        return Space(
+        return DiskSpace(
             stat.f_bavail * size, stat.f_blocks * size, stat.f_favail, bool(stat.f_flag & os.ST_RDONLY)
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ COUNTERS = frozenset(
 )  # fmt: skip
 
 
-class Fabric:
+class FabricSource:
     """Source of link states and error counters of network and RDMA ports below `root`, which is /sys but in tests."""
 
     name = "fabric"

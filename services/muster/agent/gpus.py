@@ -35,7 +35,7 @@ LINK_ERRORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GpuReading:
     """One GPU at one moment."""
 
     index: int
@@ -46,7 +46,7 @@ class Reading:
     values: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-class Gpus:
+class GpuSource:
     """Source of the node's GPUs, read by NVML. `nvml` is the library; None takes nvidia-ml-py where it is installed."""
 
     name = "nvml"
@@ -58,7 +58,7 @@ class Gpus:
         self._known: dict[int, tuple[str, str]] = {}  # index → device, uuid: a GPU that is lost can't say them
         self._unasked: set[tuple[int, str]] = set()  # what this GPU or driver has no answer to
         self._log = LogOnChange(self.name)
-        self.readings: tuple[Reading, ...] = ()
+        self.readings: tuple[GpuReading, ...] = ()
 
     def look(self) -> tuple[Notice, ...]:
         if not self._ready and not self._start():
@@ -93,7 +93,7 @@ class Gpus:
         """Lost GPUs drop out of the driver's count on some versions, and must still be reported."""
         return max(int(self._nvml.nvmlDeviceGetCount()), len(self._known))
 
-    def _read(self, index: int) -> Reading:
+    def _read(self, index: int) -> GpuReading:
         nvml = self._nvml
         device, uuid = self._known.get(index, ("", ""))
         try:
@@ -114,9 +114,9 @@ class Gpus:
                     self._unasked.add((index, question))
         except nvml.NVMLError as error:
             if _is_lost(nvml, error):
-                return Reading(index, device or f"gpu {index}", uuid, lost=True)
-            return Reading(index, device or f"gpu {index}", uuid)
-        return Reading(index, device, uuid, values=values)
+                return GpuReading(index, device or f"gpu {index}", uuid, lost=True)
+            return GpuReading(index, device or f"gpu {index}", uuid)
+        return GpuReading(index, device, uuid, values=values)
 
     def _questions(self, handle: Any) -> Iterable[tuple[str, Callable[[], Iterable[tuple[str, str, float]]]]]:
         """Yield the questions, each to be asked alone, so that one that this driver can't answer costs only itself."""
@@ -195,7 +195,7 @@ class Gpus:
         yield "recovery", recovery
 
 
-def judge(reading: Reading, now: Callable[[], float] = time.time) -> Iterable[Notice]:
+def judge(reading: GpuReading, now: Callable[[], float] = time.time) -> Iterable[Notice]:
     """Return the findings for one GPU's state."""
     if reading.lost:
         yield _fault(reading, Remedy.REBOOT, "the driver has lost it", now())
@@ -206,7 +206,7 @@ def judge(reading: Reading, now: Callable[[], float] = time.time) -> Iterable[No
             yield _fault(reading, remedy, f"the driver asks for {label}", now())
 
 
-def _fault(reading: Reading, remedy: Remedy, what: str, at: float) -> Notice:
+def _fault(reading: GpuReading, remedy: Remedy, what: str, at: float) -> Notice:
     kind = SignalKind.NODE_DRAIN if remedy is Remedy.DRAIN else SignalKind.GPU_FAULT
     message = f"GPU {reading.index} ({reading.device}): {what}"
     return Notice(kind=kind, remedy=remedy, at=at, message=message, source="nvml", device=reading.device)

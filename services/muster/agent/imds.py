@@ -25,15 +25,15 @@ _RENEW_BEFORE_SECONDS = 300.0
 BODY_BYTES_MAX = 65_536
 
 
-class _Absent(Exception):
+class _MetadataAbsent(Exception):
     """Error that no instance metadata can be reached here; the message says why."""
 
 
-class _Troubled(Exception):
+class _MetadataTrouble(Exception):
     """Error that the instance metadata exists but can't be used; the message says why."""
 
 
-class Imds:
+class ImdsSource:
     """Source of announced spot interruptions and rebalances, from AWS' instance metadata service at `address`."""
 
     name = "imds"
@@ -50,11 +50,11 @@ class Imds:
         try:
             action = self._ask("/latest/meta-data/spot/instance-action")
             rebalance = self._ask("/latest/meta-data/events/recommendations/rebalance")
-        except _Absent as why:
+        except _MetadataAbsent as why:
             self._log.say(f"no instance metadata: {why}; asking again every {ABSENT_SECONDS:.0f} s")
             self.pause_seconds = ABSENT_SECONDS
             return ()
-        except _Troubled as why:
+        except _MetadataTrouble as why:
             self._log.say(f"instance metadata can't be used: {why}; asking again every {TROUBLED_SECONDS:.0f} s")
             self.pause_seconds = TROUBLED_SECONDS
             return ()
@@ -73,15 +73,15 @@ class Imds:
             try:
                 status, body = self._request("GET", path, {"X-aws-ec2-metadata-token": self._token})
             except TimeoutError as error:
-                raise _Troubled(f"{path} does not answer within {TIMEOUT_SECONDS:g} s") from error
+                raise _MetadataTrouble(f"{path} does not answer within {TIMEOUT_SECONDS:g} s") from error
             if status == 200:
                 return body
             if status == 404:
                 return None
             if status != 401:
-                raise _Troubled(f"{path} answers {status}")
+                raise _MetadataTrouble(f"{path} answers {status}")
             self._token = ""
-        raise _Troubled(f"{path} answers 401 to a token that it has just given")
+        raise _MetadataTrouble(f"{path} answers 401 to a token that it has just given")
 
     def _renew(self) -> None:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
@@ -89,9 +89,9 @@ class Imds:
             status, body = self._request("PUT", "/latest/api/token", headers)
         except TimeoutError as error:
             why = "it takes connections and gives no token; with a hop limit of 1 a pod must use the host's network"
-            raise _Absent(why) from error
+            raise _MetadataAbsent(why) from error
         if status != 200 or not body.strip():
-            raise _Absent(f"asked for a token it answers {status}; this is not IMDSv2, or it is turned off")
+            raise _MetadataAbsent(f"asked for a token it answers {status}; this is not IMDSv2, or it is turned off")
         self._token, self._token_ends = body.strip(), time.monotonic() + TOKEN_SECONDS
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
@@ -112,7 +112,7 @@ class Imds:
             except (OSError, http.client.HTTPException) as error:
                 self._drop()
                 if retry or fresh:
-                    raise _Troubled(f"{type(error).__name__}: {error}") from error
+                    raise _MetadataTrouble(f"{type(error).__name__}: {error}") from error
         raise AssertionError("unreachable")
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -120,7 +120,7 @@ class Imds:
         try:
             connection.connect()
         except OSError as error:
-            raise _Absent(f"{self._host}:{self._port}: {error.strerror or error}") from error
+            raise _MetadataAbsent(f"{self._host}:{self._port}: {error.strerror or error}") from error
         self._connection = connection
         return connection
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from muster.agent.source import LogOnChange
-from muster.agent.xid import Xids
+from muster.agent.xid import XidSource
 from muster.contract.notices import Notice
 
 PAUSE_SECONDS, ABSENT_SECONDS = 0.25, 60.0
@@ -24,7 +24,7 @@ class KernelLog:
 
     name = "xid"
 
-    def __init__(self, path: Path, xids: Xids) -> None:
+    def __init__(self, path: Path, xids: XidSource) -> None:
         self.pause_seconds = PAUSE_SECONDS
         self._path, self._xids = path, xids
         self._file: int | None = None

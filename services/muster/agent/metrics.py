@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from muster.agent.disks import Disks
-from muster.agent.fabric import Fabric
-from muster.agent.gpus import Gpus, Reading
-from muster.agent.xid import Xids
+from muster.agent.disks import DiskSource
+from muster.agent.fabric import FabricSource
+from muster.agent.gpus import GpuReading, GpuSource
+from muster.agent.xid import XidSource
 from muster.contract.notices import NodeNotices
 
 # metric of a reading → what it means, and the name of the label that its second part fills
@@ -32,7 +32,7 @@ _GPU: dict[str, tuple[str, str]] = {
 }
 
 
-class Metrics(Collector):
+class AgentMetrics(Collector):
     """Metrics of the agent, as Prometheus scrapes them.
 
     `notices` returns those that stand now, and `ages` the seconds since each source last looked.
@@ -42,10 +42,10 @@ class Metrics(Collector):
         self,
         notices: Callable[[], NodeNotices],
         ages: Callable[[], dict[str, float]],
-        gpus: Gpus,
-        xids: Xids,
-        fabric: Fabric,
-        disks: Disks,
+        gpus: GpuSource,
+        xids: XidSource,
+        fabric: FabricSource,
+        disks: DiskSource,
     ) -> None:
         self._notices, self._ages = notices, ages
         self._gpus, self._xids, self._fabric, self._disks = gpus, xids, fabric, disks
@@ -80,7 +80,7 @@ class Metrics(Collector):
             xids.add_metric([device, str(code)], total)
         yield xids
 
-    def _of_gpus(self, readings: tuple[Reading, ...]) -> Iterable[Metric]:
+    def _of_gpus(self, readings: tuple[GpuReading, ...]) -> Iterable[Metric]:
         lost = GaugeMetricFamily("muster_agent_gpu_lost", "1: the driver has lost the GPU", labels=["gpu", "device"])
         for reading in readings:
             lost.add_metric([str(reading.index), reading.device], reading.lost)

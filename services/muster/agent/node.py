@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from muster.contract.base import dump_json
 from muster.contract.notices import AGENT_CONDITION, FAULT_CONDITION, NOTICES, TAINTS, NodeNotices, Notice, Remedy
 from muster.kube import paths
-from muster.kube.client import STRATEGIC, Client, Object
+from muster.kube.client import STRATEGIC, ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.kube.timestamps import now
 
@@ -19,7 +19,7 @@ from muster.kube.timestamps import now
 class NodeObject:
     """Writer of one Node's annotation, taints and conditions, which follow the board. Every method raises OSError."""
 
-    def __init__(self, client: Client, node: str, boot_id: str) -> None:
+    def __init__(self, client: ApiClient, node: str, boot_id: str) -> None:
         self._client, self._path, self._boot_id = client, paths.node(node), boot_id
         self._tainted: set[str] = set()
         self._since: dict[str, tuple[str, str]] = {}  # type of a condition → its status, and since when

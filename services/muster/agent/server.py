@@ -58,10 +58,10 @@ def serve(
         def log_message(self, format: str, *args: object) -> None:
             """A question a second from each worker is no news."""
 
-    class Server(ThreadingHTTPServer):
+    class AgentServer(ThreadingHTTPServer):
         daemon_threads = True
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-    server = Server((host, port), Handler)
+    server = AgentServer((host, port), Handler)
     threading.Thread(target=server.serve_forever, name="server", daemon=True).start()
     return server

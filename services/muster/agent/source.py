@@ -10,7 +10,7 @@ from muster.contract.notices import Notice
 log = logging.getLogger("muster.agent")
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     name: str
     pause_seconds: float
     """Time until the next read; a source may change it, so that what is absent is not polled every second."""

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster.agent import folder as folders
-from muster.agent.board import Board
+from muster.agent.board import NoticeBoard
 from muster.agent.node import NodeObject
-from muster.agent.source import LogOnChange, Source
-from muster.kube.client import Client
+from muster.agent.source import LogOnChange, NoticeSource
+from muster.kube.client import ApiClient
 from muster.kube.connection import connect
 
 HEARTBEAT_SECONDS = 300.0  # of the Node's conditions: each is a write to etcd, seen by all who watch nodes
@@ -24,10 +24,10 @@ STUCK_SECONDS = 60.0  # past its pause: a source that hangs in the driver
 INHERITED = "before"
 
 
-class Watching:
+class SourcePoller:
     """Loop that polls all sources until told to stop."""
 
-    def __init__(self, sources: Sequence[Source], board: Board) -> None:
+    def __init__(self, sources: Sequence[NoticeSource], board: NoticeBoard) -> None:
         self._sources, self._board = sources, board
         self._looked: dict[str, float] = {source.name: time.monotonic() for source in sources}
         self.stop = threading.Event()
@@ -50,7 +50,7 @@ class Watching:
         for source in self._sources:
             source.acknowledge()
 
-    def _watch(self, source: Source) -> None:
+    def _watch(self, source: NoticeSource) -> None:
         changes = LogOnChange(source.name)
         while not self.stop.is_set():
             try:
@@ -62,7 +62,7 @@ class Watching:
             self.stop.wait(source.pause_seconds)
 
 
-def keep_file(folder: Path, board: Board, stop: threading.Event) -> None:
+def keep_file(folder: Path, board: NoticeBoard, stop: threading.Event) -> None:
     """Keep the file up to date until `stop` is set. It exists while there are findings."""
     changes, version = LogOnChange("folder"), -1
     while not stop.is_set():
@@ -79,12 +79,12 @@ def keep_file(folder: Path, board: Board, stop: threading.Event) -> None:
 
 
 def keep_node(
-    service_account: Path, node: str, board: Board, stop: threading.Event, acknowledge: Callable[[], None]
+    service_account: Path, node: str, board: NoticeBoard, stop: threading.Event, acknowledge: Callable[[], None]
 ) -> None:
     """Run `publish_on_node` in a thread of its own, once there is a service account for it."""
 
     async def tell() -> None:
-        async with Client(connection, "muster-agent", at_once=1) as client:
+        async with ApiClient(connection, "muster-agent", at_once=1) as client:
             await publish_on_node(NodeObject(client, node, boot_id()), board, stop, acknowledge)
 
     changes = LogOnChange("kubernetes")
@@ -99,7 +99,7 @@ def keep_node(
 
 
 async def publish_on_node(
-    node: NodeObject, board: Board, stop: threading.Event, acknowledge: Callable[[], None]
+    node: NodeObject, board: NoticeBoard, stop: threading.Event, acknowledge: Callable[[], None]
 ) -> None:
     """Publish changes and a heartbeat until `stop` is set, and then that nobody watches any more."""
     changes, version, retry, begun, due = LogOnChange("kubernetes"), -1, RETRY_SECONDS, False, 0.0

@@ -73,7 +73,7 @@ def _parse(text: str, where: str) -> dict[int, Entry]:
 
 
 @dataclass(frozen=True, slots=True)
-class Xid:
+class XidError:
     """An error that NVIDIA's driver wrote into the kernel log."""
 
     code: int
@@ -82,15 +82,15 @@ class Xid:
     switch: bool = False  # of an NVSwitch, which writes SXid
 
 
-def parse(text: str) -> Xid | None:
+def parse(text: str) -> XidError | None:
     """The Xid in a line of the kernel log."""
     for pattern, switch in ((_XID, False), (_SXID, True)):
         if (match := pattern.search(text)) is not None:
-            return Xid(int(match[2]), match[1].lower(), match[3].strip(), switch)
+            return XidError(int(match[2]), match[1].lower(), match[3].strip(), switch)
     return None
 
 
-class Xids:
+class XidSource:
     """The errors of this node's GPUs: counted (by device and code), judged, and kept as long as they matter."""
 
     def __init__(self, table: Mapping[int, Entry]) -> None:
@@ -121,7 +121,7 @@ class Xids:
     def acknowledge(self) -> None:
         self._standing = [notice for notice in self._standing if not notice.keeps_out]
 
-    def _judge(self, xid: Xid, at: float) -> Notice:
+    def _judge(self, xid: XidError, at: float) -> Notice:
         entry = self._table.get(xid.code) if not xid.switch else None
         remedy, name = self._remedy(xid, entry), entry.name if entry and entry.name else "not in the table"
         kind = "SXid" if xid.switch else "Xid"
@@ -133,7 +133,7 @@ class Xids:
         signal = SignalKind.NODE_DRAIN if remedy is Remedy.DRAIN else SignalKind.GPU_FAULT
         return Notice(kind=signal, remedy=remedy, at=at, message=message, source="xid", device=xid.device)
 
-    def _remedy(self, xid: Xid, entry: Entry | None) -> Remedy:
+    def _remedy(self, xid: XidError, entry: Entry | None) -> Remedy:
         if xid.switch or xid.code in _NVLINK5:
             fatal = "fatal" in xid.text.lower() and not _NONFATAL.search(xid.text)
             return (entry.remedy if entry else Remedy.RESET) if fatal else Remedy.RECORD
@@ -153,7 +153,7 @@ def recovery_remedy(words: str) -> Remedy:
     return next((remedy for word, remedy in _RECOVERY_ACTIONS if word in text), Remedy.RECORD)
 
 
-def _is_well_again(xid: Xid) -> bool:
+def _is_well_again(xid: XidError) -> bool:
     """The GPU was reset: its recovery action is none."""
     match = _CHANGED_TO.search(xid.text)
     return match is not None and match[1].strip().lower() == "none"

@@ -26,9 +26,9 @@ from muster.api.core.database.db import NO_CONNECTION
 from muster.api.core.database.migrate import NewerDatabase
 from muster.api.core.errors import ApiError
 from muster.api.core.http.connections import timed_protocol
-from muster.api.core.hub import Hub
+from muster.api.core.hub import NotificationHub
 from muster.api.core.log import set_up_logs
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.contract.redaction import redact
 from muster.local.cluster import UnusableFile
 from muster.web.app import create_app
@@ -38,7 +38,7 @@ EXIT_UNAVAILABLE = 3
 _PARENT_POLL_SECONDS = 0.5
 
 
-class Refused(Exception):
+class StartRefused(Exception):
     """The API does not start. The message is for a person, and `code` is what the process exits with."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         with contextlib.closing(_listen(settings.host, settings.port)) as listener:
             set_up_logs(settings.log_format)
             return uvloop.run(_serve(settings, listener, given.parent_pid))
-    except Refused as refused:
+    except StartRefused as refused:
         print(f"muster api: {refused}", file=sys.stderr)
         return refused.code
     except KeyboardInterrupt:
@@ -76,17 +76,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(given: argparse.Namespace) -> Settings:
+def _settings(given: argparse.Namespace) -> ApiSettings:
     options: dict[str, Any] = {
         name: value for name in ("state", "host", "port", "log_format") if (value := getattr(given, name)) is not None
     }
     if given.no_auth:
         options["auth"] = False
     try:
-        return Settings(**options)
+        return ApiSettings(**options)
     except ValidationError as error:
         faults = (f"{_place(entry['loc'])}{entry['msg'].removeprefix('Value error, ')}" for entry in error.errors())
-        raise Refused(redact("; ".join(faults)), EXIT_USAGE) from None
+        raise StartRefused(redact("; ".join(faults)), EXIT_USAGE) from None
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
@@ -94,7 +94,7 @@ def _place(loc: tuple[int | str, ...]) -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Raises Refused: port in use, address of another machine, no permission."""
+    """Raises StartRefused: port in use, address of another machine, no permission."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -111,10 +111,10 @@ def _listen(host: str, port: int) -> socket.socket:
             cause = (
                 f"can't listen on {host} port {port}: {error.strerror or error}; choose others with --host and --port"
             )
-        raise Refused(cause, EXIT_USAGE) from None
+        raise StartRefused(cause, EXIT_USAGE) from None
 
 
-async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | None) -> int:
+async def _serve(settings: ApiSettings, listener: socket.socket, parent_pid: int | None) -> int:
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -126,16 +126,16 @@ async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | 
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
         server_header=False,
     )
-    server = Server(config, app.state.hub)
+    server = ApiServer(config, app.state.hub)
     async with contextlib.AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(app.router.lifespan_context(app))
         except (UnusableFile, NewerDatabase) as error:
-            raise Refused(redact(str(error)), EXIT_UNAVAILABLE) from error
+            raise StartRefused(redact(str(error)), EXIT_UNAVAILABLE) from error
         except (SQLAlchemyError, OSError, ApiError, *NO_CONNECTION) as error:
-            raise Refused(_why_not(settings, error), EXIT_UNAVAILABLE) from error
+            raise StartRefused(_why_not(settings, error), EXIT_UNAVAILABLE) from error
         except ValueError as error:
-            raise Refused(redact(str(error)), EXIT_USAGE) from error
+            raise StartRefused(redact(str(error)), EXIT_USAGE) from error
         if parent_pid is not None:
             await stack.enter_async_context(_with_parent(server, parent_pid))
         gc.freeze()  # what was imported never becomes garbage: to look through it takes a tenth of a second each time
@@ -146,7 +146,7 @@ async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | 
     return 0
 
 
-def _why_not(settings: Settings, error: Exception) -> str:
+def _why_not(settings: ApiSettings, error: Exception) -> str:
     lines = redact(str(error.__cause__ or error)).strip().splitlines()
     cause = lines[0] if lines else type(error).__name__
     if "not a database" in cause or "malformed" in cause:
@@ -157,10 +157,10 @@ def _why_not(settings: Settings, error: Exception) -> str:
     return f"the database can't be opened: {cause}; check the state folder (--state) or MUSTER_API_DATABASE_URL"
 
 
-class Server(uvicorn.Server):
+class ApiServer(uvicorn.Server):
     """Tells open streams to finish when the process is asked to end; else they would hold it for the whole grace."""
 
-    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
+    def __init__(self, config: uvicorn.Config, hub: NotificationHub) -> None:
         super().__init__(config)
         self._hub = hub
 
@@ -176,7 +176,7 @@ class Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def _with_parent(server: Server, pid: int) -> AsyncIterator[None]:
+async def _with_parent(server: ApiServer, pid: int) -> AsyncIterator[None]:
     """End the server when process `pid` is gone."""
     task = asyncio.create_task(_until_gone(pid))
     task.add_done_callback(lambda done: None if done.cancelled() else server.end())

@@ -13,8 +13,8 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from muster.api.core import registration as core
-from muster.api.core.background import Work
-from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.background import BackgroundWork
+from muster.api.core.cluster.cluster import JobCluster
 from muster.api.core.cluster.opening import open_cluster
 from muster.api.core.database.db import Database
 from muster.api.core.database.migrate import migrate
@@ -22,17 +22,17 @@ from muster.api.core.http.middleware import BodyLimits, LoopbackGuard, RequestLo
 from muster.api.core.http.openapi import describe, problems
 from muster.api.core.http.parameters import known_parameters_only
 from muster.api.core.http.problems import answer_errors
-from muster.api.core.hub import Hub
+from muster.api.core.hub import NotificationHub
 from muster.api.core.idempotency import only_where_kept
 from muster.api.core.jobs.repository import live_in_cluster
-from muster.api.core.observability import Metrics
+from muster.api.core.observability import ApiMetrics
 from muster.api.core.services import Services
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.core.submission import steps
 from muster.api.core.submission.drafts import Step
-from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.service import SubmissionService
 from muster.api.data import registration as data
-from muster.api.data.files.arrivals import Files
+from muster.api.data.files.arrivals import FilePlaces
 from muster.api.data.files.references import named_files
 from muster.api.openai import registration as openai
 from muster.api.sweeps import registration as sweeps
@@ -53,7 +53,7 @@ _DESCRIPTION = (
 )
 
 
-def submission_steps(files: Files) -> tuple[Step, ...]:
+def submission_steps(files: FilePlaces) -> tuple[Step, ...]:
     """All that happens to a submission before it is stored, in this order."""
     return (
         steps.project_defaults,
@@ -72,9 +72,9 @@ def submission_steps(files: Files) -> tuple[Step, ...]:
     )
 
 
-def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
+def create_app(settings: ApiSettings, cluster: JobCluster | None = None) -> FastAPI:
     """Make the API, which works while its lifespan runs. `cluster` is None for the one that the settings name."""
-    counted, hub = Metrics(_version()), Hub()
+    counted, hub = ApiMetrics(_version()), NotificationHub()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -132,7 +132,9 @@ def _joined(
 
 
 @contextlib.asynccontextmanager
-async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics, hub: Hub) -> AsyncIterator[Services]:
+async def _opened(
+    settings: ApiSettings, cluster: JobCluster | None, counted: ApiMetrics, hub: NotificationHub
+) -> AsyncIterator[Services]:
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     database = Database(settings.database, settings.database_timeout_seconds)
     if settings.cluster == "local":  # in a cluster the folder is a volume, whose rights the platform decides
@@ -153,11 +155,13 @@ async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics,
         services = core.open_core(settings, database, there, counted, hub, authentication, UsageRecorder(), closing)
         tenants.register(services, authentication)
         data.register(services)
-        services.add(Submissions(services, submission_steps(services[Files])))
+        services.add(SubmissionService(services, submission_steps(services[FilePlaces])))
         openai.register(services)
         await webhooks.register(services)
         sweeps.register(services)
-        services.background.works.append(Work("housekeeping", lambda: _clean_up(services), HOUSEKEEPING_SECONDS))
+        services.background.works.append(
+            BackgroundWork("housekeeping", lambda: _clean_up(services), HOUSEKEEPING_SECONDS)
+        )
         services.background.start()
         closing.push_async_callback(services.background.stop)
         closing.callback(hub.close)

@@ -23,7 +23,7 @@ WORDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class GoodputPart:
     """A state's share: `tenths` are tenths of a percent, and those of all parts add up to 1,000."""
 
     state: str
@@ -38,7 +38,7 @@ class Part:
         return f"{self.tenths / 10:.1f}%"
 
 
-def parts(seconds: Mapping[str, float]) -> tuple[Part, ...]:
+def parts(seconds: Mapping[str, float]) -> tuple[GoodputPart, ...]:
     """The states that took any time, in the order of WORDS; one that a newer version wrote comes last."""
     whole = sum(seconds.values())
     if whole <= 0:
@@ -49,7 +49,7 @@ def parts(seconds: Mapping[str, float]) -> tuple[Part, ...]:
     for name, share in zip(names, tenths, strict=True):
         width = 100 * seconds[name] / whole
         words = WORDS.get(name, name.replace("_", " ").capitalize())
-        bars.append(Part(str(name), words, seconds[name], round(x, 3), round(width, 3), share))
+        bars.append(GoodputPart(str(name), words, seconds[name], round(x, 3), round(width, 3), share))
         x += width
     return tuple(bars)
 

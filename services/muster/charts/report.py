@@ -34,7 +34,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
-class Report:
+class JobReport:
     """The API's documents of one job. `attempts` is that of `/attempts`, `curves` that of `/curves`; `samples` and
     `commits` are items of theirs, newest last; `made_at` is in seconds since the epoch."""
 
@@ -48,7 +48,7 @@ class Report:
     version: str = ""
 
 
-def render_report(report: Report) -> str:
+def render_report(report: JobReport) -> str:
     """The file."""
     status, metadata = report.job["status"], report.job["metadata"]
     created = epoch_seconds(metadata["creationTimestamp"])

@@ -25,7 +25,7 @@ def curve(curves: Mapping[str, Any], name: str, label: str) -> str:
     if len(line) < 2:
         return ""
     low, high = _points(steps, series.get("min") or []), _points(steps, series.get("max") or [])
-    plane = _Plane.of([*line, *low, *high])
+    plane = _DrawingPlane.of([*line, *low, *high])
     parts = [_rules(plane)]
     if low:
         parts.append(f'<polygon class="band" points="{plane.drawn([*high, *reversed(low)])}"/>')
@@ -38,7 +38,7 @@ def curve(curves: Mapping[str, Any], name: str, label: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Plane:
+class _DrawingPlane:
     """Mapping from values to places in a drawing whose y grows downwards."""
 
     x: tuple[float, float]
@@ -46,7 +46,7 @@ class _Plane:
     frame: tuple[float, float, float, float]  # left, right, top and bottom of the plot
 
     @classmethod
-    def of(cls, points: Points) -> _Plane:
+    def of(cls, points: Points) -> _DrawingPlane:
         x, y = _range([point[0] for point in points]), _range([point[1] for point in points])
         return cls(x, y, (_LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM))
 
@@ -72,7 +72,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _rules(plane: _Plane) -> str:
+def _rules(plane: _DrawingPlane) -> str:
     left, right, top, bottom = plane.frame
     middle, half = (top + bottom) / 2, (plane.y[0] + plane.y[1]) / 2
     rules = [
@@ -87,7 +87,7 @@ def _rules(plane: _Plane) -> str:
     return "".join(rules) + ends
 
 
-def _restart(plane: _Plane, attempt: Mapping[str, Any]) -> str:
+def _restart(plane: _DrawingPlane, attempt: Mapping[str, Any]) -> str:
     if not plane.x[0] <= attempt["step"] <= plane.x[1]:
         return ""
     x, (_, _, top, bottom) = plane.place((attempt["step"], plane.y[0]))[0], plane.frame

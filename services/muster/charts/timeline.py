@@ -45,7 +45,7 @@ _SHORTEST = 0.35  # percent: what is shorter would not be seen
 
 
 @dataclass(frozen=True)
-class Span:
+class StateSpan:
     """A state from one moment to the next."""
 
     state: str
@@ -55,7 +55,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Mark:
+class TimelineMark:
     """Something that happened at a moment."""
 
     x: float
@@ -63,12 +63,12 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Lane:
+class AttemptLane:
     """An attempt: its document, what it was doing, what it committed and what it cost."""
 
     attempt: Mapping[str, Any]
-    spans: tuple[Span, ...]
-    commits: tuple[Mark, ...]
+    spans: tuple[StateSpan, ...]
+    commits: tuple[TimelineMark, ...]
     commit_steps: tuple[int, ...]
     seconds: float
     cost: Mapping[str, Any]
@@ -83,12 +83,12 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class JobTimeline:
     """The job's own lane, those of its attempts (newest first) and the axis below them."""
 
-    spans: tuple[Span, ...]
-    lanes: tuple[Lane, ...]
-    ticks: tuple[Mark, ...]
+    spans: tuple[StateSpan, ...]
+    lanes: tuple[AttemptLane, ...]
+    ticks: tuple[TimelineMark, ...]
     seconds: float
     states: tuple[str, ...]
 
@@ -99,10 +99,10 @@ def timeline(
     attempts: Sequence[Mapping[str, Any]],
     costs: Sequence[Mapping[str, Any]],
     events: Iterable[Mapping[str, Any]],
-) -> Timeline:
+) -> JobTimeline:
     """Return the timeline of `attempts` and `events` as the API shows them, oldest first. Times are in seconds since
     the epoch."""
-    scale = _Scale(created_at, max(end, created_at + 1.0))
+    scale = _TimeScale(created_at, max(end, created_at + 1.0))
     happened = [(epoch_seconds(event["at"]), event) for event in events]
     states = _states(created_at, scale.end, happened)
     commits = [
@@ -113,24 +113,24 @@ def timeline(
     lanes = tuple(_lane(attempt, cost, scale, states, commits) for attempt, cost in zip(attempts, costs, strict=True))
     spans = tuple(scale.span(*state) for state in states)
     names = {span.state for span in spans} | {span.state for lane in lanes for span in lane.spans}
-    return Timeline(
+    return JobTimeline(
         spans, tuple(reversed(lanes)), _ticks(scale), scale.end - created_at, tuple(s for s in WORDS if s in names)
     )
 
 
 @dataclass(frozen=True)
-class _Scale:
+class _TimeScale:
     begin: float
     end: float
 
     def x(self, at: float) -> float:
         return round(100 * min(1.0, max(0.0, (at - self.begin) / (self.end - self.begin))), 3)
 
-    def span(self, state: str, begin: float, end: float, reason: str = "") -> Span:
+    def span(self, state: str, begin: float, end: float, reason: str = "") -> StateSpan:
         x = self.x(begin)
         width = max(_SHORTEST, self.x(end) - x)
         words = f"{WORDS[state]} for {duration(end - begin)}" + (f": {reason}" if reason else "")
-        return Span(state, min(x, 100 - width), round(width, 3), words)
+        return StateSpan(state, min(x, 100 - width), round(width, 3), words)
 
 
 State = tuple[str, float, float, str]  # its name, when it began and ended, why
@@ -160,10 +160,10 @@ def _states(created_at: float, end: float, events: Sequence[tuple[float, Mapping
 def _lane(
     attempt: Mapping[str, Any],
     cost: Mapping[str, Any],
-    scale: _Scale,
+    scale: _TimeScale,
     states: Sequence[State],
     commits: Sequence[tuple[float, int]],
-) -> Lane:
+) -> AttemptLane:
     begin = epoch_seconds(attempt["createdAt"])
     end = epoch_seconds(attempt["endedAt"]) if attempt["endedAt"] is not None else scale.end
     first = epoch_seconds(attempt["firstStepAt"]) if attempt["firstStepAt"] is not None else end
@@ -172,8 +172,8 @@ def _lane(
     spans += [scale.span(*state) for state in _training(first, end, states)]
     own = [(at, step) for at, step in commits if begin <= at <= end]
     ticks = own[:: max(1, -(-len(own) // COMMITS_MAX))]
-    marks = tuple(Mark(scale.x(at), f"Checkpoint of step {step:,}") for at, step in ticks)
-    return Lane(attempt, tuple(spans), marks, tuple(step for _, step in own), end - begin, cost)
+    marks = tuple(TimelineMark(scale.x(at), f"Checkpoint of step {step:,}") for at, step in ticks)
+    return AttemptLane(attempt, tuple(spans), marks, tuple(step for _, step in own), end - begin, cost)
 
 
 def _training(first: float, end: float, states: Sequence[State]) -> list[State]:
@@ -195,7 +195,7 @@ def _training(first: float, end: float, states: Sequence[State]) -> list[State]:
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 
 
-def _ticks(scale: _Scale) -> tuple[Mark, ...]:
+def _ticks(scale: _TimeScale) -> tuple[TimelineMark, ...]:
     """Round times since the creation; the picture says no date, which would be of one time zone alone."""
     whole = scale.end - scale.begin
     step: float = next((step for step in _STEPS if whole / step <= _TICKS_MAX), 0)
@@ -203,5 +203,6 @@ def _ticks(scale: _Scale) -> tuple[Mark, ...]:
         days = -(-whole // (86_400 * _TICKS_MAX))
         step = days * 86_400.0
     return tuple(
-        Mark(scale.x(scale.begin + index * step), duration(index * step)) for index in range(int(whole // step) + 1)
+        TimelineMark(scale.x(scale.begin + index * step), duration(index * step))
+        for index in range(int(whole // step) + 1)
     )

@@ -14,7 +14,7 @@ import typer
 from muster.cli import formatting
 from muster.cli.options import JobsClient, Json, Server, connect
 from muster.cli.output import answers, print_json
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 
 PAGE_LINES = 1000  # the most that the API gives at once
 COLUMNS = ("id", "at", "person", "token", "address", "action", "subject", "project", "before", "after")
@@ -84,7 +84,7 @@ def _cell(value: Any) -> Any:
 
 
 def _print_table(lines: Iterator[dict[str, Any]]) -> None:
-    table = Table("AT", "PERSON", "FROM", "ACTION", "SUBJECT", "PROJECT", "CHANGE")
+    table = TextTable("AT", "PERSON", "FROM", "ACTION", "SUBJECT", "PROJECT", "CHANGE")
     for line in lines:
         change = " → ".join(_describe_change(line[key]) for key in ("before", "after") if line[key])
         at = formatting.moment(line["at"])

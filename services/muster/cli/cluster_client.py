@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from muster.cli.cluster_connection import Cluster
+from muster.cli.cluster_connection import NamedCluster
 from muster.cli.cluster_objects import PAGE_JOBS, ClusterObjects
 from muster.cli.cluster_streams import ENDED, StreamEvent, events_after, follow_events, follow_logs
 from muster.cli.cluster_views import id_of, job_view, status_of, summary_of, why_view
-from muster.cli.errors import CliError, Exit, Fault, usage
-from muster.contract.base import InvalidDocument, Problem
+from muster.cli.errors import CliError, DocumentFault, ExitStatus, usage
+from muster.contract.base import DocumentProblem, InvalidDocument
 from muster.contract.job_inputs import input_commits, with_input_folder
 from muster.contract.names import Label
 from muster.contract.spec import Submission, parse_job
@@ -42,7 +42,7 @@ _UNCHECKED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterPlace:
     """Stand-in for the server's address. It is not `local`: no path of this machine means anything there."""
 
     url: str
@@ -52,9 +52,9 @@ class Place:
 class ClusterClient:
     """One namespace of one cluster. Use as a context manager, or close it."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: NamedCluster) -> None:
         self.cluster = cluster
-        self.server = Place(f"context {cluster.context}")
+        self.server = ClusterPlace(f"context {cluster.context}")
         self._objects = ClusterObjects(cluster)
 
     def __enter__(self) -> ClusterClient:
@@ -117,8 +117,8 @@ class ClusterClient:
         phases = filters.get("phase") or []
         for word in phases:
             if word not in {str(phase) for phase in Phase}:
-                problem = Problem("--phase", f"{word!r} is not one of {', '.join(Phase)}", nearest(word, Phase))
-                raise CliError(str(problem), Exit.USAGE, "invalid_parameter", faults=(Fault(problem),))
+                problem = DocumentProblem("--phase", f"{word!r} is not one of {', '.join(Phase)}", nearest(word, Phase))
+                raise CliError(str(problem), ExitStatus.USAGE, "invalid_parameter", faults=(DocumentFault(problem),))
         owned = {Label.PROJECT: filters.get("project"), Label.OWNER: filters.get("owner")}
         labels = [*(filters.get("label") or []), *(f"{key}={value}" for key, value in owned.items() if value)]
         summaries = [
@@ -156,9 +156,9 @@ class ClusterClient:
         try:
             submission = parse_job(document)
         except InvalidDocument as invalid:
-            faults = tuple(Fault(problem) for problem in invalid.problems)
+            faults = tuple(DocumentFault(problem) for problem in invalid.problems)
             what = f"the job is not valid: {invalid.count} problem{'' if invalid.count == 1 else 's'}"
-            raise CliError(what, Exit.USAGE, "invalid_job", faults=faults) from None
+            raise CliError(what, ExitStatus.USAGE, "invalid_job", faults=faults) from None
         if submission.namespace not in (None, self.cluster.namespace):
             raise usage(
                 f"the file names namespace {submission.namespace!r}, and the context's is {self.cluster.namespace!r}",
@@ -176,8 +176,8 @@ class ClusterClient:
                 continue
             checkpoint = status_of(self._objects.job(source.job)).get("checkpoint")
             if not checkpoint:
-                problem = Problem(f"spec.{path}.job", f"job {source.job!r} has no checkpoint yet")
-                raise CliError(str(problem), Exit.USAGE, "invalid_job", faults=(Fault(problem),))
+                problem = DocumentProblem(f"spec.{path}.job", f"job {source.job!r} has no checkpoint yet")
+                raise CliError(str(problem), ExitStatus.USAGE, "invalid_job", faults=(DocumentFault(problem),))
             named = {"last": checkpoint["step"], "best": checkpoint.get("bestStep")}
             spec = with_input_folder(spec, path, checkpoint["uri"], named.get(str(source.step)))
         return submission.model_copy(update={"spec": spec})

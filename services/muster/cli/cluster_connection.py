@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.cli.errors import CliError, Exit, usage
+from muster.cli.errors import CliError, ExitStatus, usage
 from muster.contract.names import GROUP, VERSION
 from muster.contract.text import nearest
 from muster.kube.tls import api_server_context
@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = (5.0, 20.0)
 
 
 @dataclass(frozen=True)
-class Cluster:
+class NamedCluster:
     """A cluster by the name of its context. `namespace` is the context's, unless another was asked for."""
 
     context: str
@@ -45,7 +45,7 @@ class Cluster:
         self.api.close()
 
 
-def connect_cluster(context: str | None, namespace: str | None = None) -> Cluster:
+def connect_cluster(context: str | None, namespace: str | None = None) -> NamedCluster:
     """The context of that name, or the current one for None. Raises CliError (exit 2) for a kubeconfig without it."""
     try:
         from kubernetes import client, config
@@ -80,7 +80,7 @@ def connect_cluster(context: str | None, namespace: str | None = None) -> Cluste
     if not settings.verify_ssl:
         tls.check_hostname = False
     api.rest_client.pool_manager.connection_pool_kw["ssl_context"] = tls
-    return Cluster(name, namespace or _plain(named[name]).get("namespace") or "default", api)
+    return NamedCluster(name, namespace or _plain(named[name]).get("namespace") or "default", api)
 
 
 def _plain(node: Any) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _plain(node: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def cluster_errors(cluster: Cluster, doing: str) -> Iterator[None]:
+def cluster_errors(cluster: NamedCluster, doing: str) -> Iterator[None]:
     """Raise refusals and silence of the API server as a CliError that says what was being done."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
@@ -102,15 +102,15 @@ def cluster_errors(cluster: Cluster, doing: str) -> Iterator[None]:
         reason = str(getattr(error, "reason", "") or error) or type(error).__name__
         raise CliError(
             f"the cluster of context {cluster.context!r} does not answer: {reason}",
-            Exit.UNREACHABLE,
+            ExitStatus.UNREACHABLE,
             "unreachable",
             next_step=f"`kubectl --context {cluster.context} get --raw /readyz` says whether it is there",
         ) from None
 
 
-def _refused(cluster: Cluster, doing: str, error: Any) -> CliError:
+def _refused(cluster: NamedCluster, doing: str, error: Any) -> CliError:
     message = message_of(error)
-    next_step, exit_code = "", Exit.FAILED
+    next_step, exit_code = "", ExitStatus.FAILED
     if error.status == 401:
         next_step = "log in again: the kubeconfig's credentials are not accepted"
     elif error.status == 403:
@@ -121,7 +121,7 @@ def _refused(cluster: Cluster, doing: str, error: Any) -> CliError:
             f"install Muster there (docs/install.md); `muster doctor --context {cluster.context}` says what lacks"
         )
     elif error.status in (400, 422):
-        exit_code = Exit.USAGE
+        exit_code = ExitStatus.USAGE
     return CliError(f"can't {doing}: {message}", exit_code, f"kubernetes-{error.status}", next_step=next_step)
 
 
@@ -133,6 +133,6 @@ def message_of(error: Any) -> str:
         return str(error.reason or f"status {error.status}")
 
 
-def jobs_arguments(cluster: Cluster) -> tuple[str, str, str, str]:
+def jobs_arguments(cluster: NamedCluster) -> tuple[str, str, str, str]:
     """group, version, namespace and plural, as CustomObjectsApi wants them."""
     return GROUP, VERSION, cluster.namespace, PLURAL

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from muster.cli.cluster_connection import TIMEOUT_SECONDS, Cluster, cluster_errors, jobs_arguments
+from muster.cli.cluster_connection import TIMEOUT_SECONDS, NamedCluster, cluster_errors, jobs_arguments
 from muster.cli.cluster_views import event_at, id_of
 from muster.cli.errors import CliError
 from muster.contract.base import dump
@@ -20,7 +20,7 @@ CONTAINER = "trainer"
 class ClusterObjects:
     """Objects of one namespace. Every method raises CliError if the cluster refuses the request or does not answer."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: NamedCluster) -> None:
         self.cluster = cluster
         self._names: dict[str, str] = {}  # of the jobs seen so far, by id
 

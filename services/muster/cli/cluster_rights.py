@@ -13,7 +13,7 @@ from muster.contract.names import GROUP
 
 
 @dataclass(frozen=True)
-class Right:
+class AccessRight:
     """A verb on a resource; one `of_cluster` belongs to no namespace."""
 
     verb: str
@@ -28,8 +28,8 @@ class Right:
         return f"{resource}{f'.{self.group}' if self.group else ''}{slash}{subresource}"
 
 
-def _rights(verbs: str, resource: str, group: str = "", of_cluster: bool = False) -> tuple[Right, ...]:
-    return tuple(Right(verb, resource, group, of_cluster) for verb in verbs.split())
+def _rights(verbs: str, resource: str, group: str = "", of_cluster: bool = False) -> tuple[AccessRight, ...]:
+    return tuple(AccessRight(verb, resource, group, of_cluster) for verb in verbs.split())
 
 
 OWN_RIGHTS = (
@@ -71,7 +71,7 @@ def operator_rights(examined: ExaminedCluster) -> Lines:
         yield "ok", f"{account} may do what it must{where}"
 
 
-def _describe_rights(rights: Iterable[Right]) -> str:
+def _describe_rights(rights: Iterable[AccessRight]) -> str:
     """Describe the rights, as in `get, list pods; create services`."""
     verbs: dict[str, list[str]] = {}
     for right in rights:
@@ -79,7 +79,7 @@ def _describe_rights(rights: Iterable[Right]) -> str:
     return "; ".join(f"{', '.join(each)} {kind}" for kind, each in verbs.items())
 
 
-def _may(examined: ExaminedCluster, right: Right, namespace: str, account: str | None) -> bool:
+def _may(examined: ExaminedCluster, right: AccessRight, namespace: str, account: str | None) -> bool:
     """Return whether we, or that account, have the right, as the API server's authorizers decide. namespace:
     empty for all of them."""
     resource, _, subresource = right.resource.partition("/")

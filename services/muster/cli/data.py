@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.cli.errors import CliError, Exit, usage
+from muster.cli.errors import CliError, ExitStatus, usage
 from muster.cli.options import Json, Server, Settings, connect
 from muster.cli.output import answers, print_json
 from muster.cli.trainer_tool import run_tool
@@ -170,19 +170,19 @@ def _is_job(target: str) -> bool:
 
 def _training(file: JobFile) -> dict[str, Any]:
     """The training configuration of a job's document. Raises CliError with the line of every fault."""
-    from muster.contract.base import InvalidDocument, Problem, dump
+    from muster.contract.base import DocumentProblem, InvalidDocument, dump
     from muster.contract.program import NO_DATA_TO_INSPECT
     from muster.contract.spec import parse_job
 
     try:
         spec = parse_job(file.data).spec
         if spec.training is None:
-            raise InvalidDocument((Problem("spec.program", NO_DATA_TO_INSPECT),))
+            raise InvalidDocument((DocumentProblem("spec.program", NO_DATA_TO_INSPECT),))
         return dump(spec.training)
     except InvalidDocument as invalid:
         faults = tuple(file.fault(problem) for problem in invalid.problems)
         what = f"the job is not valid: {invalid.problems[0]}"
-        raise CliError(what, Exit.USAGE, "invalid_job", file.name, faults) from None
+        raise CliError(what, ExitStatus.USAGE, "invalid_job", file.name, faults) from None
 
 
 def _show_kept(name: str, server: str | None, json: bool, samples: int, no_color: bool) -> None:

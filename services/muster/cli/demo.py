@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import processes
-from muster.cli.demo_checks import Evidence, Kill, slowest_start_seconds
-from muster.cli.errors import CliError, Exit, usage
+from muster.cli.demo_checks import DemoEvidence, DemoKill, slowest_start_seconds
+from muster.cli.errors import CliError, ExitStatus, usage
 from muster.cli.output import say
 from muster.client.address import Server, own_token
 from muster.client.errors import MusterError
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import HEARTBEAT, heartbeat_rank
 from muster.contract.signals import Heartbeat
 from muster.documents.examples import examples_folder
 
 if TYPE_CHECKING:
-    from muster.cli.follow import Moment
+    from muster.cli.follow import JobMoment
     from muster.client.connection import Connection
 
 START_SECONDS_MAX = 40.0
@@ -49,17 +49,17 @@ EXAMPLE = "examples/pretrain-stdlib.yaml"
 
 
 @dataclass(frozen=True)
-class Platform:
+class DemoPlatform:
     server: Server
-    state: State
+    state: StateFolder
 
 
-def run(job_file: Path, state: Path | None, keep: bool) -> Evidence:
+def run(job_file: Path, state: Path | None, keep: bool) -> DemoEvidence:
     """The demo. Leaves nothing running, however it ends. Raises CliError when it can't be done at all."""
     end_on_signals()
     folder = state_folder(state)
-    gathered: Evidence | None = None
-    left: list[processes.Found] = []
+    gathered: DemoEvidence | None = None
+    left: list[processes.FoundProcess] = []
     try:
         try:
             with platform(folder) as running:
@@ -74,7 +74,7 @@ def run(job_file: Path, state: Path | None, keep: bool) -> Evidence:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def submit_and_watch(platform: Platform, job_file: Path, kills: bool = True, sample: bool = True) -> Evidence:
+def submit_and_watch(platform: DemoPlatform, job_file: Path, kills: bool = True, sample: bool = True) -> DemoEvidence:
     """Submit the job, and return its records once it has ended.
 
     If `kills`, a rank is killed on the way. If `sample`, text is generated from the best commit.
@@ -95,15 +95,15 @@ def submit_and_watch(platform: Platform, job_file: Path, kills: bool = True, sam
         return _gather(client, platform, job["id"], kill, sample)
 
 
-def _watch_and_kill(client: Connection, job: dict[str, Any], state: State, kills: bool) -> Kill | None:
+def _watch_and_kill(client: Connection, job: dict[str, Any], state: StateFolder, kills: bool) -> DemoKill | None:
     """Watch to the end; on the way, once there is something to lose, kill a rank, if asked to."""
-    from muster.cli.follow import Display, moments
+    from muster.cli.follow import MomentDisplay, moments
 
-    kill: Kill | None = None
+    kill: DemoKill | None = None
     due: int | None = None  # a few steps after the first commit; later ones may come sooner than so many steps
     began, seconds_max = time.monotonic(), DEMO_SECONDS_MAX
     started = False
-    with Display(job["metadata"]["name"]) as display:
+    with MomentDisplay(job["metadata"]["name"]) as display:
         for moment in moments(client, job["id"]):
             display.show(moment)
             if kills and kill is None and (commit := moment.status.get("checkpoint")) and commit["step"] > 0:
@@ -117,7 +117,7 @@ def _watch_and_kill(client: Connection, job: dict[str, Any], state: State, kills
     return kill
 
 
-def _kill_a_rank(job_id: str, moment: Moment, state: State, step: int) -> Kill | None:
+def _kill_a_rank(job_id: str, moment: JobMoment, state: StateFolder, step: int) -> DemoKill | None:
     """Send SIGKILL to the last rank of the last worker once it has trained that step, as a machine that loses power
     would.
 
@@ -137,7 +137,7 @@ def _kill_a_rank(job_id: str, moment: Moment, state: State, step: int) -> Kill |
     os.kill(beat.pid, signal.SIGKILL)
     whom = f"rank {beat.rank} (pid {beat.pid}) at step {beat.step}"
     say(f"SIGKILL to {whom}; the newest checkpoint is of step {commit['step']}", "bold red")
-    return Kill(at, beat.pid, worker, beat.rank, attempt, beat.step, commit["step"])
+    return DemoKill(at, beat.pid, worker, beat.rank, attempt, beat.step, commit["step"])
 
 
 def _last_rank(folder: Path) -> Heartbeat | None:
@@ -146,19 +146,21 @@ def _last_rank(folder: Path) -> Heartbeat | None:
     return Heartbeat.model_validate_json((folder / HEARTBEAT.format(rank=max(ranks))).read_text()) if ranks else None
 
 
-def _gather(client: Connection, platform: Platform, job_id: str, kill: Kill | None, wants_sample: bool) -> Evidence:
+def _gather(
+    client: Connection, platform: DemoPlatform, job_id: str, kill: DemoKill | None, wants_sample: bool
+) -> DemoEvidence:
     """The API's records of the ended job, once the database mirrors all of them."""
     from muster.cli.watch import all_events
 
     job = client.get(f"jobs/{job_id}")
     attempts = client.get(f"jobs/{job_id}/attempts")["items"]
     metrics = client.get(f"jobs/{job_id}/metrics", points=10_000)
-    sample = Sample()
+    sample = DemoSample()
     if wants_sample and job["status"]["phase"] == "Succeeded":
         folder = client.get(f"jobs/{job_id}/checkpoints")["uri"]
         start = slowest_start_seconds(attempts, metrics["points"])
         sample = generate(folder, max(GENERATE_SECONDS_MAX, GENERATE_STARTS_MAX * start), start)
-    return Evidence(
+    return DemoEvidence(
         server=platform.server.url,
         job=job,
         attempts=tuple(attempts),
@@ -191,7 +193,7 @@ def _report(client: Connection, job_id: str) -> str:
 
 
 @dataclass(frozen=True)
-class Sample:
+class DemoSample:
     """Text that the best commit generated, or why there is none."""
 
     text: str = ""
@@ -199,7 +201,7 @@ class Sample:
     skipped: str = ""
 
 
-def generate(folder: str, seconds_max: float, start_seconds: float) -> Sample:
+def generate(folder: str, seconds_max: float, start_seconds: float) -> DemoSample:
     """Return text from the best checkpoint in `folder`; a machine too busy to write it in time says nothing about the
     checkpoint."""
     say("Generating text from the best checkpoint …", "dim")
@@ -210,12 +212,12 @@ def generate(folder: str, seconds_max: float, start_seconds: float) -> Sample:
         result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=seconds_max, check=False)
     except subprocess.TimeoutExpired:
         busy = f", where a worker's start took {start_seconds:.0f} s: this machine is busy"
-        return Sample(skipped=f"generating took longer than {seconds_max:.0f} s{busy if start_seconds else ''}")
+        return DemoSample(skipped=f"generating took longer than {seconds_max:.0f} s{busy if start_seconds else ''}")
     if result.returncode:
         words = result.stderr.strip()[-1500:] or f"it ended with exit code {result.returncode} and said nothing"
         say(f"The text could not be generated:\n{words}", "red")
-        return Sample(fault=words.splitlines()[-1])
-    return Sample(result.stdout)
+        return DemoSample(fault=words.splitlines()[-1])
+    return DemoSample(result.stdout)
 
 
 def _cancel(client: Connection, job_id: str) -> None:
@@ -232,7 +234,7 @@ def _cancel(client: Connection, job_id: str) -> None:
 
 
 @contextlib.contextmanager
-def platform(folder: Path) -> Iterator[Platform]:
+def platform(folder: Path) -> Iterator[DemoPlatform]:
     """Run `muster up` on the folder and any free port, and stop it at the end."""
     command = [sys.executable, "-m", "muster.cli", "up", "--state", str(folder), "--port", "0", "--nodes", "2"]
     # Should the demo itself be killed, `up` notices and takes everything with it.
@@ -246,7 +248,7 @@ def platform(folder: Path) -> Iterator[Platform]:
         began = time.monotonic()
         url = _read_url(process, log)
         say(f"The platform answers at {url} after {time.monotonic() - began:.1f} s", "bold green")
-        yield Platform(Server(url, "muster demo", own_token(State(folder))), State(folder))
+        yield DemoPlatform(Server(url, "muster demo", own_token(StateFolder(folder))), StateFolder(folder))
     finally:
         _stop(process)
 
@@ -275,7 +277,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def sweep(folder: Path) -> list[processes.Found]:
+def sweep(folder: Path) -> list[processes.FoundProcess]:
     """Return the processes that still run a moment after everything was stopped. They are ended here and reported."""
     deadline = time.monotonic() + 5
     while (left := processes.of_state(folder)) and time.monotonic() < deadline:
@@ -312,5 +314,8 @@ def find_example(given: Path | None) -> Path:
     if (folder := examples_folder()) is not None:
         return folder / Path(EXAMPLE).name
     raise CliError(
-        f"{EXAMPLE} is not here", Exit.USAGE, "no-example", next_step="run it in a checkout, or give a file: --job FILE"
+        f"{EXAMPLE} is not here",
+        ExitStatus.USAGE,
+        "no-example",
+        next_step="run it in a checkout, or give a file: --job FILE",
     )

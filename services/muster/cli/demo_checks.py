@@ -18,7 +18,7 @@ KILLED = (137, -9)
 
 
 @dataclass(frozen=True)
-class Kill:
+class DemoKill:
     """The SIGKILL that the demo sent, with the step of the rank's last heartbeat and of the newest commit then."""
 
     at: float
@@ -31,7 +31,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class DemoEvidence:
     """The API's own documents, and what only the demo can know."""
 
     server: str  # the address that the job was posted to
@@ -39,7 +39,7 @@ class Evidence:
     attempts: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     metrics: dict[str, Any]
-    kill: Kill | None
+    kill: DemoKill | None
     sample: str  # text that the best commit generated
     left_running: tuple[str, ...]  # command lines of processes that lived after everything was told to stop
     sample_fault: str = ""  # why there is no text, as the program that should have written it says
@@ -69,11 +69,11 @@ class CheckSkipped(Exception):
     """Raised by a check that can't be made; the text says why."""
 
 
-def run_checks(evidence: Evidence) -> tuple[CheckResult, ...]:
+def run_checks(evidence: DemoEvidence) -> tuple[CheckResult, ...]:
     return tuple(_run_check(promise, check, evidence) for promise, check in CHECKS.items())
 
 
-def _run_check(promise: str, check: Callable[[Evidence], str], evidence: Evidence) -> CheckResult:
+def _run_check(promise: str, check: Callable[[DemoEvidence], str], evidence: DemoEvidence) -> CheckResult:
     try:
         return CheckResult(promise, True, check(evidence))
     except CheckSkipped as error:
@@ -82,7 +82,7 @@ def _run_check(promise: str, check: Callable[[Evidence], str], evidence: Evidenc
         return CheckResult(promise, False, str(error))
 
 
-def _submitted(evidence: Evidence) -> str:
+def _submitted(evidence: DemoEvidence) -> str:
     if not evidence.server.startswith("http://"):
         raise CheckFailed(f"the job was not posted to an HTTP address but to {evidence.server!r}")
     created = [event for event in evidence.events if event["type"] == "job.created"]
@@ -91,7 +91,7 @@ def _submitted(evidence: Evidence) -> str:
     return f"POST {evidence.server}/api/v1/jobs made job {evidence.job['id']}"
 
 
-def _lost_a_worker(evidence: Evidence) -> str:
+def _lost_a_worker(evidence: DemoEvidence) -> str:
     kill = _kill(evidence)
     failed = [
         event for event in evidence.events if event["type"] == "attempt.failed" and event["attempt"] == kill.attempt
@@ -110,7 +110,7 @@ def _lost_a_worker(evidence: Evidence) -> str:
     return f"SIGKILL to {whom}: attempt {kill.attempt} failed, exit code {code}"
 
 
-def _resumed(evidence: Evidence) -> str:
+def _resumed(evidence: DemoEvidence) -> str:
     kill = _kill(evidence)
     later = [attempt for attempt in evidence.attempts if attempt["number"] > kill.attempt]
     if not later:
@@ -133,7 +133,7 @@ def _resumed(evidence: Evidence) -> str:
     )
 
 
-def _finished(evidence: Evidence) -> str:
+def _finished(evidence: DemoEvidence) -> str:
     status, steps = evidence.job["status"], evidence.job["spec"]["training"]["length"]["steps"]
     if status["phase"] != "Succeeded":
         raise CheckFailed(f"the job is {status['phase']}: {status['because']}")
@@ -146,7 +146,7 @@ def _finished(evidence: Evidence) -> str:
     return f"Succeeded at step {steps} of {steps} in attempt {status['attempt']}"
 
 
-def _learned(evidence: Evidence) -> str:
+def _learned(evidence: DemoEvidence) -> str:
     evaluations = sorted(evidence.metrics["evaluations"], key=lambda entry: entry["step"])
     if len(evaluations) < 2 or evaluations[0]["step"] != 0:
         steps = [entry["step"] for entry in evaluations]
@@ -159,7 +159,7 @@ def _learned(evidence: Evidence) -> str:
     return f"evaluation loss {first:.3f} → {last:.3f} on documents that were never trained on"
 
 
-def _accounted(evidence: Evidence) -> str:
+def _accounted(evidence: DemoEvidence) -> str:
     status = evidence.job["status"]
     life = epoch_seconds(status["finishedAt"]) - epoch_seconds(evidence.job["metadata"]["creationTimestamp"])
     booked = sum(status["ledger"]["seconds"].values())
@@ -170,7 +170,7 @@ def _accounted(evidence: Evidence) -> str:
     return f"{booked:.1f} s of the job's {life:.1f} s are accounted for"
 
 
-def _speaks(evidence: Evidence) -> str:
+def _speaks(evidence: DemoEvidence) -> str:
     if evidence.sample_skipped:
         raise CheckSkipped(evidence.sample_skipped)
     if evidence.sample_fault:
@@ -180,13 +180,13 @@ def _speaks(evidence: Evidence) -> str:
     return f"{len(evidence.sample)} characters generated from the best checkpoint"
 
 
-def _left_nothing(evidence: Evidence) -> str:
+def _left_nothing(evidence: DemoEvidence) -> str:
     if evidence.left_running:
         raise CheckFailed(f"{len(evidence.left_running)} processes were left: {'; '.join(evidence.left_running)}")
     return "no process of the platform or of a worker is left"
 
 
-CHECKS: dict[str, Callable[[Evidence], str]] = {
+CHECKS: dict[str, Callable[[DemoEvidence], str]] = {
     "submitted over HTTP": _submitted,
     "lost a worker": _lost_a_worker,
     "resumed from a checkpoint": _resumed,
@@ -211,7 +211,7 @@ def slowest_start_seconds(attempts: Sequence[dict[str, Any]], points: Sequence[d
     return max(waits, default=0.0)
 
 
-def recovery_seconds(evidence: Evidence) -> float | None:
+def recovery_seconds(evidence: DemoEvidence) -> float | None:
     """Return the time from the SIGKILL to the end of the first step of the next attempt."""
     if evidence.kill is None:
         return None
@@ -221,7 +221,7 @@ def recovery_seconds(evidence: Evidence) -> float | None:
     return min(after) - evidence.kill.at if after else None
 
 
-def detection_seconds(evidence: Evidence) -> float | None:
+def detection_seconds(evidence: DemoEvidence) -> float | None:
     """Return the time from the SIGKILL to the operator's record that the attempt has ended."""
     failed = [_happened_at(e) for e in evidence.events if e["type"] == "attempt.failed"]
     return min(failed) - evidence.kill.at if evidence.kill and failed else None
@@ -232,20 +232,20 @@ def _happened_at(event: dict[str, Any]) -> float:
     return epoch_seconds(event["data"].get("happenedAt", event["at"]))
 
 
-def _kill(evidence: Evidence) -> Kill:
+def _kill(evidence: DemoEvidence) -> DemoKill:
     if evidence.kill is None:
         raise CheckFailed("no rank was killed: the job ended before there was a checkpoint to come back to")
     return evidence.kill
 
 
-def _attempt(evidence: Evidence, number: int) -> dict[str, Any]:
+def _attempt(evidence: DemoEvidence, number: int) -> dict[str, Any]:
     for attempt in evidence.attempts:
         if attempt["number"] == number:
             return attempt
     raise CheckFailed(f"attempt {number} is not in the list of attempts")
 
 
-def _exit_code(evidence: Evidence, attempt: int) -> int | None:
+def _exit_code(evidence: DemoEvidence, attempt: int) -> int | None:
     """Return the exit code of the attempt as the failure in the status, or the event of the attempt's end, reports
     it."""
     failure = evidence.job["status"].get("lastFailure") or {}

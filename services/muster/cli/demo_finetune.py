@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.cli import demo, demo_checks, processes
-from muster.cli.demo import Platform
-from muster.cli.demo_checks import CheckFailed, CheckResult, Evidence
-from muster.cli.errors import CliError, Exit
+from muster.cli.demo import DemoPlatform
+from muster.cli.demo_checks import CheckFailed, CheckResult, DemoEvidence
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.output import say
 
 HELD_OUT_SEED = 18  # of the conversations that no job sees
@@ -33,9 +33,9 @@ STAGES = ("random", "pretrained", "fine-tuned", "preferred")
 class FinetuneEvidence:
     """Results of the demonstration."""
 
-    pretraining: Evidence  # the records of that job
-    tuning: Evidence  # likewise
-    preferring: Evidence  # likewise
+    pretraining: DemoEvidence  # the records of that job
+    tuning: DemoEvidence  # likewise
+    preferring: DemoEvidence  # likewise
     # What transformers says of held-out conversations and pairs, for each of STAGES (examples/judge_models.py); empty
     # where it could not open the models.
     judged: tuple[dict[str, float], ...]
@@ -55,7 +55,7 @@ def run(examples: Path, state: Path | None, keep: bool, steps: tuple[int, int, i
     folder = demo.state_folder(state)
     own = folder / "state"  # beside the models and the conversations: no job reads what lies in the state folder
     own.mkdir()
-    left: list[processes.Found] = []
+    left: list[processes.FoundProcess] = []
     try:
         try:
             with demo.platform(own) as running:
@@ -71,7 +71,7 @@ def run(examples: Path, state: Path | None, keep: bool, steps: tuple[int, int, i
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _story(platform: Platform, examples: Path, work: Path, steps: tuple[int, int, int]) -> FinetuneEvidence:
+def _story(platform: DemoPlatform, examples: Path, work: Path, steps: tuple[int, int, int]) -> FinetuneEvidence:
     folders = {stage: work / stage for stage in STAGES}
     work.mkdir(parents=True)
     _must(_tool(examples / "make_model.py", "--to", folders["random"]), "the model could not be made")
@@ -175,7 +175,7 @@ def _preferring(model: Path, pairs: Path, held_pairs: Path, held_out: Path, step
     }
 
 
-def _job(platform: Platform, work: Path, name: str, training: dict[str, Any], kills: bool) -> Evidence:
+def _job(platform: DemoPlatform, work: Path, name: str, training: dict[str, Any], kills: bool) -> DemoEvidence:
     """Submit, watch to the end, kill a rank on the way if asked to. Raises CliError where it did not succeed."""
     every = max(2, training["length"]["steps"] // 6)
     spec = {"training": training, "gang": {"nodes": 2}, "checkpoint": {"every": every}}
@@ -188,7 +188,7 @@ def _job(platform: Platform, work: Path, name: str, training: dict[str, Any], ki
     return evidence
 
 
-def _export(evidence: Evidence, to: Path) -> None:
+def _export(evidence: DemoEvidence, to: Path) -> None:
     name, folder = evidence.job["metadata"]["name"], evidence.job["status"]["checkpoint"]["uri"]
     done = _tool("-m", "muster.cli", "export", folder, "--to", to, "--step", "last")
     _must(done, f"{name} could not be exported")
@@ -208,7 +208,7 @@ def _tool(*words: Any) -> subprocess.CompletedProcess[str]:
 
 def _must(done: subprocess.CompletedProcess[str], what: str) -> None:
     if done.returncode:
-        raise CliError(f"{what}:\n{(done.stderr or done.stdout).strip()[-1500:]}", Exit.FAILED, "demo-tool")
+        raise CliError(f"{what}:\n{(done.stderr or done.stdout).strip()[-1500:]}", ExitStatus.FAILED, "demo-tool")
 
 
 # --- what it promises ---

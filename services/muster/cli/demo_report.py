@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from muster.cli import formatting
-from muster.cli.demo_checks import CheckResult, Evidence, detection_seconds, recovery_seconds
+from muster.cli.demo_checks import CheckResult, DemoEvidence, detection_seconds, recovery_seconds
 from muster.cli.output import answers
 from muster.cli.render import (
     attempts_table,
@@ -16,10 +16,10 @@ from muster.cli.render import (
     step_points,
     unicode_ok,
 )
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 
 
-def document(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -> dict[str, Any]:
+def document(evidence: DemoEvidence, results: tuple[CheckResult, ...], seconds: float) -> dict[str, Any]:
     """The report for machines."""
     evaluations = evidence.metrics["evaluations"]
     return {
@@ -39,7 +39,7 @@ def document(evidence: Evidence, results: tuple[CheckResult, ...], seconds: floa
     }
 
 
-def show(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -> None:
+def show(evidence: DemoEvidence, results: tuple[CheckResult, ...], seconds: float) -> None:
     console = answers()
     console.print(f"Report {('─' if unicode_ok(console) else '-') * 72}", style="bold")
     console.print(attempts_table(evidence.attempts), soft_wrap=True)
@@ -66,8 +66,8 @@ def show_results(results: tuple[CheckResult, ...]) -> None:
         console.print(f"{mark}  {result.promise}: {result.because}", style=style, soft_wrap=True)
 
 
-def _figures(evidence: Evidence, seconds: float) -> Table:
-    table = Table("", "", header=False)
+def _figures(evidence: DemoEvidence, seconds: float) -> TextTable:
+    table = TextTable("", "", header=False)
     table.add_row("lost steps", f"{_lost_steps(evidence)} (trained after the last checkpoint, and trained again)")
     detected, recovered = detection_seconds(evidence), recovery_seconds(evidence)
     table.add_row("noticed after", formatting.NOTHING if detected is None else f"{detected:.2f} s")
@@ -79,11 +79,11 @@ def _figures(evidence: Evidence, seconds: float) -> Table:
     return table
 
 
-def _lost_steps(evidence: Evidence) -> int:
+def _lost_steps(evidence: DemoEvidence) -> int:
     return sum(attempt["lostSteps"] for attempt in evidence.attempts)
 
 
-def _phase(evidence: Evidence) -> str:
+def _phase(evidence: DemoEvidence) -> str:
     return str(evidence.job["status"]["phase"])
 
 

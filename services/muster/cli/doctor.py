@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.errors import Exit, usage
+from muster.cli.errors import ExitStatus, usage
 from muster.cli.findings import Finding
 from muster.cli.options import Json, chosen_cluster
 from muster.cli.output import answers, print_json, say
-from muster.cli.table import Styled, Table
+from muster.cli.table import StyledCell, TextTable
 
 _STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 
@@ -88,10 +88,10 @@ def _report(place: dict[str, str], findings: list[Finding], json: bool) -> None:
     if json:
         print_json({**place, "ready": not failures, "findings": [finding.document() for finding in findings]})
     else:
-        table = Table("CHECK", "STATE", "WHAT WAS SEEN")
+        table = TextTable("CHECK", "STATE", "WHAT WAS SEEN")
         for finding in findings:
             words = finding.message + (f"\nnext: {finding.next_step}" if finding.next_step else "")
-            table.add_row(finding.check, Styled(finding.state, _STYLES[finding.state]), words)
+            table.add_row(finding.check, StyledCell(finding.state, _STYLES[finding.state]), words)
         answers().print(table, soft_wrap=True)
     if failures:
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(ExitStatus.FAILED)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from muster.client.errors import InvalidRequest, MusterError, Unavailable
 
 if TYPE_CHECKING:  # pydantic comes with it, and `--help` should not wait for that
-    from muster.contract.base import Problem
+    from muster.contract.base import DocumentProblem
 
 
-class Exit(IntEnum):
+class ExitStatus(IntEnum):
     OK = 0
     FAILED = 1  # the job failed, or the server said no
     USAGE = 2  # bad arguments or bad input; nothing was done
@@ -21,10 +21,10 @@ class Exit(IntEnum):
 
 
 @dataclass(frozen=True)
-class Fault:
+class DocumentFault:
     """One thing wrong in a person's document, with its place in the file or the --set that it comes from."""
 
-    problem: Problem
+    problem: DocumentProblem
     line: int | None = None  # from 1, as is the column
     column: int | None = None
     excerpt: str = ""  # that line
@@ -41,10 +41,10 @@ class CliError(MusterError):
     def __init__(
         self,
         what: str,
-        exit_code: Exit = Exit.FAILED,
+        exit_code: ExitStatus = ExitStatus.FAILED,
         code: str = "error",
         file: str = "",
-        faults: tuple[Fault, ...] = (),
+        faults: tuple[DocumentFault, ...] = (),
         next_step: str = "",
         details: dict[str, Any] | None = None,
     ) -> None:
@@ -79,12 +79,12 @@ def cli_error(error: MusterError) -> CliError:
     if isinstance(error, CliError):
         return error
     unavailable, invalid = isinstance(error, Unavailable), isinstance(error, InvalidRequest)
-    exit_code = Exit.UNREACHABLE if unavailable else Exit.USAGE if invalid else Exit.FAILED
+    exit_code = ExitStatus.UNREACHABLE if unavailable else ExitStatus.USAGE if invalid else ExitStatus.FAILED
     what, problems = error.what, error.problems
     if error.code == "invalid_parameter" and problems:  # of a query: what an option says
         what, problems = "; ".join(str(problem).replace("query.", "--", 1) for problem in problems), ()
     next_step = _COMMANDS.get(error.code) or error.next_step.replace(" by MUSTER_", " with --server or MUSTER_")
-    faults = tuple(Fault(problem) for problem in problems)
+    faults = tuple(DocumentFault(problem) for problem in problems)
     return CliError(what, exit_code, error.code, faults=faults, next_step=next_step, details=error.details)
 
 
@@ -98,4 +98,4 @@ _COMMANDS = {
 
 def usage(what: str, next_step: str = "", code: str = "usage") -> CliError:
     """Bad arguments or input, noticed before anything was done."""
-    return CliError(what=what, exit_code=Exit.USAGE, code=code, next_step=next_step)
+    return CliError(what=what, exit_code=ExitStatus.USAGE, code=code, next_step=next_step)

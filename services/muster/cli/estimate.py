@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from muster.cli import formatting
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.job_file import JobFile, explaining
 from muster.cli.options import JobsClient
 from muster.cli.output import answers, say
 from muster.cli.submit import placed
-from muster.cli.table import Styled, Table
+from muster.cli.table import StyledCell, TextTable
 from muster.contract.memory import USABLE
 from muster.contract.plan_words import describe_speed, estimate_facts
 
@@ -25,7 +25,7 @@ def ask(client: JobsClient, file: JobFile) -> dict[str, Any]:
 
 def work_out(file: JobFile) -> dict[str, Any]:
     """The same arithmetic on this machine: no server's records, this person's own access to storage."""
-    from muster.contract.base import InvalidDocument, Problem, UserError, dump
+    from muster.contract.base import DocumentProblem, InvalidDocument, UserError, dump
     from muster.contract.estimate import NO_ESTIMATE
     from muster.contract.spec import parse_job
     from muster.documents.prices import load_prices
@@ -39,11 +39,11 @@ def work_out(file: JobFile) -> dict[str, Any]:
     except InvalidDocument as invalid:
         faults = tuple(file.fault(problem) for problem in invalid.problems)
         what = f"the job is not valid: {invalid.problems[0]}"
-        raise CliError(what, Exit.USAGE, "invalid_job", file.name, faults, explaining(faults)) from None
+        raise CliError(what, ExitStatus.USAGE, "invalid_job", file.name, faults, explaining(faults)) from None
     except UserError as error:
         place = "spec.program" if str(error) == NO_ESTIMATE else "spec.training.model"
-        fault = file.fault(Problem(place, str(error)))
-        raise CliError(str(error), Exit.USAGE, "invalid_job", file.name, (fault,)) from None
+        fault = file.fault(DocumentProblem(place, str(error)))
+        raise CliError(str(error), ExitStatus.USAGE, "invalid_job", file.name, (fault,)) from None
     except StorageError as error:
         raise CliError(str(error), code="model_unreadable") from None
 
@@ -69,21 +69,21 @@ def show(estimate: dict[str, Any]) -> None:
         say(f"not known: {gap}", "dim")
 
 
-def _facts(estimate: dict[str, Any]) -> Table:
-    table = Table("", "", header=False)
+def _facts(estimate: dict[str, Any]) -> TextTable:
+    table = TextTable("", "", header=False)
     for name, words in estimate_facts(estimate):
         table.add_row(name, words)
     return table
 
 
-def _memory(estimate: dict[str, Any]) -> Table:
+def _memory(estimate: dict[str, Any]) -> TextTable:
     """Return a table of a rank's bytes by part, with a column for each sharding that the job may take."""
     shardings = estimate["memory"]
-    table = Table("memory of a rank", *(f">{_marked(each, estimate)}" for each in shardings))
+    table = TextTable("memory of a rank", *(f">{_marked(each, estimate)}" for each in shardings))
     for part in shardings[0]["parts"]:
         if any(each["parts"][part] for each in shardings):
             table.add_row(f"  {part}", *(formatting.size(each["parts"][part]) for each in shardings))
-    table.add_row("  in all", *(Styled(formatting.size(each["total"]), _style(each)) for each in shardings))
+    table.add_row("  in all", *(StyledCell(formatting.size(each["total"]), _style(each)) for each in shardings))
     if any(each.get("host") for each in shardings):
         table.add_row("  beside it in the host's memory", *(formatting.size(each.get("host", 0)) for each in shardings))
     if capacity := shardings[0].get("capacity"):
@@ -99,8 +99,8 @@ def _style(each: dict[str, Any]) -> str:
     return {True: "green", False: "bold red"}.get(each.get("fits"), "")  # type: ignore[arg-type]
 
 
-def _gangs(estimate: dict[str, Any]) -> Table:
-    table = Table("gangs that fit", "gpus", "shard", ">memory", ">per hour", ">price", "speed")
+def _gangs(estimate: dict[str, Any]) -> TextTable:
+    table = TextTable("gangs that fit", "gpus", "shard", ">memory", ">per hour", ">price", "speed")
     for option in estimate["options"]:
         gpus = f"{option['nodes']} × {option['gpusPerNode']} {option['gpu']}"
         speed, price = option.get("speed"), option.get("price")

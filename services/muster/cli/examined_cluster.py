@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from muster.cli.cluster_connection import TIMEOUT_SECONDS, Cluster
+from muster.cli.cluster_connection import TIMEOUT_SECONDS, NamedCluster
 
 STORE_SECONDS_MAX = 90.0
 
@@ -18,7 +18,7 @@ class ExaminedCluster:
     are Secrets whose variables the store's pod gets, as a job's workers do by runtime.envFrom.
     """
 
-    cluster: Cluster
+    cluster: NamedCluster
     system: str
     store: str | None = None
     image: str | None = None

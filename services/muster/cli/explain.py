@@ -11,10 +11,10 @@ import typer
 from muster.cli.errors import usage
 from muster.cli.options import Json
 from muster.cli.output import answers, json_wanted, print_json
-from muster.cli.table import Styled, Table
+from muster.cli.table import StyledCell, TextTable
 
 if TYPE_CHECKING:
-    from muster.contract.reference import Key
+    from muster.contract.reference import DocumentKey
 
 
 def explain(
@@ -36,7 +36,7 @@ def explain(
 
     every = job_reference()
     if path.strip(". ") in ("", "spec"):
-        keys: Sequence[Key] = [key for key in every.values() if "." not in key.path]
+        keys: Sequence[DocumentKey] = [key for key in every.values() if "." not in key.path]
         _show_list("spec", "A job: `training` or `program`, and how it runs.", keys)
         return
     # A name without its path first means what other tools call so: of the keys here, only gpus is one.
@@ -55,16 +55,16 @@ def explain(
         _show_key(keys[0], words, [every[f"{_inside(keys[0], every)}.{name}"] for name in _names(keys[0], every)])
 
 
-def _inside(key: Key, every: dict[str, Key]) -> str:
+def _inside(key: DocumentKey, every: dict[str, DocumentKey]) -> str:
     """Return the path of the section that the key holds: its own, or that of its items."""
     return next((path for path in (f"{key.path}[]", f"{key.path}.*") if path in every), key.path)
 
 
-def _names(key: Key, every: dict[str, Key]) -> tuple[str, ...]:
+def _names(key: DocumentKey, every: dict[str, DocumentKey]) -> tuple[str, ...]:
     return every[_inside(key, every)].keys
 
 
-def _show_key(key: Key, words: str, below: Sequence[Key]) -> None:
+def _show_key(key: DocumentKey, words: str, below: Sequence[DocumentKey]) -> None:
     from rich.text import Text
 
     from muster.contract.reference import example_lines
@@ -84,7 +84,7 @@ def _show_key(key: Key, words: str, below: Sequence[Key]) -> None:
     console.print(Text("\n".join(["", *example_lines(key)]), style="cyan"), soft_wrap=True)
 
 
-def _show_list(title: str, meaning: str, keys: Sequence[Key]) -> None:
+def _show_list(title: str, meaning: str, keys: Sequence[DocumentKey]) -> None:
     from rich.text import Text
 
     if json_wanted():
@@ -102,22 +102,22 @@ def _show_nothing(words: str) -> None:
         answers().print(words, soft_wrap=True)
 
 
-def _table(keys: Sequence[Key], whole_paths: bool = False) -> Table:
+def _table(keys: Sequence[DocumentKey], whole_paths: bool = False) -> TextTable:
     """A line of the meaning for each key: all of it would hide the other keys."""
-    table = Table("KEY", "TYPE", "DEFAULT", "MEANING")
+    table = TextTable("KEY", "TYPE", "DEFAULT", "MEANING")
     for key in keys:
         table.add_row(
-            Styled(key.path if whole_paths else key.name, "bold"), _kind(key), _default(key), _first_sentence(key)
+            StyledCell(key.path if whole_paths else key.name, "bold"), _kind(key), _default(key), _first_sentence(key)
         )
     return table
 
 
-def _kind(key: Key) -> str:
+def _kind(key: DocumentKey) -> str:
     """Return the type for a column; a long list of choices stands in the key's own explanation."""
     return "choice" if key.kind.startswith("one of") else key.kind.replace("`", "")
 
 
-def _default(key: Key) -> str:
+def _default(key: DocumentKey) -> str:
     from muster.contract.reference import flow
 
     if key.required:
@@ -125,11 +125,11 @@ def _default(key: Key) -> str:
     return "" if key.default in (None, "", [], {}) else flow(key.default)
 
 
-def _first_sentence(key: Key) -> str:
+def _first_sentence(key: DocumentKey) -> str:
     return key.meaning.partition(". ")[0].rstrip(".") + "."
 
 
-def _document(key: Key) -> dict[str, Any]:
+def _document(key: DocumentKey) -> dict[str, Any]:
     return {
         "path": key.path,
         "type": key.kind,

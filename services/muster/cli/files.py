@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.options import Json, Project, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
 
@@ -56,7 +56,7 @@ def upload(
     if json:
         print_json(sent[0] if len(sent) == 1 else {"items": sent})
     if any(file["status"] == "failed" for file in sent):
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 @app.command("ls")
@@ -124,14 +124,14 @@ def api(client: JobsClient) -> Connection:
     if isinstance(client, Connection):
         return client
     what = "a cluster keeps no files: they are the API's"
-    raise CliError(what, Exit.USAGE, "no-files", next_step="leave --context out, and name the API with --server")
+    raise CliError(what, ExitStatus.USAGE, "no-files", next_step="leave --context out, and name the API with --server")
 
 
 def _table(items: list[dict[str, Any]]) -> Any:
     from muster.cli import formatting
-    from muster.cli.table import Table
+    from muster.cli.table import TextTable
 
-    table = Table("id", "name", "purpose", "status", ">size", ">samples", "project")
+    table = TextTable("id", "name", "purpose", "status", ">size", ">samples", "project")
     for file in items:
         samples = f"{file['samples']:,}" if file["samples"] is not None else formatting.NOTHING
         status = file["status"]
@@ -145,10 +145,10 @@ def _table(items: list[dict[str, Any]]) -> Any:
 
 def _details(file: dict[str, Any]) -> Any:
     from muster.cli import formatting
-    from muster.cli.table import Table
+    from muster.cli.table import TextTable
     from muster.cli.uploading import contents_of
 
-    table = Table("", "", header=False)
+    table = TextTable("", "", header=False)
     table.add_row("file", f"{file['id']}  {file['name']}")
     table.add_row("status", file["status"] + (f": {file['fault']}" if file["fault"] else ""))
     table.add_row("for", f"{file['purpose']}, project {file['project']}, of {file['owner']}")

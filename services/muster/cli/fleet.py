@@ -10,7 +10,7 @@ import typer
 from muster.cli import formatting
 from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, print_json, say
-from muster.cli.table import Styled, Table
+from muster.cli.table import StyledCell, TextTable
 from muster.contract.times import epoch_seconds
 
 
@@ -26,13 +26,13 @@ def queue(
     if json:
         print_json(queues)
         return
-    table = Table("#", "PROJECT", "JOB", "OWNER", ">GPUS", "WAITS", "WHY")
+    table = TextTable("#", "PROJECT", "JOB", "OWNER", ">GPUS", "WAITS", "WHY")
     lines = [(job, each["project"]) for each in queues["items"] for job in each["waiting"]]
     for job, name in sorted(lines, key=lambda line: line[0]["position"]):
         waits, gpus = _since(job["since"]), _gpus(job)
         table.add_row(str(job["position"]), name, job["name"], job["owner"], gpus, waits, job["because"])
     answers().print(table, soft_wrap=True)
-    holders = Table("HELD BY", "JOB", "OWNER", ">GPUS", "FOR", "PHASE")
+    holders = TextTable("HELD BY", "JOB", "OWNER", ">GPUS", "FOR", "PHASE")
     for each in queues["items"]:
         for job in each["holding"]:
             holders.add_row(each["project"], job["name"], job["owner"], _gpus(job), _since(job["since"]), job["phase"])
@@ -50,7 +50,7 @@ def nodes(server: Server = None, json: Json = False) -> None:
     if json:
         print_json(fleet)
         return
-    table = Table("NODE", "POOL", "CAPACITY", "TYPE", ">GPUS", ">FREE", "HELD BY", "STATE")
+    table = TextTable("NODE", "POOL", "CAPACITY", "TYPE", ">GPUS", ">FREE", "HELD BY", "STATE")
     for node in fleet["items"]:
         state = _state(node)
         holders = [f"{each['project']}/{each['job']}" if each["job"] else each["project"] for each in node["heldBy"]]
@@ -63,7 +63,7 @@ def nodes(server: Server = None, json: Json = False) -> None:
             str(node["gpus"]),
             str(node["freeGpus"]),
             ", ".join([*holders, *others]),
-            Styled(state, "yellow" if node["unfit"] else ""),
+            StyledCell(state, "yellow" if node["unfit"] else ""),
         )
     answers().print(table, soft_wrap=True)
     if fleet["note"]:

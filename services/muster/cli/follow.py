@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
-from muster.cli.errors import Exit
+from muster.cli.errors import ExitStatus
 from muster.cli.options import command_prefix
 from muster.cli.output import json_wanted, print_json_line, say
 from muster.cli.output import messages as console
@@ -17,7 +17,7 @@ from muster.cli.plot import sparkline
 from muster.cli.render import PHASE_STYLE, format_event, format_progress, format_progress_line, unicode_ok
 from muster.client import following
 from muster.client.exchange import StreamEvent
-from muster.client.following import Moment
+from muster.client.following import JobMoment
 from muster.client.steps import walk
 from muster.contract.log_words import step_words
 from muster.contract.text import readable
@@ -33,13 +33,13 @@ WAIT_LINE_SECONDS = 15.0  # of a phase without steps: whoever watches must see t
 _QUIET_EVENTS = {"job.created", "job.queued", "job.running", "job.starting", "job.waiting", "job.stopping"}
 
 
-def moments(client: JobsClient, job_id: str, after_event: int = 0) -> Iterator[Moment]:
+def moments(client: JobsClient, job_id: str, after_event: int = 0) -> Iterator[JobMoment]:
     """A look every half second; the last one is of the ended job, with its last events."""
     return walk(following.moments(job_id, after_event), lambda ask: client.get(ask.path, **ask.params))
 
 
 @dataclass
-class Display:
+class MomentDisplay:
     """Shows moments on standard error. Use as a context manager; `live` only on a terminal."""
 
     name: str
@@ -51,7 +51,7 @@ class Display:
     _last_phase: str = ""
     _phase_since: float = 0.0
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> MomentDisplay:
         if console().is_terminal:
             from rich.live import Live
 
@@ -63,7 +63,7 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, moment: Moment) -> None:
+    def show(self, moment: JobMoment) -> None:
         new = [step for step in moment.steps if step["step"] > self._last_step or step["attempt"] > self._last_attempt]
         self.losses += [step["loss"] for step in new if step.get("loss") is not None]
         if new:
@@ -77,7 +77,7 @@ class Display:
         else:
             self._line(moment)
 
-    def _line(self, moment: Moment) -> None:
+    def _line(self, moment: JobMoment) -> None:
         """Print a line, as for a pipe: each phase, progress now and then, and that a wait lasts."""
         now = time.monotonic()
         if moment.phase != self._last_phase:
@@ -91,7 +91,7 @@ class Display:
             detail += f", for {formatting.duration(lasted)}"
         say(f"{formatting.clock(time.time())}  {moment.phase} (attempt {moment.status['attempt']}): {detail}")
 
-    def _picture(self, moment: Moment) -> Group:
+    def _picture(self, moment: JobMoment) -> Group:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -115,12 +115,12 @@ class Display:
         return sparkline(self.losses, width=20, unicode=unicode_ok(console()))
 
 
-def follow(client: JobsClient, job: dict[str, Any]) -> Exit:
+def follow(client: JobsClient, job: dict[str, Any]) -> ExitStatus:
     """Show the job until it ends, then its result. Returns the exit code for it."""
     name, job_id = job["metadata"]["name"], job["id"]
-    last: Moment | None = None
+    last: JobMoment | None = None
     try:
-        with Display(name) as display:
+        with MomentDisplay(name) as display:
             for moment in moments(client, job_id):
                 if json_wanted() and (last is None or moment.status != last.status) and not moment.ended:
                     print_json_line(moment.job)
@@ -130,12 +130,12 @@ def follow(client: JobsClient, job: dict[str, Any]) -> Exit:
         say(f"\nDetached; {name} goes on.", "bold")
         say(f"  {command_prefix()} get {name} --follow    watch it again")
         say(f"  {command_prefix()} cancel {name}          stop it")
-        return Exit.INTERRUPTED
+        return ExitStatus.INTERRUPTED
     assert last is not None, "there is always a first look"
     return conclude(last.job)
 
 
-def conclude(job: dict[str, Any]) -> Exit:
+def conclude(job: dict[str, Any]) -> ExitStatus:
     """Say how an ended job ended. With --json the whole job is printed, as the last line of the stream."""
     status, name = job["status"], job["metadata"]["name"]
     if json_wanted():
@@ -144,7 +144,7 @@ def conclude(job: dict[str, Any]) -> Exit:
         progress = status.get("progress") or {}
         say(f"{name} succeeded: {format_progress_line(progress, ended=True)}", "bold green")
         say_next_steps(job)
-        return Exit.OK
+        return ExitStatus.OK
     say(f"{name} {'was cancelled' if status['phase'] == 'Cancelled' else 'failed'}: {status['because']}", "bold red")
     failure = status.get("lastFailure") or {}
     if failure and status["phase"] == "Failed":
@@ -153,7 +153,7 @@ def conclude(job: dict[str, Any]) -> Exit:
             say(f"  | {line}", "dim")
     say(f"  {command_prefix()} why {name}     what happened and what to do")
     say(f"  {command_prefix()} logs {name}    what the workers wrote")
-    return Exit.FAILED
+    return ExitStatus.FAILED
 
 
 def say_next_steps(job: dict[str, Any]) -> None:

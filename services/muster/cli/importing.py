@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.errors import CliError, Exit, usage
+from muster.cli.errors import CliError, ExitStatus, usage
 from muster.cli.options import Json
 from muster.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from muster.cli.foreign.jobs import Imported
-    from muster.contract.base import Problem
+    from muster.cli.foreign.jobs import ImportedJob
+    from muster.contract.base import DocumentProblem
 
 
 def import_(
@@ -61,10 +61,10 @@ def import_(
                 raise usage(f"{output} is there already", "name another file, or remove it") from None
             say(f"Written to {output}; `muster submit {output} --dry-run` checks it.")
     if faults:
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
-def _imported(file: str | None, torchrun: str | None) -> Imported:
+def _imported(file: str | None, torchrun: str | None) -> ImportedJob:
     from muster.cli.foreign.jobs import NotReadable, import_document, import_torchrun
     from muster.cli.job_file import read_job_file
 
@@ -72,10 +72,12 @@ def _imported(file: str | None, torchrun: str | None) -> Imported:
     try:
         return import_document(read_job_file(file).data) if file is not None else import_torchrun(torchrun or "")
     except NotReadable as error:
-        raise CliError(f"{name} {error}", Exit.USAGE, "not-readable", next_step="docs/programs.md lists them") from None
+        raise CliError(
+            f"{name} {error}", ExitStatus.USAGE, "not-readable", next_step="docs/programs.md lists them"
+        ) from None
 
 
-def _faults(imported: Imported) -> tuple[Problem, ...]:
+def _faults(imported: ImportedJob) -> tuple[DocumentProblem, ...]:
     from muster.contract.base import InvalidDocument
     from muster.contract.spec import parse_job
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.cli.errors import CliError, Exit, Fault
-from muster.contract.base import UNKNOWN_KEY, Problem
+from muster.cli.errors import CliError, DocumentFault, ExitStatus
+from muster.contract.base import UNKNOWN_KEY, DocumentProblem
 from muster.documents.document import BYTES_MAX, Document, DocumentError
 from muster.documents.reader import read
 
@@ -26,14 +26,14 @@ class JobFile:
     folder: Path = field(default_factory=Path)
     settings: dict[str, str] = field(default_factory=dict)  # what --set changed: path to its assignment
 
-    def fault(self, problem: Problem) -> Fault:
+    def fault(self, problem: DocumentProblem) -> DocumentFault:
         """The problem with the --set that it comes from, or with its line, or the line of the nearest key around it."""
         if (setting := self._setting_of(problem.path)) is not None:
-            return Fault(problem, setting=setting)
+            return DocumentFault(problem, setting=setting)
         place = self.document.place_of(problem.path)
         if place is None:
-            return Fault(problem)
-        return Fault(problem, place.line, place.column, self.document.excerpt(place.line))
+            return DocumentFault(problem)
+        return DocumentFault(problem, place.line, place.column, self.document.excerpt(place.line))
 
     def _setting_of(self, path: str) -> str | None:
         """The last --set of the value at `path`, of one around it, or of one inside it that the file has not."""
@@ -108,7 +108,7 @@ def _leave_out_rivals(here: Any, parts: list[str | int]) -> None:
                     del here[rival]
 
 
-def explaining(faults: Sequence[Fault]) -> str:
+def explaining(faults: Sequence[DocumentFault]) -> str:
     """Return the next step after faults of a document: where the keys are listed that are known there, if one is not;
     else nothing."""
     unknown = next((fault.problem.path for fault in faults if fault.problem.message.startswith(UNKNOWN_KEY)), "")
@@ -151,10 +151,10 @@ def _read(name: str, raw: bytes, form: Any) -> Document:
         place = error.place
         if place is None:
             raise _bad(name, f"{name} {error.message}", "") from None
-        fault = Fault(Problem("", error.message), place.line, place.column, error.excerpt)
+        fault = DocumentFault(DocumentProblem("", error.message), place.line, place.column, error.excerpt)
         what = f"{name}, {error}"
-        raise CliError(what, Exit.USAGE, "bad-document", name, (fault,)) from None
+        raise CliError(what, ExitStatus.USAGE, "bad-document", name, (fault,)) from None
 
 
 def _bad(name: str, what: str, next_step: str) -> CliError:
-    return CliError(what=what, exit_code=Exit.USAGE, code="bad-document", file=name, next_step=next_step)
+    return CliError(what=what, exit_code=ExitStatus.USAGE, code="bad-document", file=name, next_step=next_step)

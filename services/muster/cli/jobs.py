@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.cli.errors import Exit, cli_error, usage
+from muster.cli.errors import ExitStatus, cli_error, usage
 from muster.cli.options import Job, Jobs, Json, Project, Server, Settings, connect
 from muster.cli.output import json_wanted, print_json, say
 from muster.client.errors import MusterError, Unavailable
@@ -73,10 +73,10 @@ def submit(
             if source is not None:
                 source.show()
             if dry_run:
-                raise typer.Exit(Exit.FAILED if story.does_not_fit(plan) else Exit.OK)
+                raise typer.Exit(ExitStatus.FAILED if story.does_not_fit(plan) else ExitStatus.OK)
             if not (yes or story.agreed(plan, json)):
                 say("Nothing was submitted.")
-                raise typer.Exit(Exit.FAILED)
+                raise typer.Exit(ExitStatus.FAILED)
             if source is not None:
                 source.upload(client, project_of(document.data))
             job = story.send(client, document)
@@ -119,7 +119,7 @@ def estimate(
     else:
         story.show(result)
     if result.get("fits") is False or result.get("faults"):
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def ls(
@@ -310,7 +310,7 @@ def rm(
             )
         if not (json or confirmed(f"Delete {', '.join(jobs)}: {extent}?", by_default=False)):
             say("Nothing was deleted.")
-            raise typer.Exit(Exit.FAILED)
+            raise typer.Exit(ExitStatus.FAILED)
     gone, errors = [], []
     with connect(server) as client:
         for name in jobs:
@@ -321,7 +321,7 @@ def rm(
                 say(f"{name} is deleted")
             except MusterError as raised:
                 error = cli_error(raised)
-                if error.exit_code == Exit.UNREACHABLE or len(jobs) == 1:
+                if error.exit_code == ExitStatus.UNREACHABLE or len(jobs) == 1:
                     raise
                 errors.append(error)
                 say(f"error: {name}: {error}", "red")
@@ -353,7 +353,7 @@ def _act(
                 say(f"{job['metadata']['name']} {_progress(job, words, final_phases)}")
             except MusterError as raised:
                 error = cli_error(raised)
-                if error.exit_code == Exit.UNREACHABLE or len(names) == 1:
+                if error.exit_code == ExitStatus.UNREACHABLE or len(names) == 1:
                     raise
                 errors.append((name, error))
                 say(f"error: {name}: {error}", "red")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.status import Phase
 from muster.local.cluster import LocalCluster
 
 _WITH_WORKERS = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
 
 
-def with_workers(state: State) -> list[str]:
+def with_workers(state: StateFolder) -> list[str]:
     """Return the names of the jobs that have, or are about to have, workers on this machine."""
     if not state.cluster.exists():
         return []

@@ -21,7 +21,7 @@ from typing import Any
 from muster.cli import running
 from muster.cli.findings import Finding, Lines
 from muster.cli.up import NEEDED
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.text import plural, size
 from muster.local import gpus, sandbox
 
@@ -45,7 +45,7 @@ print(json.dumps(dataclasses.asdict(read_facts())))
 class ExaminedMachine:
     """The machine that is examined, as the person who runs the command sees it."""
 
-    state: State
+    state: StateFolder
     port: int = 8642
 
     @cached_property

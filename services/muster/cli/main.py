@@ -38,7 +38,7 @@ from muster.cli import (
     webhooks,
     workers,
 )
-from muster.cli.errors import CliError, Exit, cli_error
+from muster.cli.errors import CliError, ExitStatus, cli_error
 from muster.cli.options import choose_cluster
 from muster.cli.output import show_error
 from muster.client.address import ENV_SERVER
@@ -158,14 +158,14 @@ def main() -> None:
         show_error(error)
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:
-        sys.exit(int(Exit.INTERRUPTED))
+        sys.exit(int(ExitStatus.INTERRUPTED))
     except BrokenPipeError:
         # `muster ls | head`: the reader has seen enough. What is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:  # a full disk, a folder without rights, a damaged file: the world's fault, not ours
         show_error(CliError(_describe(error), code="machine"))
-        sys.exit(int(Exit.FAILED))
+        sys.exit(int(ExitStatus.FAILED))
 
 
 def _describe(error: OSError) -> str:

@@ -50,7 +50,7 @@ class JobsClient(Protocol):
     """Protocol of what answers a command: the API (`Connection`) or a cluster (`cluster_client.ClusterClient`)."""
 
     @property
-    def server(self) -> Answering: ...
+    def server(self) -> AnswerSource: ...
 
     def __enter__(self) -> JobsClient: ...
 
@@ -77,7 +77,7 @@ class JobsClient(Protocol):
     def stream(self, path: str, last_id: str = "", **params: Any) -> Iterator[Any]: ...
 
 
-class Answering(Protocol):
+class AnswerSource(Protocol):
     """Source of the answers. If it is `local`, this machine's paths mean the same there."""
 
     @property
@@ -85,14 +85,14 @@ class Answering(Protocol):
 
 
 @dataclass
-class _Chosen:
+class _ChosenCluster:
     """Choice of `muster --context NAME --namespace NAME …`, for every command."""
 
     context: str | None = None
     namespace: str | None = None
 
 
-_CHOSEN = _Chosen()
+_CHOSEN = _ChosenCluster()
 
 
 def choose_cluster(context: str | None, namespace: str | None) -> None:

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from muster.cli.errors import CliError, Fault
+from muster.cli.errors import CliError, DocumentFault
 from muster.contract.text import STEERING
 
 if TYPE_CHECKING:
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 180
 
 
-class _Format:
+class _OutputFormat:
     json = False
 
 
 def use_json(value: bool) -> bool:
     """Callback of every `--json`: errors must know of it too."""
-    _Format.json = _Format.json or value
+    _OutputFormat.json = _OutputFormat.json or value
     return value
 
 
 def json_wanted() -> bool:
-    return _Format.json
+    return _OutputFormat.json
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def show_error(error: CliError) -> None:
         print_json(error.document())
 
 
-def _show_fault(error: CliError, fault: Fault) -> None:
+def _show_fault(error: CliError, fault: DocumentFault) -> None:
     from rich.text import Text
 
     if fault.problem.path:
@@ -110,6 +110,6 @@ def _show_fault(error: CliError, fault: Fault) -> None:
     )
 
 
-def _message(fault: Fault) -> str:
+def _message(fault: DocumentFault) -> str:
     near = fault.problem.did_you_mean
     return f"{fault.problem.message}{f'. Did you mean {near!r}?' if near else ''}"

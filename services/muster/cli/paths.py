@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.job_file import JobFile
 from muster.client.documents import RelativePath, missing_repository, relative_paths, unreachable_path
 from muster.client.errors import InvalidRequest
@@ -48,4 +48,4 @@ def _path_of(file: JobFile, place: RelativePath) -> Path:
 
 def _with_lines(file: JobFile, error: InvalidRequest) -> CliError:
     faults = tuple(file.fault(problem) for problem in error.problems)
-    return CliError(error.what, Exit.USAGE, error.code, file.name, faults, error.next_step)
+    return CliError(error.what, ExitStatus.USAGE, error.code, file.name, faults, error.next_step)

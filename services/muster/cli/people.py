@@ -9,7 +9,7 @@ import typer
 from muster.cli import formatting
 from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, print_json, say
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 
 app = typer.Typer(help="People and service accounts (for admins).", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def ls(server: Server = None, json: Json = False) -> None:
     if json:
         print_json(people)
         return
-    table = Table("NAME", "KIND", "ADMIN", "DISABLED", "SINCE")
+    table = TextTable("NAME", "KIND", "ADMIN", "DISABLED", "SINCE")
     for person in people["items"]:
         yes = {True: "yes", False: ""}
         at = formatting.moment(person["createdAt"])

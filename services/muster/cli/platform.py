@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.errors import Exit
+from muster.cli.errors import ExitStatus
 from muster.cli.options import Json, StateFolder
 from muster.cli.output import print_json
 
@@ -127,4 +127,4 @@ def demo(
     else:
         demo_report.show(evidence, results, document["seconds"])
     if any(result.broken for result in results):
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(ExitStatus.FAILED)

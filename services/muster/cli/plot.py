@@ -14,20 +14,20 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     x: float
     y: float
 
 
-def finite(points: Sequence[Point]) -> list[Point]:
+def finite(points: Sequence[PlotPoint]) -> list[PlotPoint]:
     return [point for point in points if math.isfinite(point.x) and math.isfinite(point.y)]
 
 
-def smoothed(points: Sequence[Point], window: int) -> list[Point]:
+def smoothed(points: Sequence[PlotPoint], window: int) -> list[PlotPoint]:
     """Return the means of so many finite points up to and including each; fewer at the beginning."""
     points = finite(points)
     spans = [points[max(0, index + 1 - window) : index + 1] for index in range(len(points))]
-    return [Point(span[-1].x, _mean([point.y for point in span])) for span in spans]
+    return [PlotPoint(span[-1].x, _mean([point.y for point in span])) for span in spans]
 
 
 def sparkline(values: Sequence[float], width: int = 24, unicode: bool = True) -> str:
@@ -44,7 +44,7 @@ def sparkline(values: Sequence[float], width: int = 24, unicode: bool = True) ->
     return "".join(bars[round((mean - low) * scale)] for mean in means)
 
 
-def curve(points: Sequence[Point], width: int = 64, height: int = 10, unicode: bool = True) -> list[str]:
+def curve(points: Sequence[PlotPoint], width: int = 64, height: int = 10, unicode: bool = True) -> list[str]:
     """Return the lines of a plot, with the y axis labelled on the left and x below. Empty for fewer than two finite
     points.
 
@@ -72,7 +72,7 @@ def curve(points: Sequence[Point], width: int = 64, height: int = 10, unicode: b
     return _framed(canvas, (low_x, high_x), (low_y, high_y), unicode)
 
 
-def _columns(points: Sequence[Point], low: float, high: float, columns: int) -> dict[int, tuple[float, float]]:
+def _columns(points: Sequence[PlotPoint], low: float, high: float, columns: int) -> dict[int, tuple[float, float]]:
     ranges: dict[int, tuple[float, float]] = {}
     for point in points:
         column = round((point.x - low) / (high - low) * (columns - 1))

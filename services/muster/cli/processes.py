@@ -12,12 +12,12 @@ from muster.contract.names import Env
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundProcess:
     pid: int
     what: str
 
 
-def of_state(root: Path) -> list[Found]:
+def of_state(root: Path) -> list[FoundProcess]:
     """Platform, workers and ranks of that folder. This process and those above it are not meant, whatever they name."""
     import psutil
 
@@ -34,7 +34,7 @@ def of_state(root: Path) -> list[Found]:
         with contextlib.suppress(psutil.Error):  # gone meanwhile, or somebody else's
             command = process.cmdline()
             if process.status() != psutil.STATUS_ZOMBIE and is_of_state(command, process.environ(), root):
-                matches.append(Found(process.pid, " ".join(command)[:160] or process.name()))
+                matches.append(FoundProcess(process.pid, " ".join(command)[:160] or process.name()))
     return matches
 
 
@@ -45,7 +45,7 @@ def is_of_state(command: Sequence[str], environ: Mapping[str, str], root: Path) 
     return str(root) in command and any(word.startswith("muster.") for word in command)
 
 
-def end(processes: list[Found]) -> None:
+def end(processes: list[FoundProcess]) -> None:
     """Send SIGKILL to what did not end when it was asked to."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):

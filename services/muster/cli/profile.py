@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from muster.cli import formatting
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.options import Job, JobsClient, Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
 
@@ -60,7 +60,7 @@ def profile(
     for path in fetched:
         answers().print(str(path), markup=False, soft_wrap=True)
     if any(part["fault"] for each in chosen for part in each["done"]) and not show:
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def _until_written(
@@ -86,13 +86,13 @@ def _until_written(
 def _fetch(client: JobsClient, job_id: str, profile: dict[str, Any], to: Path) -> list[Path]:
     from muster.cli.files import api
     from muster.cli.uploading import shown
-    from muster.client.transfers import Transfers, inside
+    from muster.client.transfers import FileTransfers, inside
 
     fetched = []
     for part in profile["done"]:
         for file in part["files"]:
             target = inside(to, f"{profile['name']}/{file['name']}")
-            with Transfers(api(client)) as transfers, shown(file["name"]) as progress:
+            with FileTransfers(api(client)) as transfers, shown(file["name"]) as progress:
                 path = f"jobs/{job_id}/profiles/{profile['name']}/{file['name']}"
                 transfers.download(path, target, file["bytes"], progress)
             fetched.append(target)

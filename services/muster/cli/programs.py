@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.cli.errors import Exit, usage
+from muster.cli.errors import ExitStatus, usage
 from muster.cli.jobs import Hold
 from muster.cli.options import Json, Project, Server, Settings, connect
 from muster.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from muster.cli.foreign.torchrun import Command
+    from muster.cli.foreign.torchrun import ProgramCommand
     from muster.cli.job_file import JobFile
     from muster.cli.options import JobsClient
 
@@ -96,7 +96,7 @@ def run(
         ended = _follow(client, job, several=nodes not in (None, 1))
     if ended["status"]["phase"] != "Succeeded":
         _show_end(ended)
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def _follow(client: JobsClient, job: dict[str, Any], several: bool) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _follow(client: JobsClient, job: dict[str, Any], several: bool) -> dict[str,
         follow_log(client, job_id, {"worker": "all" if several else "0"}, several)
     except KeyboardInterrupt:
         say(f"\nDetached; {name} continues. `muster logs {name} -f` follows it again.")
-        raise typer.Exit(Exit.INTERRUPTED) from None
+        raise typer.Exit(ExitStatus.INTERRUPTED) from None
     ended: dict[str, Any] = client.get(f"jobs/{job_id}")
     return ended
 
@@ -123,7 +123,7 @@ def _show_end(job: dict[str, Any]) -> None:
         show_failure(failure)
 
 
-def _command(words: list[str]) -> Command:
+def _command(words: list[str]) -> ProgramCommand:
     from muster.cli.foreign.torchrun import read_words
 
     try:
@@ -136,7 +136,7 @@ def _command(words: list[str]) -> Command:
 
 
 def _document(
-    command: Command,
+    command: ProgramCommand,
     gpus: int | None,
     nodes: int | None,
     processes: int | None,
@@ -158,7 +158,7 @@ def _document(
     return JobFile({"metadata": {"name": name or _name(command.words)}, "spec": spec}, "the command line")
 
 
-def _nodes_of(command: Command) -> Any:
+def _nodes_of(command: ProgramCommand) -> Any:
     if isinstance(command.nodes, tuple):
         return {"min": command.nodes[0], "max": command.nodes[1]}
     return command.nodes or 1

@@ -10,7 +10,7 @@ import typer
 
 from muster.cli.options import JobsClient, Json, Server, Settings, connect
 from muster.cli.output import answers, print_json, say
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 from muster.client.errors import MusterError
 
 app = typer.Typer(help="Projects: they own jobs and have members, limits and quotas.", no_args_is_help=True)
@@ -35,7 +35,7 @@ def ls(server: Server = None, json: Json = False) -> None:
     if json:
         print_json(projects)
         return
-    table = Table("NAME", "NAMESPACE", "YOUR ROLE")
+    table = TextTable("NAME", "NAMESPACE", "YOUR ROLE")
     for project in projects["items"]:
         table.add_row(project["name"], project["namespace"] or "", project["role"])
     answers().print(table, soft_wrap=True)
@@ -50,7 +50,7 @@ def get(project: ProjectName, server: Server = None, json: Json = False) -> None
     if json:
         print_json(document | {"members": members})
         return
-    table = Table("", "", header=False)
+    table = TextTable("", "", header=False)
     table.add_row("namespace", document["namespace"] or "those of `namespaces`, else default")
     for name, value in _lines(document["limits"]):
         table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
 from muster.cli.output import answers
-from muster.cli.plot import Point, curve, smoothed
-from muster.cli.table import Styled, Table
+from muster.cli.plot import PlotPoint, curve, smoothed
+from muster.cli.table import StyledCell, TextTable
 from muster.contract.plan_words import program_facts, results_words
 from muster.contract.times import epoch_seconds
 
@@ -35,8 +35,8 @@ SAMPLE_CHARACTERS = 100  # of a prompt, and of what was written after it
 SMOOTHING_PARTS = 50
 
 
-def phase_cell(phase: str) -> Styled:
-    return Styled(phase, PHASE_STYLE.get(phase, ""))
+def phase_cell(phase: str) -> StyledCell:
+    return StyledCell(phase, PHASE_STYLE.get(phase, ""))
 
 
 def unicode_ok(console: Console) -> bool:
@@ -68,12 +68,12 @@ def jobs_table(
     widths: Sequence[int] = (),
     whose: bool = False,
     without: Sequence[str] = (),
-) -> Table:
+) -> TextTable:
     """A page of the list. `widths` are those of the page before; the first page has none, and the header. `whose` adds
     project and owner, which on a machine of one person say nothing. Columns `without` are left out."""
     columns = ("NAME", *(("PROJECT", "OWNER") if whose else ()), *_JOB_COLUMNS)
     kept = [index for index, column in enumerate(columns) if column.removeprefix(">") not in without]
-    table = Table(*(columns[index] for index in kept), header=not widths, widths=widths, cut=True)
+    table = TextTable(*(columns[index] for index in kept), header=not widths, widths=widths, cut=True)
     for job in jobs:
         ended = job["phase"] in ENDED
         cells = (
@@ -100,14 +100,17 @@ def format_progress(step: int | None, steps: int | None) -> str:
 
 
 def show_job(
-    job: dict[str, Any], attempts: Sequence[dict[str, Any]], points: Sequence[Point], cost: dict[str, Any] | None = None
+    job: dict[str, Any],
+    attempts: Sequence[dict[str, Any]],
+    points: Sequence[PlotPoint],
+    cost: dict[str, Any] | None = None,
 ) -> None:
     """Print the output of `muster get` for one job."""
     console = answers()
     status, metadata = job["status"], job["metadata"]
     progress, checkpoint = status.get("progress") or {}, status.get("checkpoint") or {}
     gang = status.get("gang") or {}
-    table = Table("", "", header=False)
+    table = TextTable("", "", header=False)
     table.add_row("job", f"{metadata['name']}  ({metadata['namespace']}, {job['id']})")
     table.add_row("phase", phase_cell(status["phase"]))
     table.add_row("because", status["because"])
@@ -175,8 +178,8 @@ def format_progress_line(progress: dict[str, Any], ended: bool = False) -> str:
     return ", ".join(parts)
 
 
-def attempts_table(attempts: Iterable[dict[str, Any]]) -> Table:
-    table = Table(
+def attempts_table(attempts: Iterable[dict[str, Any]]) -> TextTable:
+    table = TextTable(
         ">ATTEMPT", "STARTED", ">LASTED", ">FROM STEP", ">TO STEP", ">LOST STEPS", "OUTCOME", "CAUSE", "MESSAGE"
     )
     for attempt in attempts:
@@ -206,14 +209,14 @@ def show_goodput(shares: dict[str, float]) -> None:
     if not shares:
         return
     answers().print()
-    table = Table("GOODPUT", ">SHARE", "")
+    table = TextTable("GOODPUT", ">SHARE", "")
     for state, value in shares.items():
         bar = "█" if unicode_ok(answers()) else "#"
         table.add_row(state, formatting.share(value), bar * max(1, round(value * 40)) if value >= 0.005 else "")
     answers().print(table, soft_wrap=True)
 
 
-def show_curve(points: Sequence[Point]) -> None:
+def show_curve(points: Sequence[PlotPoint]) -> None:
     """The loss; a long run's is smoothed, for single steps on small batches are mostly noise."""
     console = answers()
     window = max(1, len(points) // SMOOTHING_PARTS)
@@ -261,10 +264,10 @@ def format_event(event: dict[str, Any]) -> str:
     return f"{formatting.clock(event['at'])}  {attempt:<4} {event['type']:<24} {event['message']}"
 
 
-def checkpoints_table(document: dict[str, Any]) -> Table:
+def checkpoints_table(document: dict[str, Any]) -> TextTable:
     columns = [">STEP", ">ATTEMPT", "COMMITTED", ">RANKS", ">SIZE", ">LOSS", ">EVALUATION", "MARKS"]
     judged = any(commit.get("evaluations") for commit in document["items"])
-    table = Table(*columns, *(["RESULTS"] if judged else []))
+    table = TextTable(*columns, *(["RESULTS"] if judged else []))
     for commit in document["items"]:
         metrics = commit.get("metrics") or {}
         table.add_row(
@@ -300,7 +303,7 @@ def _kind(commit: dict[str, Any]) -> tuple[str, ...]:
 def show_commit(commit: dict[str, Any]) -> None:
     """Print the output of `muster checkpoints inspect` for one checkpoint."""
     console = answers()
-    table = Table("", "", header=False)
+    table = TextTable("", "", header=False)
     marks = "".join(f", {mark}" for mark in ("best", "pinned") if commit[mark])
     table.add_row("checkpoint", f"step {commit['step']:,} of {commit['job']}{marks}\n{commit['uri']}")
     table.add_row("committed", f"{formatting.moment(commit['committedAt'])} by attempt {commit['attempt']}")
@@ -319,13 +322,13 @@ def show_commit(commit: dict[str, Any]) -> None:
     console.print(table, soft_wrap=True)
     console.print()
     if is_folder:
-        files = Table("FILE", ">SIZE", "CRC-32")
+        files = TextTable("FILE", ">SIZE", "CRC-32")
         for file in commit["files"]:
             files.add_row(
                 file["key"].partition("/files/")[2] or file["key"], formatting.size(file["bytes"]), file["checksum"]
             )
         return console.print(files, soft_wrap=True)
-    tensors = Table("TENSOR", "DTYPE", "SHAPE", ">SLICES")
+    tensors = TextTable("TENSOR", "DTYPE", "SHAPE", ">SLICES")
     for name, tensor in commit["tensors"].items():
         shape = "×".join(map(str, tensor["shape"])) or "one number"
         tensors.add_row(name, tensor["dtype"], shape, str(tensor["slices"]))
@@ -336,5 +339,5 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def step_points(metrics: dict[str, Any]) -> list[Point]:
-    return [Point(p["step"], p["loss"]) for p in metrics["points"] if p.get("loss") is not None]
+def step_points(metrics: dict[str, Any]) -> list[PlotPoint]:
+    return [PlotPoint(p["step"], p["loss"]) for p in metrics["points"] if p.get("loss") is not None]

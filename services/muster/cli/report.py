@@ -45,10 +45,10 @@ def report(
 
 def make_report(client: JobsClient, job_id: str) -> str:
     """The file's text. Parts that the job's storage can't provide now are left out, and the text says so."""
-    from muster.charts.report import Report, render_report
+    from muster.charts.report import JobReport, render_report
     from muster.cli.watch import all_events
 
-    report = Report(
+    report = JobReport(
         job=client.get(f"jobs/{job_id}"),
         attempts=client.get(f"jobs/{job_id}/attempts"),
         events=all_events(client, job_id),

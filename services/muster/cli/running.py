@@ -11,20 +11,20 @@ from dataclasses import asdict
 
 from muster.cli.errors import CliError, usage
 from muster.client.address import state_folder
-from muster.client.running import Running, read_running, who
-from muster.contract.layout import State
+from muster.client.running import RunningPlatform, read_running, who
+from muster.contract.layout import StateFolder
 from muster.local.private import make_private_folder
 
-__all__ = ["Lock", "Running", "already_running", "stop_command", "who"]
+__all__ = ["RunningPlatform", "StateLock", "already_running", "stop_command", "who"]
 
 
-class Lock:
+class StateLock:
     """Held as long as this process lives, however it ends; children don't inherit it.
 
     If it `crashed_before`, the last holder was killed, and its children may not have noticed yet.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateFolder) -> None:
         """Take the lock. Raises CliError (exit 2) when another `muster up` has it or the folder can't be written."""
         self.state = state
         self.file = _open(state)
@@ -33,9 +33,9 @@ class Lock:
             os.close(self.file)
             raise already_running(state, other)
         self.crashed_before = read_running(state.running) is not None
-        self.write(Running(os.getpid(), "", time.time()))
+        self.write(RunningPlatform(os.getpid(), "", time.time()))
 
-    def write(self, running: Running) -> None:
+    def write(self, running: RunningPlatform) -> None:
         # In place: a renamed file would be another file than the locked one.
         text = json.dumps(asdict(running)).encode()
         os.pwrite(self.file, text.ljust(200), 0)
@@ -45,7 +45,7 @@ class Lock:
         os.close(self.file)
 
 
-def already_running(state: State, other: Running | None) -> CliError:
+def already_running(state: StateFolder, other: RunningPlatform | None) -> CliError:
     where = f" (pid {other.pid}{f', {other.url}' if other.url else ''})" if other else ""
     return usage(
         f"a `muster up` runs on {state.root} already{where}",
@@ -54,13 +54,13 @@ def already_running(state: State, other: Running | None) -> CliError:
     )
 
 
-def stop_command(state: State) -> str:
+def stop_command(state: StateFolder) -> str:
     """Return the command that stops the platform of this state folder, and no other one of this machine."""
     named = "" if state.root == state_folder(None).root else f" --state {shlex.quote(str(state.root))}"
     return f"muster down{named}"
 
 
-def _open(state: State) -> int:
+def _open(state: StateFolder) -> int:
     try:
         make_private_folder(state.root, state.running)
         state.logs.mkdir(exist_ok=True)

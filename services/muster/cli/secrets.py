@@ -13,7 +13,7 @@ from muster.cli import formatting
 from muster.cli.errors import usage
 from muster.cli.options import Json, Project, Server, connect, project_of
 from muster.cli.output import answers, print_json, say
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 
 app = typer.Typer(help="Secrets: values that a project's jobs read and that are never shown.", no_args_is_help=True)
 
@@ -57,7 +57,7 @@ def ls(project: Project = None, server: Server = None, json: Json = False) -> No
     if json:
         print_json(secrets)
         return
-    table = Table("NAME", "ENTRIES", "SET BY", "SET")
+    table = TextTable("NAME", "ENTRIES", "SET BY", "SET")
     for secret in secrets["items"]:
         at = formatting.moment(secret["changedAt"])
         table.add_row(secret["name"], ",".join(secret["keys"]), secret["changedBy"], at)

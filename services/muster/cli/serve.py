@@ -20,7 +20,7 @@ VLLM_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True)
-class Commands:
+class ServeCommands:
     """Commands to run in this order: the export, then either server. `note` says what is exported and why."""
 
     export: str
@@ -53,7 +53,7 @@ def serve(
     typer.echo(f"{commands.export}\n\n# vLLM\n{commands.vllm}\n\n# SGLang\n{commands.sglang}")
 
 
-def commands_for(name: str, spec: JobSpec, job: str, step: str, to: str) -> Commands:
+def commands_for(name: str, spec: JobSpec, job: str, step: str, to: str) -> ServeCommands:
     """The commands for a job that is called `name`, and named as `job`. Raises CliError for a program, and for a model
     that scores."""
     from muster.cli.errors import usage
@@ -75,14 +75,14 @@ def commands_for(name: str, spec: JobSpec, job: str, step: str, to: str) -> Comm
         note = f"The whole model is exported{why_merged} and served as {name}."
         vllm = ["vllm", "serve", to, "--served-model-name", name]
         sglang = ["python", "-m", "sglang.launch_server", "--model-path", to, "--served-model-name", name]
-        return Commands(_line(export), _line(vllm), _line(sglang), note)
+        return ServeCommands(_line(export), _line(vllm), _line(sglang), note)
     assert training.adapter is not None
     rank = training.adapter.rank
     rank_max = next((size for size in VLLM_RANKS if size >= rank), rank)
     model, *revision = base
     vllm = ["vllm", "serve", model, *revision, "--enable-lora", "--max-lora-rank", str(rank_max)]
     sglang = ["python", "-m", "sglang.launch_server", "--model-path", model, *revision, "--enable-lora"]
-    return Commands(
+    return ServeCommands(
         _line(export),
         _line([*vllm, "--lora-modules", f"{name}={to}"]),
         _line([*sglang, "--max-lora-rank", str(rank), "--lora-paths", f"{name}={to}"]),

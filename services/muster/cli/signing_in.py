@@ -55,7 +55,7 @@ def by_browser(about: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
     """The provider's answer, for which the browser comes back to a port of this machine."""
     verifier, state = secrets.token_urlsafe(64), secrets.token_urlsafe(32)
     challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
-    with HTTPServer(("127.0.0.1", 0), _Landing) as listener:
+    with HTTPServer(("127.0.0.1", 0), _LandingPage) as listener:
         back = f"http://127.0.0.1:{listener.server_address[1]}/"
         query = {
             "response_type": "code", "client_id": where["clientId"], "redirect_uri": back, "state": state,
@@ -89,7 +89,7 @@ def _landed(listener: HTTPServer, state: str) -> dict[str, str]:
     return {}
 
 
-class _Landing(BaseHTTPRequestHandler):
+class _LandingPage(BaseHTTPRequestHandler):
     """The page on which the browser lands."""
 
     def do_GET(self) -> None:

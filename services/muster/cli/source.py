@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.output import say
 from muster.client.documents import source_folder
 from muster.client.source_folder import SourceArchive, pack
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 
 if TYPE_CHECKING:
     from muster.cli.job_file import JobFile
@@ -45,9 +45,9 @@ class PackedSource:
         """Upload the archive, unless the project has it, and name it in the document. Raises MusterError."""
         from muster.cli.files import api
         from muster.cli.uploading import shown
-        from muster.client.transfers import Transfers
+        from muster.client.transfers import FileTransfers
 
-        with Transfers(api(client)) as transfers, shown(self.archive.name) as progress:
+        with FileTransfers(api(client)) as transfers, shown(self.archive.name) as progress:
             self.program["source"] = transfers.upload_source(self.archive, project, progress)
 
 
@@ -68,9 +68,11 @@ def packed_source(file: JobFile, client: JobsClient) -> Iterator[PackedSource | 
         return
     if not isinstance(client, Connection):
         words = f"{place.value!r} would have to be uploaded, and a cluster keeps no files"
-        fault = file.fault(Problem(place.path, words))
+        fault = file.fault(DocumentProblem(place.path, words))
         next_step = "leave --context out, or name an archive that the workers can read: s3://bucket/source.tar.gz"
-        raise CliError("a source folder goes through the API", Exit.USAGE, "no-files", file.name, (fault,), next_step)
+        raise CliError(
+            "a source folder goes through the API", ExitStatus.USAGE, "no-files", file.name, (fault,), next_step
+        )
     folder = file.folder / Path(place.value).expanduser()
     with tempfile.TemporaryDirectory(prefix="muster-source-") as into:
         archive = pack(folder, Path(into))

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
-from muster.cli.errors import CliError, Exit, cli_error, usage
+from muster.cli.errors import CliError, ExitStatus, cli_error, usage
 from muster.cli.job_file import JobFile, explaining, read_job_file, set_value
 from muster.cli.options import command_prefix
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.paths import Send, make_absolute
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 from muster.client.documents import project_of
 from muster.client.errors import MusterError
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 from muster.contract.names import Label
 from muster.contract.plan_words import does_not_fit, plan_facts
 
@@ -78,13 +78,13 @@ def uploader(client: JobsClient, asks: bool) -> Callable[[str | None], Send] | N
                 say(f"  {path.name}  {formatting.size(path.stat().st_size)}")
             many = formatting.plural(len(purposes), "file")
             if asks and not confirmed(f"Upload {many} of this machine to {client.server.url}?"):
-                raise CliError("nothing was uploaded, and nothing submitted", Exit.FAILED, "not-uploaded")
+                raise CliError("nothing was uploaded, and nothing submitted", ExitStatus.FAILED, "not-uploaded")
             ids: dict[Path, str] = {}
             for path, purpose in purposes.items():
                 file = send_file(client, path, purpose, project)
                 if file["status"] == "failed":
                     what = f"nothing can be learnt from {path}: {file['fault']}"
-                    raise CliError(what, Exit.FAILED, "bad-data", next_step="mend it, and submit the job again")
+                    raise CliError(what, ExitStatus.FAILED, "bad-data", next_step="mend it, and submit the job again")
                 ids[path] = file["id"]
             return ids
 
@@ -103,8 +103,8 @@ def request_plan(client: JobsClient, file: JobFile) -> dict[str, Any]:
         plan = client.plan(file.data)
     if not plan["accepted"]:
         raise _refused(plan, file)
-    if faults := tuple(file.fault(Problem(each["path"], each["message"])) for each in plan.get("faults", ())):
-        raise CliError("the job would fail at its start", Exit.FAILED, "would-fail", file.name, faults)
+    if faults := tuple(file.fault(DocumentProblem(each["path"], each["message"])) for each in plan.get("faults", ())):
+        raise CliError("the job would fail at its start", ExitStatus.FAILED, "would-fail", file.name, faults)
     return plan
 
 
@@ -115,7 +115,7 @@ def send(client: JobsClient, file: JobFile) -> dict[str, Any]:
 
 def show_plan(plan: dict[str, Any]) -> None:
     """Show what the job would do, need, take and cost."""
-    table = Table("", "", header=False)
+    table = TextTable("", "", header=False)
     for name, words in plan_facts(plan):
         table.add_row(name, words)
     answers().print(table, soft_wrap=True)
@@ -155,7 +155,7 @@ def agreed(plan: dict[str, Any], json: bool) -> bool:
         return json or confirmed()
     if json or not on_terminal():
         next_step = "change the job as `muster estimate` advises, or submit it all the same with --yes"
-        raise CliError("the job does not fit into memory", Exit.FAILED, "does-not-fit", next_step=next_step)
+        raise CliError("the job does not fit into memory", ExitStatus.FAILED, "does-not-fit", next_step=next_step)
     return confirmed("Submit it all the same?", by_default=False)
 
 
@@ -183,7 +183,9 @@ def placed(file: JobFile) -> Iterator[None]:
 
 
 def _refused(plan: dict[str, Any], file: JobFile) -> CliError:
-    faults = tuple(file.fault(Problem(r.get("path") or "", r["message"])) for r in plan["refusals"])
+    faults = tuple(file.fault(DocumentProblem(r.get("path") or "", r["message"])) for r in plan["refusals"])
     code = plan["refusals"][0]["code"] if plan["refusals"] else "refused"
     next_step = "`--name` submits it under another name" if code == "name_taken" else ""
-    return CliError(f"the server would refuse {plan['job']['name']}", Exit.FAILED, code, file.name, faults, next_step)
+    return CliError(
+        f"the server would refuse {plan['job']['name']}", ExitStatus.FAILED, code, file.name, faults, next_step
+    )

@@ -25,7 +25,7 @@ def backoff_seconds(deaths: int) -> float:
 
 
 @dataclass
-class Child:
+class ChildProcess:
     """One process of the platform: `python -m` runs `module` with `arguments`, and `log` takes its output."""
 
     name: str

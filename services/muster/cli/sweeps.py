@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.options import Json, Project, Server, Settings, command_prefix, connect
 from muster.cli.output import answers, json_wanted, print_json, say
 
 if TYPE_CHECKING:
     from muster.cli.options import JobsClient
-    from muster.cli.table import Table
+    from muster.cli.table import TextTable
     from muster.client.connection import Connection
 
 FOLLOW_SECONDS = 2.0  # between looks; trials take minutes
@@ -126,7 +126,7 @@ def api(client: JobsClient) -> Connection:
     if isinstance(client, Connection):
         return client
     what = "a cluster knows no sweeps: they are the API's, which makes their jobs"
-    raise CliError(what, Exit.USAGE, "no-sweeps", next_step="leave --context out, and name the API with --server")
+    raise CliError(what, ExitStatus.USAGE, "no-sweeps", next_step="leave --context out, and name the API with --server")
 
 
 def _follow(client: JobsClient, sweep: dict[str, Any]) -> int:
@@ -140,7 +140,7 @@ def _follow(client: JobsClient, sweep: dict[str, Any]) -> int:
         reported = news
         if sweep["phase"] in ENDED:
             show(sweep)
-            return int(Exit.OK if sweep["phase"] == "Succeeded" else Exit.FAILED)
+            return int(ExitStatus.OK if sweep["phase"] == "Succeeded" else ExitStatus.FAILED)
         time.sleep(FOLLOW_SECONDS)
         sweep = client.get(f"sweeps/{sweep['id']}")
 
@@ -162,10 +162,10 @@ def show(sweep: dict[str, Any]) -> None:
         answers().print(_trials(sweep), soft_wrap=True)
 
 
-def _details(sweep: dict[str, Any]) -> Table:
-    from muster.cli.table import Table
+def _details(sweep: dict[str, Any]) -> TextTable:
+    from muster.cli.table import TextTable
 
-    table, metric, best = Table("", "", header=False), sweep["metric"], sweep["best"]
+    table, metric, best = TextTable("", "", header=False), sweep["metric"], sweep["best"]
     table.add_row("sweep", f"{sweep['name']}  ({sweep['id']})")
     table.add_row("project", f"{sweep['project']}, of {sweep['owner']}")
     table.add_row("phase", f"{sweep['phase']}: {sweep['because']}")
@@ -178,12 +178,12 @@ def _details(sweep: dict[str, Any]) -> Table:
     return table
 
 
-def _trials(sweep: dict[str, Any]) -> Table:
+def _trials(sweep: dict[str, Any]) -> TextTable:
     from muster.cli import formatting
-    from muster.cli.table import Styled, Table
+    from muster.cli.table import StyledCell, TextTable
 
     paths = list(sweep["sweep"]["parameters"])
-    table = Table(
+    table = TextTable(
         ">trial", *(f">{_short(path, paths)}" for path in paths), "phase", ">step", ">best", "job", "why it stopped"
     )
     for trial in sweep["table"]:
@@ -192,7 +192,7 @@ def _trials(sweep: dict[str, Any]) -> Table:
         step = formatting.NOTHING if trial["step"] is None else f"{trial['step']}/{trial['steps'] or '?'}"
         best = formatting.NOTHING if trial["value"] is None else f"{trial['value']:.6g}"
         cells = [str(trial["number"]), *values, trial["phase"], step, best, trial["job"] or formatting.NOTHING]
-        table.add_row(*(Styled(cell, style) if style else cell for cell in cells), trial["reason"] or "")
+        table.add_row(*(StyledCell(cell, style) if style else cell for cell in cells), trial["reason"] or "")
     return table
 
 
@@ -206,11 +206,11 @@ def _value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _lines(items: list[dict[str, Any]]) -> Table:
+def _lines(items: list[dict[str, Any]]) -> TextTable:
     from muster.cli import formatting
-    from muster.cli.table import Table
+    from muster.cli.table import TextTable
 
-    table = Table("name", "phase", ">trials", ">best", "project", "created", "id")
+    table = TextTable("name", "phase", ">trials", ">best", "project", "created", "id")
     for sweep in items:
         best = formatting.NOTHING if sweep["bestValue"] is None else f"{sweep['bestValue']:.6g}"
         trials = f"{sweep['started']}/{sweep['trials']}"

@@ -16,17 +16,17 @@ WRAP_WIDTH_MIN = 20  # a narrower last column is not wrapped: one word per line 
 
 
 @dataclass(frozen=True)
-class Styled:
+class StyledCell:
     """A cell in a style of rich, such as `bold red`."""
 
     text: str
     style: str
 
 
-Cell = str | Styled
+Cell = str | StyledCell
 
 
-class Table:
+class TextTable:
     """Rows of cells, for `Console.print`. The last cell of a row may have several lines.
 
     Columns are as wide as their widest cell. On a terminal the last column is wrapped, or each row `cut` to one line;
@@ -39,7 +39,7 @@ class Table:
         self._cut = cut
         self._titles = [column.removeprefix(">") for column in columns]
         self._right = [column.startswith(">") for column in columns]
-        self._rows: list[Sequence[Cell]] = [[Styled(title, "bold") for title in self._titles]] if header else []
+        self._rows: list[Sequence[Cell]] = [[StyledCell(title, "bold") for title in self._titles]] if header else []
         self.widths = [max(widths[i] if widths else 0, _width(title)) for i, title in enumerate(self._titles)]
 
     def add_row(self, *cells: Cell) -> None:
@@ -72,7 +72,7 @@ class Table:
                 lines = [_shortened(text, room)] if self._cut and room else _wrapped(text, room)
                 text, space = f"\n{' ' * indent}".join(lines), ""
             plain += space if self._right[index] else ""
-            if isinstance(cell, Styled) and cell.style:
+            if isinstance(cell, StyledCell) and cell.style:
                 yield Segment(plain)
                 yield Segment(text, console.get_style(cell.style))
                 plain = ""

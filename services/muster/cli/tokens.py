@@ -12,7 +12,7 @@ from muster.cli import formatting
 from muster.cli.errors import CliError
 from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, print_json, say
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 
 app = typer.Typer(help="Create, list, rotate and revoke API tokens.", no_args_is_help=True)
 
@@ -68,7 +68,7 @@ def ls(server: Server = None, json: Json = False) -> None:
     if json:
         print_json(tokens)
         return
-    table = Table("ID", "NAME", "PERSON", "PROJECT", "SCOPE", "CREATED", "EXPIRES", "LAST USED")
+    table = TextTable("ID", "NAME", "PERSON", "PROJECT", "SCOPE", "CREATED", "EXPIRES", "LAST USED")
     for token in tokens["items"]:
         expires = formatting.moment(token["expiresAt"]) if token["expiresAt"] else "never"
         scopes = ",".join(token["scopes"])

@@ -8,11 +8,11 @@ import sys
 
 import typer
 
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.output import json_wanted
 
 # Exit codes of the trainer's tools in ours: 2 and 80 are requests that can't be met, 83 is a store that fails.
-_EXITS = {1: Exit.FAILED, 2: Exit.USAGE, 80: Exit.USAGE, 83: Exit.FAILED}
+_EXITS = {1: ExitStatus.FAILED, 2: ExitStatus.USAGE, 80: ExitStatus.USAGE, 83: ExitStatus.FAILED}
 
 
 def run_tool(code: str, module: str, *arguments: str, given: str | None = None) -> None:
@@ -22,13 +22,13 @@ def run_tool(code: str, module: str, *arguments: str, given: str | None = None) 
     if json_wanted():
         done = subprocess.run([*command, "--json"], check=False, stderr=subprocess.PIPE, text=True, input=given)
         if done.returncode and (words := _error_in(done.stderr)):
-            raise CliError(words, exit_code=_EXITS.get(done.returncode, Exit.FAILED), code=code)
+            raise CliError(words, exit_code=_EXITS.get(done.returncode, ExitStatus.FAILED), code=code)
         sys.stderr.write(done.stderr)
         status = done.returncode
     else:
         status = subprocess.run(command, check=False, text=True, input=given).returncode
     if status:
-        raise typer.Exit(_EXITS.get(status, Exit.FAILED))
+        raise typer.Exit(_EXITS.get(status, ExitStatus.FAILED))
 
 
 def _error_in(text: str) -> str | None:

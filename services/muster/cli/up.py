@@ -21,10 +21,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from muster.cli import running
-from muster.cli.errors import CliError, Exit, usage
+from muster.cli.errors import CliError, ExitStatus, usage
 from muster.cli.output import json_wanted, print_json_line, say
-from muster.cli.supervise import Child, how_it_ended
-from muster.contract.layout import State
+from muster.cli.supervise import ChildProcess, how_it_ended
+from muster.contract.layout import StateFolder
 from muster.contract.names import Env
 from muster.contract.notices import MACHINE
 from muster.contract.text import plural
@@ -45,7 +45,7 @@ NEEDED = {"fastapi": "api", "psutil": "operator", "torch": "trainer"}
 class PlatformOptions:
     """Options of `muster up`."""
 
-    state: State
+    state: StateFolder
     host: str = "127.0.0.1"
     port: int = 8642
     nodes: int | None = None  # None: the operator's default
@@ -84,8 +84,8 @@ def run(options: PlatformOptions) -> None:
     refuse_missing_extras()
     options = with_own_gpus(options)
     refuse_absent_gpus(options)
-    lock = running.Lock(options.state)
-    stop = _Stop(options.parent_pid)
+    lock = running.StateLock(options.state)
+    stop = _StopSignals(options.parent_pid)
     # Children of a platform that was killed notice it within a second; until then they hold port and folder.
     patience = ORPHAN_SECONDS_MAX if lock.crashed_before else 0.0
     try:
@@ -94,7 +94,7 @@ def run(options: PlatformOptions) -> None:
         try:
             _bring_up(options, children[:2], stop, patience)  # the agent is not waited for: `_watch` starts it
             if not stop.asked:
-                lock.write(running.Running(os.getpid(), options.url, time.time()))
+                lock.write(running.RunningPlatform(os.getpid(), options.url, time.time()))
                 _welcome(options)
                 _watch(children, stop)
                 _farewell(options)
@@ -192,7 +192,7 @@ def refuse_absent_gpus(options: PlatformOptions) -> None:
     )
 
 
-def _children(options: PlatformOptions) -> tuple[Child, ...]:
+def _children(options: PlatformOptions) -> tuple[ChildProcess, ...]:
     state = ["--state", str(options.state.root)]
     api = ["--host", options.host, "--port", str(options.port)]
     operator = ["--world", "local", *state]
@@ -203,13 +203,13 @@ def _children(options: PlatformOptions) -> tuple[Child, ...]:
     agent = ["--node", MACHINE, "--folder", str(options.state.notices), "--disks", str(options.state.root)]
     agent += ["--host", "127.0.0.1", "--port", "0"]
     return (
-        Child("the API", "muster.api", [*state, *api], options.state.logs / "api.log"),
-        Child("the operator", "muster.operator", operator, options.state.logs / "operator.log"),
-        Child("the agent", "muster.agent", agent, options.state.logs / "agent.log"),
+        ChildProcess("the API", "muster.api", [*state, *api], options.state.logs / "api.log"),
+        ChildProcess("the operator", "muster.operator", operator, options.state.logs / "operator.log"),
+        ChildProcess("the agent", "muster.agent", agent, options.state.logs / "agent.log"),
     )
 
 
-class _Stop:
+class _StopSignals:
     """SIGINT and SIGTERM while the platform runs: the first asks, the second insists. A parent's end asks too."""
 
     def __init__(self, parent_pid: int | None) -> None:
@@ -231,7 +231,9 @@ class _Stop:
             signal.signal(number, handler)
 
 
-def _bring_up(options: PlatformOptions, children: tuple[Child, ...], stop: _Stop, patience_seconds: float) -> None:
+def _bring_up(
+    options: PlatformOptions, children: tuple[ChildProcess, ...], stop: _StopSignals, patience_seconds: float
+) -> None:
     """Start all and wait for the first answer. A child that dies meanwhile is tried again only within patience."""
     began = time.monotonic()
     said_at = began
@@ -251,11 +253,11 @@ def _bring_up(options: PlatformOptions, children: tuple[Child, ...], stop: _Stop
         time.sleep(POLL_SECONDS)
 
 
-def _not_started(child: Child, how: str) -> CliError:
+def _not_started(child: ChildProcess, how: str) -> CliError:
     tail = child.log_tail()
     return CliError(
         f"{child.name} {how} while starting{':' if tail else ''}\n{tail}".rstrip(),
-        Exit.FAILED,
+        ExitStatus.FAILED,
         "not-started",
         next_step=f"the whole log is in {child.log}",
     )
@@ -298,7 +300,7 @@ def _what_jobs_reach() -> str:
     return f"A job is code that runs as you. It {'; it '.join(gaps)}. Let only people submit whom you trust so far"
 
 
-def _watch(children: tuple[Child, ...], stop: _Stop) -> None:
+def _watch(children: tuple[ChildProcess, ...], stop: _StopSignals) -> None:
     while not stop.asked:
         for child in children:
             child.watch(time.monotonic(), say)
@@ -320,7 +322,7 @@ def _farewell(options: PlatformOptions) -> None:
         say(f"Stopping. These jobs train on: {listed}. The next `muster up` on this state folder adopts them.")
 
 
-def _stop_all(children: tuple[Child, ...], stop: _Stop) -> None:
+def _stop_all(children: tuple[ChildProcess, ...], stop: _StopSignals) -> None:
     """Ask all, then wait for each; the second Ctrl-C waits no longer."""
     before = stop.signals
     for child in children:
@@ -345,7 +347,7 @@ def detach(options: PlatformOptions) -> None:
     refuse_absent_gpus(options)
     if (other := running.who(options.state)) is not None:
         raise running.already_running(options.state, other)
-    running.Lock(options.state).release()  # the folder can be written to
+    running.StateLock(options.state).release()  # the folder can be written to
     free_port(options.host, options.port)
     log = options.state.logs / "up.log"
     with log.open("ab") as output:
@@ -366,7 +368,7 @@ def detach(options: PlatformOptions) -> None:
     say(f"  {running.stop_command(options.state)}    stops it")
 
 
-def _wait_for_url(state: State, process: subprocess.Popen[bytes], log: Path) -> running.Running:
+def _wait_for_url(state: StateFolder, process: subprocess.Popen[bytes], log: Path) -> running.RunningPlatform:
     deadline = time.monotonic() + READY_SECONDS_MAX + 5
     while time.monotonic() < deadline:
         here = running.who(state)
@@ -376,16 +378,18 @@ def _wait_for_url(state: State, process: subprocess.Popen[bytes], log: Path) -> 
             break
         time.sleep(POLL_SECONDS)
     tail = "\n".join(log.read_text(errors="replace").strip().splitlines()[-6:])
-    raise CliError(f"`muster up` did not start:\n{tail}", Exit.FAILED, "not-started", next_step=f"the log is in {log}")
+    raise CliError(
+        f"`muster up` did not start:\n{tail}", ExitStatus.FAILED, "not-started", next_step=f"the log is in {log}"
+    )
 
 
-def down(state: State) -> None:
+def down(state: StateFolder) -> None:
     """Stop the `muster up` of this folder, wherever it runs. Raises CliError when there is none, or it does not end."""
     from muster.cli.local_jobs import with_workers
 
     here = running.who(state)
     if here is None:
-        raise CliError(f"no `muster up` runs on {state.root}", Exit.FAILED, "not-running", next_step="muster up")
+        raise CliError(f"no `muster up` runs on {state.root}", ExitStatus.FAILED, "not-running", next_step="muster up")
     with contextlib.suppress(ProcessLookupError):
         os.kill(here.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS_MAX + 5

@@ -18,11 +18,11 @@ def send_file(
     client: Connection, path: Path, purpose: str, project: str | None, lifetime_seconds: float | None = None
 ) -> dict[str, Any]:
     """Upload it and wait until it is ready or failed; a failure is printed. Raises MusterError."""
-    from muster.client.transfers import Transfers
+    from muster.client.transfers import FileTransfers
 
-    with Transfers(client) as transfers, shown(path.name) as progress:
+    with FileTransfers(client) as transfers, shown(path.name) as progress:
         made = transfers.upload(path, purpose, project, None, lifetime_seconds, progress)
-    with Transfers(client) as transfers:
+    with FileTransfers(client) as transfers:
         file = transfers.until_checked(made["id"])
     if file["status"] == "failed":
         say(f"{path}: nothing can be learnt from it: {file['fault']}", "red")
@@ -40,17 +40,17 @@ def contents_of(file: dict[str, Any]) -> str:
 
 def fetch_file(client: Connection, file: dict[str, Any], target: Path) -> None:
     """Write a file of the server to `target`. Raises MusterError."""
-    from muster.client.transfers import Transfers
+    from muster.client.transfers import FileTransfers
 
-    with Transfers(client) as transfers, shown(file["name"]) as progress:
+    with FileTransfers(client) as transfers, shown(file["name"]) as progress:
         transfers.download(f"files/{file['id']}/content", target, file["bytes"], progress)
 
 
 def fetch_export(client: Connection, job_id: str, step: str, target: Path, **form: Any) -> dict[str, Any]:
     """Write the model of a commit, as the server makes it, to the folder `target`. Raises MusterError."""
-    from muster.client.transfers import Transfers
+    from muster.client.transfers import FileTransfers
 
-    with Transfers(client) as transfers, shown(target.name) as progress:
+    with FileTransfers(client) as transfers, shown(target.name) as progress:
         return transfers.export(job_id, step, target, progress, **form)
 
 

@@ -11,7 +11,7 @@ import typer
 from muster.cli import formatting
 from muster.cli.options import JobsClient, Json, Project, Server, connect
 from muster.cli.output import answers, print_json, say
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 
 
 def usage(
@@ -47,7 +47,9 @@ def home(client: JobsClient) -> str:
 
 
 def _print(report: dict[str, Any]) -> None:
-    table = Table("PERSON", "JOB", ">GPU-H", ">CPU-H", ">LOST GPU-H", f">COST {report['currency']}", ">SAVED", ">LOST")
+    table = TextTable(
+        "PERSON", "JOB", ">GPU-H", ">CPU-H", ">LOST GPU-H", f">COST {report['currency']}", ">SAVED", ">LOST"
+    )
     for line in sorted(report["lines"], key=lambda line: (line["person"], -line["cost"], -line["nodeHours"])):
         table.add_row(line["person"], line["name"], *_cells(line))
     for person in report["people"]:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from muster.cli import formatting
-from muster.cli.errors import Exit
+from muster.cli.errors import ExitStatus
 from muster.cli.options import Job, Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 from muster.contract.log_words import in_words
 
 FollowStream = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
@@ -43,7 +43,7 @@ def logs(
                 _print_logs(client, job_id, attempt, worker, tail, raw)
         except KeyboardInterrupt:
             say(f"\nDetached; {job} goes on.")
-            raise typer.Exit(Exit.INTERRUPTED) from None
+            raise typer.Exit(ExitStatus.INTERRUPTED) from None
 
 
 def _print_logs(client: Any, job_id: str, attempt: int | None, worker: str, tail: int | None, raw: bool) -> None:
@@ -91,7 +91,7 @@ def events(
                 return
         except KeyboardInterrupt:
             say(f"\nDetached; {job} goes on.")
-            raise typer.Exit(Exit.INTERRUPTED) from None
+            raise typer.Exit(ExitStatus.INTERRUPTED) from None
         items = all_events(client, job_id, kind or [])
     if json:
         print_json({"items": items})
@@ -129,7 +129,7 @@ def metrics(
         return
     show_curve(step_points(document))
     if document["evaluations"]:
-        table = Table(">STEP", ">EVALUATION LOSS", ">ATTEMPT", "AT")
+        table = TextTable(">STEP", ">EVALUATION LOSS", ">ATTEMPT", "AT")
         for entry in document["evaluations"]:
             attempt = formatting.NOTHING if entry.get("attempt") is None else str(entry["attempt"])
             table.add_row(
@@ -138,7 +138,7 @@ def metrics(
         answers().print()
         answers().print(table, soft_wrap=True)
         if values := document["evaluations"][-1].get("values"):
-            named = Table("METRIC OF THE LAST", ">VALUE")
+            named = TextTable("METRIC OF THE LAST", ">VALUE")
             for name, value in values.items():
                 named.add_row(name, f"{value:.4g}")
             answers().print()
@@ -178,7 +178,7 @@ def why(job: Job, server: Server = None, json: Json = False) -> None:
     if json:
         print_json(document)
         return
-    table = Table("", "", header=False)
+    table = TextTable("", "", header=False)
     table.add_row("job", document["name"])
     table.add_row("phase", phase_cell(document["phase"]))
     table.add_row("because", document["because"])

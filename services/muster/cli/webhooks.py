@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from muster.cli import formatting
-from muster.cli.errors import Exit, usage
+from muster.cli.errors import ExitStatus, usage
 from muster.cli.options import Json, Project, Server, connect, project_of
 from muster.cli.output import answers, print_json, say
-from muster.cli.table import Table
+from muster.cli.table import TextTable
 from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
 app = typer.Typer(help="Webhooks: notify other programs, or Slack, of events in a project.", no_args_is_help=True)
@@ -60,7 +60,7 @@ def ls(project: Project = None, server: Server = None, json: Json = False) -> No
     if json:
         print_json(webhooks)
         return
-    table = Table("NAME", "URL", "FORM", "TOLD OF", "ON", "SET BY", "SET")
+    table = TextTable("NAME", "URL", "FORM", "TOLD OF", "ON", "SET BY", "SET")
     for webhook in webhooks["items"]:
         table.add_row(
             webhook["name"],
@@ -121,7 +121,7 @@ def send_test(name: Name, project: Project = None, server: Server = None, json: 
         say(f"{name} answered {last['status']} after {last['seconds']:.2f} s", "bold green")
         return
     say(f"{name} was not told: {last['error']}", "bold red")
-    raise typer.Exit(int(Exit.FAILED))
+    raise typer.Exit(int(ExitStatus.FAILED))
 
 
 @app.command("rotate")
@@ -160,7 +160,7 @@ def deliveries(
     if json:
         print_json(page)
         return
-    table = Table("ID", "KIND", "STATUS", "CREATED", "ATTEMPTS", "LAST ANSWER", "NEXT")
+    table = TextTable("ID", "KIND", "STATUS", "CREATED", "ATTEMPTS", "LAST ANSWER", "NEXT")
     for message in page["items"]:
         table.add_row(
             message["id"],

@@ -24,7 +24,7 @@ from muster.cli.options import Job, Server, chosen_cluster, connect
 from muster.cli.output import say
 
 if TYPE_CHECKING:
-    from muster.cli.cluster_connection import Cluster
+    from muster.cli.cluster_connection import NamedCluster
     from muster.cli.options import JobsClient
 
 Worker = Annotated[int, typer.Option("--worker", min=0, help="Number of the worker.")]
@@ -34,10 +34,10 @@ BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerPod:
     """The pod of a worker, and the cluster that it is in."""
 
-    cluster: Cluster
+    cluster: NamedCluster
     pod: str
 
 
@@ -96,7 +96,7 @@ def read_ports(text: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def find_worker(job: str, worker: int, server: str | None, command: str) -> Place:
+def find_worker(job: str, worker: int, server: str | None, command: str) -> WorkerPod:
     """The pod of the job's worker, as the cluster itself lists it. Raises CliError."""
     from muster.cli.cluster_client import ClusterClient
     from muster.cli.cluster_connection import connect_cluster
@@ -122,7 +122,7 @@ def find_worker(job: str, worker: int, server: str | None, command: str) -> Plac
         phase = status_of(item)["phase"]
         workers = f"; there are {', '.join(map(str, sorted(pods)))}" if pods else f": it is {phase}"
         raise CliError(f"{name} has no worker {worker} now{workers}", code="no-worker", next_step=f"muster why {name}")
-    return Place(cluster, pods[worker])
+    return WorkerPod(cluster, pods[worker])
 
 
 def _refuse_this_machine(client: JobsClient, job: dict[str, Any], command: str) -> None:
@@ -145,7 +145,7 @@ def _refuse_this_machine(client: JobsClient, job: dict[str, Any], command: str) 
 # -- shell ----------------------------------------------------------------------------------------------------------
 
 
-def _run_in(place: Place, command: list[str]) -> int:
+def _run_in(place: WorkerPod, command: list[str]) -> int:
     """Run a command in the pod with this process's input and output; returns its exit code."""
     from kubernetes.stream import stream
 
@@ -215,7 +215,7 @@ def _raw_terminal(opened: Any) -> Iterator[None]:
 # -- port-forward ---------------------------------------------------------------------------------------------------
 
 
-def _forward(place: Place, connection: socket.socket, port: int) -> None:
+def _forward(place: WorkerPod, connection: socket.socket, port: int) -> None:
     """Carry one connection to the pod and back, until either side ends."""
     from kubernetes.client.exceptions import ApiException
     from kubernetes.stream import portforward
@@ -245,7 +245,7 @@ def _forward(place: Place, connection: socket.socket, port: int) -> None:
             say(f"port {port} of {place.pod}: {problem.strip()}", "red")
 
 
-def _own_core(cluster: Cluster) -> Any:
+def _own_core(cluster: NamedCluster) -> Any:
     from kubernetes import client
 
     return client.CoreV1Api(client.ApiClient(cluster.api.configuration))

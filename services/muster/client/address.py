@@ -12,7 +12,7 @@ from pathlib import Path
 from muster.client import running
 from muster.client.errors import InvalidRequest, Unavailable
 from muster.client.signed_in import token_for
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 
 ENV_SERVER = "MUSTER_SERVER"
 ENV_TOKEN = "MUSTER_TOKEN"  # noqa: S105 - the name of a variable
@@ -39,10 +39,10 @@ class Server:
         return f"Server({self.url!r}, {self.source!r})"
 
 
-def state_folder(given: Path | None, environ: Mapping[str, str] = os.environ) -> State:
+def state_folder(given: Path | None, environ: Mapping[str, str] = os.environ) -> StateFolder:
     """--state, else MUSTER_STATE, else ~/.muster."""
     chosen = given or Path(environ.get(ENV_STATE) or Path.home() / ".muster")
-    return State(chosen.expanduser().absolute())
+    return StateFolder(chosen.expanduser().absolute())
 
 
 def find_server(given: str | None, environ: Mapping[str, str] = os.environ, signing_in: bool = False) -> Server:
@@ -72,7 +72,7 @@ def server_for(given: str | None, token: str | None) -> Server:
     return replace(server, token=token, signed_in=False) if token else server
 
 
-def _opened(url: str, source: str, own: State | None, environ: Mapping[str, str], signing_in: bool) -> Server:
+def _opened(url: str, source: str, own: StateFolder | None, environ: Mapping[str, str], signing_in: bool) -> Server:
     """Return the server with its token: MUSTER_TOKEN, else the sign-in to this server, else the token's file, else that
     of one's own platform."""
     if signing_in:
@@ -82,7 +82,7 @@ def _opened(url: str, source: str, own: State | None, environ: Mapping[str, str]
     return Server(url, source, find_token(environ) or (own_token(own) if own else None))
 
 
-def own_token(state: State) -> str | None:
+def own_token(state: StateFolder) -> str | None:
     """The token that the `muster up` of this folder keeps for its user; None before its first start."""
     return _read_token(state.admin_token)
 

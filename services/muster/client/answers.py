@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from muster.client import notebook
 from muster.client.errors import InvalidRequest, MusterError
 from muster.client.exchange import StreamEvent
-from muster.client.following import Moment
+from muster.client.following import JobMoment
 from muster.contract.base import known_part
 from muster.contract.replies import Event, History, JobMetadata, Point, Reply
 from muster.contract.spec import JobSpec
@@ -97,13 +97,13 @@ class Update:
         return self.phase.terminal
 
 
-class Updates:
+class UpdateMaker:
     """Makes updates of moments: a moment without new steps repeats those of the one before, an update does not."""
 
     def __init__(self) -> None:
         self._told = (0, -1)  # attempt and step
 
-    def of(self, moment: Moment) -> Update:
+    def of(self, moment: JobMoment) -> Update:
         new = [step for step in moment.steps if (step["attempt"], step["step"]) > self._told]
         if new:
             self._told = (new[-1]["attempt"], new[-1]["step"])

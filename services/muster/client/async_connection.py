@@ -10,8 +10,17 @@ from typing import Any, TypeVar
 import httpx2
 
 from muster.client.address import Server
-from muster.client.exchange import PATIENCE_SECONDS, Exchange, NextEvent, Open, Reply, Send, StreamEvent, TooSlow
-from muster.client.steps import Ask, Steps, run_async, walk_async
+from muster.client.exchange import (
+    PATIENCE_SECONDS,
+    ExchangeReply,
+    NextEvent,
+    OpenStep,
+    RequestExchange,
+    SendStep,
+    StreamEvent,
+    TooSlow,
+)
+from muster.client.steps import RequestStep, Steps, run_async, walk_async
 from muster.client.wire import address, client_options, event_of, meant, reply_of, request_options, silence
 
 T = TypeVar("T")
@@ -29,7 +38,7 @@ class AsyncConnection:
     ) -> None:
         """`waiting` is called with the reason, once for each time that the server has to be waited for."""
         self.server = server
-        self.exchange = Exchange(server, patience_seconds, waiting)
+        self.exchange = RequestExchange(server, patience_seconds, waiting)
         self._http = httpx2.AsyncClient(**client_options(server, transport))
 
     async def __aenter__(self) -> AsyncConnection:
@@ -41,15 +50,17 @@ class AsyncConnection:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def ask(self, ask: Ask) -> Any:
+    async def ask(self, ask: RequestStep) -> Any:
         """The answer's JSON, after as many tries as patience allows."""
         return await run_async(self.exchange.answer(ask), self._send)
 
     async def stream(self, path: str, last_id: str = "", **params: Any) -> AsyncIterator[StreamEvent]:
         """Server-sent events until the server says `end`, over broken connections by Last-Event-ID."""
-        stream = _Stream(self._http, self.token)
+        stream = _EventStream(self._http, self.token)
         try:
-            async for event in walk_async(self.exchange.events(Ask("GET", path, params), last_id), stream.answer_to):
+            async for event in walk_async(
+                self.exchange.events(RequestStep("GET", path, params), last_id), stream.answer_to
+            ):
                 yield event
         finally:
             await stream.close()
@@ -66,7 +77,7 @@ class AsyncConnection:
         signed_in = self.server.signed_in
         return await asyncio.to_thread(self.exchange.token) if signed_in else self.exchange.token()
 
-    async def _send(self, send: Send) -> Reply:
+    async def _send(self, send: SendStep) -> ExchangeReply:
         request = asyncio.ensure_future(self._request(send))
         try:
             await asyncio.wait({request}, timeout=min(send.seconds_max, send.silence_seconds))
@@ -81,7 +92,7 @@ class AsyncConnection:
                 request.cancel()
                 await asyncio.wait({request})
 
-    async def _request(self, send: Send) -> Reply:
+    async def _request(self, send: SendStep) -> ExchangeReply:
         try:
             options = request_options(send.ask, send.headers, await self.token())
             response = await self._http.request(send.ask.method, address(send.ask), **options)
@@ -90,7 +101,7 @@ class AsyncConnection:
         return reply_of(response, response.content)
 
 
-class _Stream:
+class _EventStream:
     """Connection to at most one open stream of server-sent events."""
 
     def __init__(self, http: httpx2.AsyncClient, token: Callable[[], Any]) -> None:
@@ -98,16 +109,16 @@ class _Stream:
         self._response: httpx2.Response | None = None
         self._events: AsyncIterator[httpx2.ServerSentEvent] | None = None
 
-    async def answer_to(self, step: Open | NextEvent) -> Reply | StreamEvent | None:
+    async def answer_to(self, step: OpenStep | NextEvent) -> ExchangeReply | StreamEvent | None:
         try:
-            if isinstance(step, Open):
+            if isinstance(step, OpenStep):
                 return await self._open(step)
             assert self._events is not None, "an event is asked for once a stream is open"
             return event_of(await anext(self._events, None))
         except httpx2.HTTPError as error:
             raise meant(error) from None
 
-    async def _open(self, order: Open) -> Reply:
+    async def _open(self, order: OpenStep) -> ExchangeReply:
         await self.close()
         options = request_options(order.ask, order.headers, await self._token())
         request = self._http.build_request(order.ask.method, address(order.ask), timeout=silence(order), **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.client import operations
-from muster.client.answers import JobView, LogLine, Metrics, Update, Updates, log_line, parsed
+from muster.client.answers import JobView, LogLine, Metrics, Update, UpdateMaker, log_line, parsed
 from muster.client.async_connection import AsyncConnection
 from muster.client.async_transfers import transferred
 from muster.client.documents import JobSource, job_document, source_folder
@@ -48,7 +48,7 @@ class AsyncJob(JobView):
 
     async def follow(self) -> AsyncIterator[Update]:
         """Yield the job's changes every half second until it has ended; the last update reports its end."""
-        updates = Updates()
+        updates = UpdateMaker()
         async for moment in self._connection.walk(moments(self.id)):
             self.document = moment.job
             yield updates.of(moment)

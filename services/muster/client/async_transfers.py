@@ -9,29 +9,31 @@ from typing import TypeVar
 
 from muster.client.async_connection import AsyncConnection
 from muster.client.connection import Connection
-from muster.client.transfers import Progress, Transfers
+from muster.client.transfers import FileTransfers, Progress
 
 T = TypeVar("T")
 
 
-class _Cancelled(Exception):
+class _TransferCancelled(Exception):
     """Whoever asked does not wait any more."""
 
 
-async def transferred(connection: AsyncConnection, work: Callable[[Transfers, Progress], T], progress: Progress) -> T:
+async def transferred(
+    connection: AsyncConnection, work: Callable[[FileTransfers, Progress], T], progress: Progress
+) -> T:
     """Run `work` with transfers of the same server. When cancelled, it stops at the next report of `progress`;
     the next try resumes from there."""
     cancelled = threading.Event()
 
     def told(done: int, total: int) -> None:
         if cancelled.is_set():
-            raise _Cancelled
+            raise _TransferCancelled
         progress(done, total)
 
     def carry_out() -> T:
         with (
             Connection(connection.server, connection.exchange.patience_seconds) as own,
-            Transfers(own) as transfers,
+            FileTransfers(own) as transfers,
         ):
             return work(transfers, told)
 

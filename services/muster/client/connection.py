@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster.client import operations
 from muster.client.address import Server
-from muster.client.exchange import PATIENCE_SECONDS, Exchange, NextEvent, Open, Reply, Send, StreamEvent, TooSlow
-from muster.client.steps import Ask, Steps, run, walk
+from muster.client.exchange import (
+    PATIENCE_SECONDS,
+    ExchangeReply,
+    NextEvent,
+    OpenStep,
+    RequestExchange,
+    SendStep,
+    StreamEvent,
+    TooSlow,
+)
+from muster.client.steps import RequestStep, Steps, run, walk
 
 if TYPE_CHECKING:
     import httpx2
@@ -38,7 +47,7 @@ class Connection:
         from muster.client.wire import client_options
 
         self.server = server
-        self.exchange = Exchange(server, patience_seconds, waiting)
+        self.exchange = RequestExchange(server, patience_seconds, waiting)
         self._http = httpx2.Client(**client_options(server, transport))
 
     def __enter__(self) -> Connection:
@@ -53,32 +62,32 @@ class Connection:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def get(self, path: str, **params: Any) -> Any:
-        return self.ask(Ask("GET", path, params))
+        return self.ask(RequestStep("GET", path, params))
 
     def post(self, path: str, body: Any = None, key: str | None = None, repeat: bool = True, **params: Any) -> Any:
         """Post, with an Idempotency-Key if `key` is given. Actions without one may be repeated by their nature (cancel,
         suspend, resume), or are not repeated (`repeat` False).
         """
-        return self.ask(Ask("POST", path, params, body, key, repeat))
+        return self.ask(RequestStep("POST", path, params, body, key, repeat))
 
     def put(self, path: str, body: Any) -> Any:
-        return self.ask(Ask("PUT", path, body=body))
+        return self.ask(RequestStep("PUT", path, body=body))
 
     def patch(self, path: str, body: Any) -> Any:
-        return self.ask(Ask("PATCH", path, body=body))
+        return self.ask(RequestStep("PATCH", path, body=body))
 
     def delete(self, path: str, **params: Any) -> None:
-        self.ask(Ask("DELETE", path, params))
+        self.ask(RequestStep("DELETE", path, params))
 
-    def ask(self, ask: Ask) -> Any:
+    def ask(self, ask: RequestStep) -> Any:
         """The answer's JSON, after as many tries as patience allows."""
         return run(self.exchange.answer(ask), self._send)
 
     def stream(self, path: str, last_id: str = "", **params: Any) -> Iterator[StreamEvent]:
         """Server-sent events until the server says `end`, over broken connections by Last-Event-ID."""
-        stream = _Stream(self._http, self.exchange)
+        stream = _EventStream(self._http, self.exchange)
         try:
-            yield from walk(self.exchange.events(Ask("GET", path, params), last_id), stream.answer_to)
+            yield from walk(self.exchange.events(RequestStep("GET", path, params), last_id), stream.answer_to)
         finally:
             stream.close()
 
@@ -104,12 +113,12 @@ class Connection:
     def plan(self, document: Any) -> dict[str, Any]:
         return self.run(operations.plan(document))
 
-    def _send(self, send: Send) -> Reply:
+    def _send(self, send: SendStep) -> ExchangeReply:
         """Send the request in a thread, because a time-out of httpx ends a silence and not a server that sends a byte
         now and then."""
         from muster.client.wire import address, meant, reply_of, request_options
 
-        answers: queue.SimpleQueue[Reply | Exception] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[ExchangeReply | Exception] = queue.SimpleQueue()
 
         def request() -> None:
             try:
@@ -134,23 +143,23 @@ class Connection:
         return answer
 
 
-class _Stream:
+class _EventStream:
     """Connection to at most one open stream of server-sent events."""
 
-    def __init__(self, http: httpx2.Client, exchange: Exchange) -> None:
+    def __init__(self, http: httpx2.Client, exchange: RequestExchange) -> None:
         self._http, self._exchange = http, exchange
         self._response: httpx2.Response | None = None
         self._events: Iterator[httpx2.ServerSentEvent] = iter(())
 
-    def answer_to(self, step: Open | NextEvent) -> Reply | StreamEvent | None:
+    def answer_to(self, step: OpenStep | NextEvent) -> ExchangeReply | StreamEvent | None:
         from muster.client.wire import event_of, meant
 
         try:
-            return self._open(step) if isinstance(step, Open) else event_of(next(self._events, None))
+            return self._open(step) if isinstance(step, OpenStep) else event_of(next(self._events, None))
         except Exception as error:
             raise meant(error) from None
 
-    def _open(self, order: Open) -> Reply:
+    def _open(self, order: OpenStep) -> ExchangeReply:
         import httpx2
 
         from muster.client.wire import address, reply_of, request_options, silence

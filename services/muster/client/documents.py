@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from muster.client.errors import InvalidRequest, MusterError
 from muster.contract.address import AddressError, parse_address
-from muster.contract.base import Problem, dump
+from muster.contract.base import DocumentProblem, dump
 from muster.contract.names import FILE_ID, Label
 from muster.contract.program import ARCHIVES
 from muster.contract.spec import Submission, TrainingJob
@@ -167,14 +167,16 @@ def missing_repository(place: RelativePath, folder: Path) -> InvalidRequest | No
         return None
     if (folder / place.value).exists():
         return None
-    problem = Problem(place.path, f"there is no folder {place.value} next to this file")
+    problem = DocumentProblem(place.path, f"there is no folder {place.value} next to this file")
     next_step = f"for the repository of the Hugging Face hub write hf://{place.value}"
     return InvalidRequest(f"{place.value} is no folder", "no-such-folder", (problem,), next_step)
 
 
 def unreachable_path(place: RelativePath) -> InvalidRequest:
     """Return the message for a server on another machine."""
-    problem = Problem(place.path, f"{place.value!r} is relative to this file, and the server is another machine")
+    problem = DocumentProblem(
+        place.path, f"{place.value!r} is relative to this file, and the server is another machine"
+    )
     next_step = (
         "`muster submit` uploads single files, and `muster files upload` gives an id that jobs name; or put the data "
         "where the workers can read it, and name it by s3://…, file:///… or builtin://…"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # pydantic comes with it, and `muster --help` should not wait for that
-    from muster.contract.base import Problem
+    from muster.contract.base import DocumentProblem
 
 BUSY = (429, 502, 503, 504)
 _INVALID = (400, 413, 415, 422)
@@ -22,7 +22,7 @@ class MusterError(Exception):
 
     what: str
     code: str = "error"
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[DocumentProblem, ...] = ()
     next_step: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -81,13 +81,13 @@ class WaitTimeout(MusterError, TimeoutError):
 
 def refusal(status: int, body: Mapping[str, Any], server: str, signed_in: bool = False) -> MusterError:
     """The server's problem+json as an error. `server` is its address."""
-    from muster.contract.base import Problem
+    from muster.contract.base import DocumentProblem
     from muster.contract.text import plural
 
     code = str(body.get("code") or f"http-{status}")
     what = str(body.get("detail") or body.get("title") or f"{server} answered with status {status}")
     problems = tuple(
-        Problem(str(entry.get("path", "")), str(entry.get("message", "")), entry.get("didYouMean"))
+        DocumentProblem(str(entry.get("path", "")), str(entry.get("message", "")), entry.get("didYouMean"))
         for entry in body.get("errors") or ()
     )
     if code == "invalid_job" and problems:  # the detail repeats the first of them
@@ -123,5 +123,5 @@ def _next_step(status: int, code: str, body: Mapping[str, Any], signed_in: bool)
     return ""
 
 
-def _placed(problem: Problem) -> str:
+def _placed(problem: DocumentProblem) -> str:
     return f"line {problem.line}, column {problem.column}: {problem}" if problem.line else str(problem)

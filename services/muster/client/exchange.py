@@ -15,7 +15,7 @@ from typing import Any
 from muster.client.address import Server
 from muster.client.errors import BUSY, MusterError, Unreachable, refusal
 from muster.client.signed_in import token_for
-from muster.client.steps import Ask, Found, Pause
+from muster.client.steps import FoundResult, PauseStep, RequestStep
 
 # A request that may have been lost is asked again this long: an API that `muster up` restarts is back by then.
 PATIENCE_SECONDS = 20.0
@@ -32,7 +32,7 @@ _MAYBE_DONE = (502, 504)
 
 
 @dataclass(frozen=True)
-class Reply:
+class ExchangeReply:
     """An answer. The headers' names are in lower case."""
 
     status: int
@@ -41,23 +41,23 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Send:
+class SendStep:
     """Step to send a request, which must be answered by a Reply within `seconds_max`. The user is notified after
     `silence_seconds`."""
 
-    ask: Ask
+    ask: RequestStep
     headers: dict[str, str]
     seconds_max: float
     silence_seconds: float
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenStep:
     """Open a stream of server-sent events, instead of one that may be open. Answered by the Reply, whose content is
     empty where the stream is open. Silence of `silence_seconds` is a loss.
     """
 
-    ask: Ask
+    ask: RequestStep
     headers: dict[str, str]
     silence_seconds: float
 
@@ -84,7 +84,7 @@ class StreamEvent:
             raise MusterError(what, "bad-event") from None
 
 
-class Lost(Exception):
+class RequestLost(Exception):
     """The request or its answer was lost on the way. `refused`: nothing listens there."""
 
     def __init__(self, reason: str, refused: bool = False) -> None:
@@ -96,7 +96,7 @@ class TooSlow(Exception):
     """No answer within Send.seconds_max."""
 
 
-class Exchange:
+class RequestExchange:
     """The requests to one server. `waiting` is called with the reason, once for each time that the server has to be
     waited for."""
 
@@ -110,7 +110,7 @@ class Exchange:
         """A token of now: a stream that is taken up again may outlive a sign-in's first one. May ask the provider."""
         return token_for(self.server.url) if self.server.signed_in else self.server.token
 
-    def answer(self, ask: Ask) -> Generator[Send | Pause, Reply | None, Any]:
+    def answer(self, ask: RequestStep) -> Generator[SendStep | PauseStep, ExchangeReply | None, Any]:
         """The answer's JSON. Asked until there is one, as long as patience lasts. Raises MusterError.
 
         A server that has never answered is not waited for: whoever has none wants to know at once.
@@ -121,10 +121,10 @@ class Exchange:
         headers = {"idempotency-key": ask.key} if ask.key else {}
         while True:
             try:
-                reply = yield Send(ask, headers, limit, SILENCE_SECONDS)
+                reply = yield SendStep(ask, headers, limit, SILENCE_SECONDS)
             except TooSlow:
                 raise self._silent(limit) from None
-            except Lost as lost:
+            except RequestLost as lost:
                 refused = lost.refused and not self._answered
                 if refused or not ask.repeat or time.monotonic() + pause > deadline:
                     raise Unreachable(self.server.url, lost.reason) from None
@@ -140,16 +140,18 @@ class Exchange:
             if not waited:
                 self.waiting(reason)
                 waited = True
-            yield Pause(pause)
+            yield PauseStep(pause)
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
 
-    def events(self, ask: Ask, last_id: str) -> Generator[Open | NextEvent | Pause | Found, Any, None]:
+    def events(
+        self, ask: RequestStep, last_id: str
+    ) -> Generator[OpenStep | NextEvent | PauseStep | FoundResult, Any, None]:
         """StreamEvents after `last_id` until the server says `end`, over broken connections by Last-Event-ID."""
         pause, heard, heard_at = PAUSE_SECONDS, False, time.monotonic()
         while True:
             headers = {"accept": "text/event-stream"} | ({"last-event-id": last_id} if last_id else {})
             try:
-                reply: Reply = yield Open(ask, headers, STREAM_SILENCE_SECONDS)
+                reply: ExchangeReply = yield OpenStep(ask, headers, STREAM_SILENCE_SECONDS)
                 if reply.status == 204:
                     return
                 self._answered = True
@@ -158,11 +160,11 @@ class Exchange:
                     while (event := (yield NextEvent())) is not None:
                         last_id, pause, heard = event.id or last_id, PAUSE_SECONDS, False
                         heard_at = time.monotonic()
-                        yield Found(event)
+                        yield FoundResult(event)
                         if event.event == "end":
                             return
                 reason = "the server closed the stream"
-            except Lost as lost:
+            except RequestLost as lost:
                 if not self._answered:
                     raise Unreachable(self.server.url, lost.reason) from None
                 reason = lost.reason
@@ -171,24 +173,24 @@ class Exchange:
             if not heard:
                 self.waiting(reason)
                 heard = True
-            yield Pause(pause)
+            yield PauseStep(pause)
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
 
     def _silent(self, limit: float) -> Unreachable:
         next_step = f"`curl -m 5 {self.server.url}/healthz` says whether a Muster listens there; its log says more"
         return Unreachable(self.server.url, f"no answer within {limit:g} s", next_step)
 
-    def _raise_for(self, reply: Reply) -> None:
+    def _raise_for(self, reply: ExchangeReply) -> None:
         if not 200 <= reply.status < 300:
             raise self.error_of(reply)
 
-    def _json(self, reply: Reply) -> Any:
+    def _json(self, reply: ExchangeReply) -> Any:
         try:
             return json.loads(reply.content) if reply.content else None
         except ValueError:
             raise MusterError(f"what answers at {self.server.url} is no Muster: not JSON", "bad-answer") from None
 
-    def error_of(self, reply: Reply) -> MusterError:
+    def error_of(self, reply: ExchangeReply) -> MusterError:
         """The server's problem+json, or what can be said without one."""
         try:
             body = json.loads(reply.content)
@@ -198,7 +200,7 @@ class Exchange:
         return refusal(reply.status, problem, self.server.url, self.server.signed_in)
 
 
-def _retry_after(reply: Reply, pause: float) -> float:
+def _retry_after(reply: ExchangeReply, pause: float) -> float:
     """The pause that the server asks for, if it names seconds, within reason."""
     try:
         return min(max(float(reply.headers.get("retry-after", "")), pause), PAUSE_SECONDS_MAX)

@@ -9,7 +9,7 @@ from muster.client import operations
 from muster.client.answers import parsed
 from muster.client.connection import Connection
 from muster.client.outgoing import Progress, nobody
-from muster.client.transfers import Transfers, bring, take_in
+from muster.client.transfers import FileTransfers, bring, take_in
 from muster.contract.file_replies import File
 
 
@@ -34,7 +34,7 @@ class Files:
         An interrupted upload of it, also another program's, is resumed. `progress` is called with the bytes that have
         arrived, of all, from any thread. Raises InvalidRequest where nothing can be learnt from the data.
         """
-        with Transfers(self._connection) as transfers:
+        with FileTransfers(self._connection) as transfers:
             return take_in(transfers, Path(path), purpose, project, name, lifetime_seconds, progress)
 
     def get(self, file_id: str) -> File:
@@ -50,7 +50,7 @@ class Files:
 
     def download(self, file_id: str, to: str | Path, *, progress: Progress = nobody) -> Path:
         """Write the file's bytes to the path `to`; what an earlier try has left is gone on with."""
-        with Transfers(self._connection) as transfers:
+        with FileTransfers(self._connection) as transfers:
             return bring(transfers, file_id, Path(to), progress)
 
     def delete(self, file_id: str) -> None:

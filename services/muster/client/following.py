@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.client.operations import ENDED, ask
-from muster.client.steps import Found, Pause, Steps
+from muster.client.steps import FoundResult, PauseStep, Steps
 
 POLL_SECONDS = 0.5
 _RECENT_STEPS = 8  # whose mean speed the estimate of the end goes by
@@ -14,7 +14,7 @@ _EVENTS_MAX = 500
 
 
 @dataclass(frozen=True)
-class Moment:
+class JobMoment:
     """Changes since the last look: the whole job, and the events and steps that came since.
 
     The status reports progress every few seconds; the steps are as new as the workers' own records.
@@ -60,11 +60,11 @@ def moments(job_id: str, after_event: int = 0) -> Steps[dict[str, Any]]:
         news = page["items"]
         after_event = max([after_event, *(event["id"] for event in news)])
         steps = yield from _newest_steps(job, steps)
-        moment = Moment(job, tuple(news), steps)
-        yield Found(moment)
+        moment = JobMoment(job, tuple(news), steps)
+        yield FoundResult(moment)
         if moment.ended and len(news) < _EVENTS_MAX:
             return dict(job)
-        yield Pause(POLL_SECONDS)
+        yield PauseStep(POLL_SECONDS)
 
 
 def _newest_steps(job: dict[str, Any], before: tuple[dict[str, Any], ...]) -> Steps[tuple[dict[str, Any], ...]]:

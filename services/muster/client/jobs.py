@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from muster.client import operations
-from muster.client.answers import JobView, LogLine, Metrics, Update, Updates, log_line, parsed
+from muster.client.answers import JobView, LogLine, Metrics, Update, UpdateMaker, log_line, parsed
 from muster.client.connection import Connection
 from muster.client.documents import JobSource, job_document, source_folder
 from muster.client.errors import MusterError
 from muster.client.following import moments
 from muster.client.outgoing import Progress, nobody
-from muster.client.transfers import Transfers
+from muster.client.transfers import FileTransfers
 from muster.contract.data_report import DataReport
 from muster.contract.estimate import Estimate
 from muster.contract.profiles import ProfileRequest, ProfilesReply
@@ -46,7 +46,7 @@ class Job(JobView):
 
     def follow(self) -> Iterator[Update]:
         """Yield the job's changes every half second until it has ended; the last update reports its end."""
-        updates = Updates()
+        updates = UpdateMaker()
         for moment in self._connection.walk(moments(self.id)):
             self.document = moment.job
             yield updates.of(moment)
@@ -117,7 +117,7 @@ class Job(JobView):
         `format` is transformers, with an adapter merged into its model, or peft, the adapter alone; `dtype` is keep or
         bf16; `ema` takes the average of the weights. What an earlier try has left is gone on with.
         """
-        with Transfers(self._connection) as transfers:
+        with FileTransfers(self._connection) as transfers:
             transfers.export(self.id, step, Path(to), progress, format=format, dtype=dtype, ema=ema)
         return Path(to)
 
@@ -174,7 +174,7 @@ class Jobs:
         """
         sent = job_document(job, name, project, self._connection.server.local)
         if source_folder(sent.data) is not None:
-            with Transfers(self._connection) as transfers:
+            with FileTransfers(self._connection) as transfers:
                 transfers.send_source_of(sent.data)
         try:
             document = self._connection.run(operations.submit(sent.data, key or str(uuid.uuid4())))

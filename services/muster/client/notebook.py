@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muster.client.following import Moment
+from muster.client.following import JobMoment
 
 _WIDTH, _HEIGHT = 320, 80  # of a curve, in pixels
 _POINTS_MAX = 400  # more than its pixels need not be drawn
@@ -76,7 +76,7 @@ class LiveView:
     def show(self, job: Mapping[str, Any]) -> None:
         """Draw the job as it is now, over what was drawn before."""
         ipython = importlib.import_module("IPython.display")  # an optional one: in notebooks alone
-        progress = Moment(dict(job)).progress
+        progress = JobMoment(dict(job)).progress
         if progress.get("loss") is not None:
             self._losses[progress["step"]] = progress["loss"]
         picture = ipython.HTML(job_html(job, sorted(self._losses.items())))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from muster.client.errors import JobFailed, NotFound, WaitTimeout
-from muster.client.steps import Ask, Found, Pause, Steps
+from muster.client.steps import FoundResult, PauseStep, RequestStep, Steps
 from muster.contract.status import Phase
 
 PAGE_MAX = 500  # of a list, that the API gives at once
@@ -21,13 +21,13 @@ POLL_SECONDS_MAX = 2.0
 
 def ask(method: str, path: str, body: Any = None, key: str | None = None, **params: Any) -> Steps[Any]:
     """The answer's JSON."""
-    answer = yield Ask(method, path, params, body, key)
+    answer = yield RequestStep(method, path, params, body, key)
     return answer
 
 
 def _document(method: str, path: str, body: Any = None, key: str | None = None, **params: Any) -> Steps[dict[str, Any]]:
     """The same, of an answer that is a mapping."""
-    answer: dict[str, Any] = yield Ask(method, path, params, body, key)
+    answer: dict[str, Any] = yield RequestStep(method, path, params, body, key)
     return answer
 
 
@@ -51,7 +51,7 @@ def get(name: str) -> Steps[dict[str, Any]]:
 def inspect(document: Any) -> Steps[dict[str, Any]]:
     """The report of the data of a job that is not submitted, once it is made."""
     while (answer := (yield from _document("POST", "jobs:inspect", document)))["state"] == "reading":
-        yield Pause(POLL_SECONDS_MAX)
+        yield PauseStep(POLL_SECONDS_MAX)
     report: dict[str, Any] = answer["report"]
     return report
 
@@ -61,7 +61,7 @@ def pages(limit: int | None, filters: dict[str, Any], path: str = "jobs") -> Ste
     cursor, left = None, limit if limit is not None else 1 << 62
     while left > 0:
         page = yield from ask("GET", path, limit=min(left, PAGE_MAX), cursor=cursor, **filters)
-        yield Found(page["items"][:left])
+        yield FoundResult(page["items"][:left])
         left -= len(page["items"])
         cursor = page["nextCursor"]
         if not cursor:
@@ -85,7 +85,7 @@ def clone(job_id: str, name: str | None, spec: dict[str, Any] | None, key: str) 
 
 def profile(job_id: str, steps: int, ranks: tuple[int, ...]) -> Steps[dict[str, Any]]:
     """The request. It is sent once: a second one would be refused while the first is served."""
-    answer: dict[str, Any] = yield Ask(
+    answer: dict[str, Any] = yield RequestStep(
         "POST", f"jobs/{job_id}/profiles", body={"steps": steps, "ranks": [*ranks]}, repeat=False
     )
     return answer
@@ -128,7 +128,7 @@ def wait(
             return dict(job)
         if deadline is not None and time.monotonic() + pause > deadline:
             raise _waited_too_long(job, timeout_seconds)
-        yield Pause(pause)
+        yield PauseStep(pause)
         pause = min(pause * 1.5, POLL_SECONDS_MAX)
 
 

@@ -19,7 +19,7 @@ def nobody(_: int, __: int) -> None:
     """Take the news of progress for a caller who does not want it."""
 
 
-class Source:
+class UploadSource:
     """A file that is sent: its bytes from any place on, and the digest of all that was read of it in order."""
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +31,7 @@ class Source:
         self._worker = ThreadPoolExecutor(1, "digest")
         self._under_way: Future[None] | None = None
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> UploadSource:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,13 +82,13 @@ class Source:
             self._under_way = None
 
 
-def opened(path: Path) -> Source:
+def opened(path: Path) -> UploadSource:
     """Raises InvalidRequest for what is no file with anything in it."""
     try:
         if not path.is_file():
             kind = "is a folder; name its files" if path.is_dir() else "is not there"
             raise InvalidRequest(f"{path} {kind}", "no-file")
-        source = Source(path)
+        source = UploadSource(path)
     except OSError as error:
         raise InvalidRequest(f"{path} can't be read: {error.strerror or error}", "no-file") from None
     if not source.size:

@@ -8,11 +8,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningPlatform:
     """A `muster up`, by its process id. `url` is empty until it answers for the first time."""
 
     pid: int
@@ -20,7 +20,7 @@ class Running:
     started_at: float = 0.0
 
 
-def who(state: State) -> Running | None:
+def who(state: StateFolder) -> RunningPlatform | None:
     """The `muster up` that lives on this folder; None when there is none, whatever the file says."""
     try:
         file = os.open(state.running, os.O_RDONLY)
@@ -35,10 +35,10 @@ def who(state: State) -> Running | None:
     return None
 
 
-def read_running(path: Path) -> Running | None:
+def read_running(path: Path) -> RunningPlatform | None:
     """Return the file's content, whether or not its writer is alive; None if it can't be read."""
     try:
         document = json.loads(path.read_text())
-        return Running(int(document["pid"]), str(document["url"]), float(document["started_at"]))
+        return RunningPlatform(int(document["pid"]), str(document["url"]), float(document["started_at"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

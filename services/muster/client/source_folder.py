@@ -55,7 +55,7 @@ class SourceArchive:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _FolderEntry:
     """A folder, file or link, as it was when the folder was listed. `link` is its target, and None for what is none."""
 
     path: str
@@ -67,14 +67,14 @@ class _Entry:
 
 
 @dataclass
-class _Listing:
-    entries: list[_Entry] = field(default_factory=list)
+class _FolderListing:
+    entries: list[_FolderEntry] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    ignored: list[_Ignored] = field(default_factory=list)
+    ignored: list[_IgnoreFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class _Ignored:
+class _IgnoreFile:
     """A `.gitignore`, whose patterns are relative to its own folder: that is `below`, a folder in the source, or one
     above the source, in which the source is `above`."""
 
@@ -90,7 +90,7 @@ class _Ignored:
         return self.patterns.check_file(inner).include
 
 
-class _Changed(Exception):
+class _FolderChanged(Exception):
     """The folder is another one than when it was listed."""
 
 
@@ -107,7 +107,7 @@ def pack(folder: Path, into: Path) -> SourceArchive:
         for _ in range(TRIES):
             try:
                 return _packed(folder, into)
-            except _Changed as changed:
+            except _FolderChanged as changed:
                 last = str(changed)
             except FileNotFoundError as gone:  # since its folder was listed
                 last = str(gone.filename)
@@ -146,7 +146,7 @@ def _packed(folder: Path, into: Path) -> SourceArchive:
     )
 
 
-def _add(archive: tarfile.TarFile, folder: Path, entry: _Entry) -> None:
+def _add(archive: tarfile.TarFile, folder: Path, entry: _FolderEntry) -> None:
     member = tarfile.TarInfo(entry.path)
     if entry.link is not None:
         member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.link, 0o777
@@ -162,41 +162,41 @@ def _add(archive: tarfile.TarFile, folder: Path, entry: _Entry) -> None:
         except OSError as error:
             if isinstance(error, PermissionError):
                 raise
-            raise _Changed(entry.path) from None
+            raise _FolderChanged(entry.path) from None
         with os.fdopen(opened, "rb") as file:
             if _stamp(os.fstat(opened)) != (entry.mode, entry.size, entry.changed_at, entry.inode):
-                raise _Changed(entry.path)
+                raise _FolderChanged(entry.path)
             try:
                 archive.addfile(member, file)
             except OSError as error:  # it became shorter
                 if error.errno is None:
-                    raise _Changed(entry.path) from None
+                    raise _FolderChanged(entry.path) from None
                 raise
 
 
-def _compare(before: list[_Entry], after: list[_Entry]) -> None:
+def _compare(before: list[_FolderEntry], after: list[_FolderEntry]) -> None:
     if before != after:
         differing = {each.path for each in set(before) ^ set(after)}
         files = {each.path for each in {*before, *after} if not stat.S_ISDIR(each.mode)}
-        raise _Changed(min(differing & files or differing))
+        raise _FolderChanged(min(differing & files or differing))
 
 
 _IGNORE: Final = "name what the program does not need in .gitignore; data belongs into a store, packages into the image"
 
 
-def _listed(folder: Path) -> _Listing:
+def _listed(folder: Path) -> _FolderListing:
     """List what is packed, in an order that depends on the names alone."""
-    listing = _Listing(ignored=list(_ignored_above(folder.resolve())))
+    listing = _FolderListing(ignored=list(_ignored_above(folder.resolve())))
     _list(folder, "", listing)
     listing.entries.sort(key=lambda entry: entry.path.encode())
     return listing
 
 
-def _list(folder: Path, inside: str, listing: _Listing) -> None:
+def _list(folder: Path, inside: str, listing: _FolderListing) -> None:
     with os.scandir(folder / inside) as scanned:
         entries = sorted(scanned, key=lambda each: each.name)
     if (own := _ignore_file(folder / inside)) is not None:
-        listing.ignored.append(_Ignored(inside, "", own))
+        listing.ignored.append(_IgnoreFile(inside, "", own))
     for each in entries:
         path = f"{inside}/{each.name}" if inside else each.name
         is_folder = each.is_dir(follow_symlinks=False)
@@ -211,7 +211,7 @@ def _list(folder: Path, inside: str, listing: _Listing) -> None:
                 _list(folder, path, listing)
 
 
-def _entry(folder: Path, path: str) -> _Entry:
+def _entry(folder: Path, path: str) -> _FolderEntry:
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -222,13 +222,13 @@ def _entry(folder: Path, path: str) -> _Entry:
         if _leaves(folder, path, target):
             what = f"{folder / path} is a link to {target}, which is outside the folder: a worker has only the folder"
             raise _refused(what, "put a copy in its place, or name it in .gitignore")
-        return _Entry(path, stat.S_IFLNK, 0, 0, 0, target)
+        return _FolderEntry(path, stat.S_IFLNK, 0, 0, 0, target)
     if stat.S_ISDIR(about.st_mode):
-        return _Entry(path, stat.S_IFDIR, 0, 0, 0, None)
+        return _FolderEntry(path, stat.S_IFDIR, 0, 0, 0, None)
     if not stat.S_ISREG(about.st_mode):
         raise _refused(f"{folder / path} is no file, folder or link", "remove it, or name it in .gitignore")
     mode, length, changed_at, inode = _stamp(about)
-    return _Entry(path, mode, length, changed_at, inode, None)
+    return _FolderEntry(path, mode, length, changed_at, inode, None)
 
 
 def _stamp(about: os.stat_result) -> tuple[int, int, int, int]:
@@ -256,7 +256,7 @@ def _is_of_no_use(folder: Path) -> bool:
     return folder.name in (".git", "__pycache__") or (folder / "pyvenv.cfg").is_file()
 
 
-def _is_ignored(ignored: list[_Ignored], path: str) -> bool:
+def _is_ignored(ignored: list[_IgnoreFile], path: str) -> bool:
     """As git decides: the last pattern of the nearest file that says something of the path."""
     for each in reversed(ignored):
         if (verdict := each.verdict(path)) is not None:
@@ -264,7 +264,7 @@ def _is_ignored(ignored: list[_Ignored], path: str) -> bool:
     return False
 
 
-def _ignored_above(folder: Path) -> Iterator[_Ignored]:
+def _ignored_above(folder: Path) -> Iterator[_IgnoreFile]:
     """The `.gitignore` files between the repository that the folder is a part of, and the folder."""
     above: list[Path] = []
     for parent in (folder, *folder.parents):
@@ -276,7 +276,7 @@ def _ignored_above(folder: Path) -> Iterator[_Ignored]:
         return
     for parent in reversed(above):
         if (patterns := _ignore_file(parent)) is not None:
-            yield _Ignored("", f"{folder.relative_to(parent).as_posix()}/", patterns)
+            yield _IgnoreFile("", f"{folder.relative_to(parent).as_posix()}/", patterns)
 
 
 def _ignore_file(folder: Path) -> pathspec.GitIgnoreSpec | None:
@@ -291,12 +291,12 @@ def _ignore_file(folder: Path) -> pathspec.GitIgnoreSpec | None:
         raise _refused(f"{path} can't be read: {error}", "mend the pattern") from None
 
 
-def _names_a_secret(entry: _Entry) -> bool:
+def _names_a_secret(entry: _FolderEntry) -> bool:
     name = PurePosixPath(entry.path).name.lower()
     return name not in _EXAMPLES and any(fnmatch.fnmatchcase(name, pattern) for pattern in _SECRETS)
 
 
-def _refuse_large(folder: Path, entries: list[_Entry]) -> None:
+def _refuse_large(folder: Path, entries: list[_FolderEntry]) -> None:
     total = sum(entry.size for entry in entries)
     if total <= BYTES_MAX:
         return

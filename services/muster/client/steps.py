@@ -1,8 +1,8 @@
 """Operations as steps without IO, so that each is written once for threads and for asyncio.
 
-Steps are a generator: it yields `Found` for a value that whoever iterates is to have, `Pause` for time to pass, and
-anything else, such as `Ask`, to be answered by whoever carries the steps out; it returns their result. The functions
-below carry them out, with threads or with asyncio.
+Steps are a generator: it yields `FoundResult` for a value that whoever iterates is to have, `PauseStep` for time to
+pass, and anything else, such as `RequestStep`, to be answered by whoever carries the steps out; it returns their
+result. The functions below carry them out, with threads or with asyncio.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Steps: TypeAlias = Generator[Any, Any, T]
 
 
 @dataclass(frozen=True)
-class Ask:
+class RequestStep:
     """A request, answered by the answer's JSON. `path` is relative to /api/v1. Where it may not be made twice (`repeat`
     False), a lost answer is an error; with an idempotency `key` it always may.
     """
@@ -32,17 +32,17 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Pause:
+class PauseStep:
     seconds: float
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundResult:
     value: Any
 
 
 @dataclass(frozen=True)
-class _Ended:
+class _StepsEnded:
     result: Any
 
 
@@ -50,18 +50,18 @@ def _next(steps: Steps[Any], answer: Any, error: Exception | None) -> Any:
     try:
         return steps.throw(error) if error is not None else steps.send(answer)
     except StopIteration as end:
-        return _Ended(end.value)
+        return _StepsEnded(end.value)
 
 
 def walk(steps: Steps[T], answer_to: Callable[[Any], Any]) -> Generator[Any, None, T]:
     """Yield what the steps find, one by one; the generator returns their result."""
     answer: Any = None
     error: Exception | None = None
-    while not isinstance(step := _next(steps, answer, error), _Ended):
+    while not isinstance(step := _next(steps, answer, error), _StepsEnded):
         answer = error = None
-        if isinstance(step, Found):
+        if isinstance(step, FoundResult):
             yield step.value
-        elif isinstance(step, Pause):
+        elif isinstance(step, PauseStep):
             time.sleep(step.seconds)
         else:
             try:
@@ -90,11 +90,11 @@ async def walk_async(
     nothing."""
     answer: Any = None
     error: Exception | None = None
-    while not isinstance(step := _next(steps, answer, error), _Ended):
+    while not isinstance(step := _next(steps, answer, error), _StepsEnded):
         answer = error = None
-        if isinstance(step, Found):
+        if isinstance(step, FoundResult):
             yield step.value
-        elif isinstance(step, Pause):
+        elif isinstance(step, PauseStep):
             await asyncio.sleep(step.seconds)
         else:
             try:

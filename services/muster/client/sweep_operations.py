@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.client.errors import NotFound, WaitTimeout
 from muster.client.operations import POLL_SECONDS, POLL_SECONDS_MAX, ask
-from muster.client.steps import Pause, Steps
+from muster.client.steps import PauseStep, Steps
 from muster.contract.sweep import SweepPhase
 
 ENDED = frozenset(phase.value for phase in SweepPhase if phase.terminal)
@@ -54,5 +54,5 @@ def wait(
             what = f"{sweep['name']} has not ended within {timeout_seconds:g} s: {sweep['because']}"
             next_step = "the sweep goes on: wait() again, or cancel() it"
             raise WaitTimeout(what, "wait-timeout", next_step=next_step, details={"id": sweep_id})
-        yield Pause(pause)
+        yield PauseStep(pause)
         pause = min(pause * 1.5, POLL_SECONDS_MAX)

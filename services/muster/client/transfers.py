@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from muster.client.answers import parsed
 from muster.client.documents import project_of, source_folder
 from muster.client.errors import BUSY, InvalidRequest, MusterError, NotFound, Unreachable, refusal
-from muster.client.outgoing import BLOCK_BYTES, Progress, Source, nobody, opened
+from muster.client.outgoing import BLOCK_BYTES, Progress, UploadSource, nobody, opened
 from muster.client.source_folder import PURPOSE, SourceArchive, pack
 from muster.contract.file_replies import File, FileStatus
 
@@ -37,7 +37,7 @@ _API = "/api/v1"
 _TUS = {"tus-resumable": "1.0.0"}
 
 
-class Transfers:
+class FileTransfers:
     """Transfers of files over one connection. Every method raises MusterError."""
 
     def __init__(self, connection: Connection) -> None:
@@ -49,7 +49,7 @@ class Transfers:
         options = client_options(connection.server, None)
         self._http = httpx2.Client(**options | {"timeout": httpx2.Timeout(FLUSH_SECONDS_MAX, connect=5.0)})
 
-    def __enter__(self) -> Transfers:
+    def __enter__(self) -> FileTransfers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,7 +137,7 @@ class Transfers:
         self._refuse(reply)
         return str(reply.json()["id"])
 
-    def _send_all(self, file_id: str, source: Source, progress: Progress) -> None:
+    def _send_all(self, file_id: str, source: UploadSource, progress: Progress) -> None:
         have, heard_at = -1, time.monotonic()
         while True:
             reason, reply = "", self._try("HEAD", file_id)
@@ -165,7 +165,12 @@ class Transfers:
                 time.sleep(PAUSE_SECONDS)
 
     def _try(
-        self, method: str, file_id: str, source: Source | None = None, offset: int = 0, progress: Progress = nobody
+        self,
+        method: str,
+        file_id: str,
+        source: UploadSource | None = None,
+        offset: int = 0,
+        progress: Progress = nobody,
     ) -> httpx2.Response | str:
         """The answer, or why there is none."""
         import httpx2
@@ -209,7 +214,7 @@ class Transfers:
             while (have := file.tell()) < size:
                 try:
                     self._fetch(path, file, have, size, progress, params)
-                except (httpx2.TransportError, _Later) as error:
+                except (httpx2.TransportError, _NotYet) as error:
                     heard_at = time.monotonic() if file.tell() > have else heard_at
                     if time.monotonic() - heard_at > PATIENCE_SECONDS:
                         next_step = "repeat it: it goes on where it was cut"
@@ -273,7 +278,7 @@ class Transfers:
         headers = self._headers() | {"accept": "*/*"} | ({"range": f"bytes={have}-"} if have else {})
         with self._http.stream("GET", f"{_API}/{path}", params=params, headers=headers) as reply:
             if reply.status_code in (202, *BUSY):
-                raise _Later(f"status {reply.status_code}")
+                raise _NotYet(f"status {reply.status_code}")
             if not reply.is_success:
                 reply.read()
                 self._refuse(reply)
@@ -312,7 +317,7 @@ class Transfers:
 
 
 def take_in(
-    transfers: Transfers,
+    transfers: FileTransfers,
     path: Path,
     purpose: str,
     project: str | None,
@@ -331,14 +336,14 @@ def take_in(
     return file
 
 
-def bring(transfers: Transfers, file_id: str, target: Path, progress: Progress) -> Path:
+def bring(transfers: FileTransfers, file_id: str, target: Path, progress: Progress) -> Path:
     """Write a file of the server to `target`, and return that."""
     file = transfers._connection.get(f"files/{file_id}")
     transfers.download(f"files/{file_id}/content", target, file["bytes"], progress)
     return target
 
 
-class _Later(Exception):
+class _NotYet(Exception):
     """The server has it not yet."""
 
 

@@ -8,8 +8,8 @@ import httpx2
 
 from muster.client.address import Server
 from muster.client.errors import MusterError
-from muster.client.exchange import ANSWER_SECONDS_MAX, Lost, Open, Reply, StreamEvent
-from muster.client.steps import Ask
+from muster.client.exchange import ANSWER_SECONDS_MAX, ExchangeReply, OpenStep, RequestLost, StreamEvent
+from muster.client.steps import RequestStep
 
 
 def client_options(server: Server, transport: Any) -> dict[str, Any]:
@@ -22,25 +22,25 @@ def client_options(server: Server, transport: Any) -> dict[str, Any]:
     }
 
 
-def address(ask: Ask) -> str:
+def address(ask: RequestStep) -> str:
     """Return the address of the request, relative to the server's. It is not `jobs:estimate` alone, which would be an
     address with a scheme."""
     return f"/api/v1/{ask.path}"
 
 
-def request_options(ask: Ask, headers: dict[str, str], token: str | None) -> dict[str, Any]:
+def request_options(ask: RequestStep, headers: dict[str, str], token: str | None) -> dict[str, Any]:
     params = {name: _query_value(value) for name, value in ask.params.items() if value is not None and value != []}
     authorization = {"authorization": f"Bearer {token}"} if token else {}
     return {"params": params, "json": ask.body, "headers": headers | authorization}
 
 
-def silence(order: Open) -> httpx2.Timeout:
+def silence(order: OpenStep) -> httpx2.Timeout:
     """The longest silence of a stream."""
     return httpx2.Timeout(order.silence_seconds, connect=5.0)
 
 
-def reply_of(response: httpx2.Response, content: bytes) -> Reply:
-    return Reply(response.status_code, response.headers, content)
+def reply_of(response: httpx2.Response, content: bytes) -> ExchangeReply:
+    return ExchangeReply(response.status_code, response.headers, content)
 
 
 def event_of(event: httpx2.ServerSentEvent | None) -> StreamEvent | None:
@@ -54,7 +54,7 @@ def meant(error: Exception) -> Exception:
     if isinstance(error, httpx2.TransportError):
         text = str(error) or type(error).__name__
         reason = "connection refused" if "refused" in text.lower() else text
-        return Lost(reason, refused=isinstance(error, httpx2.ConnectError))
+        return RequestLost(reason, refused=isinstance(error, httpx2.ConnectError))
     return error
 
 

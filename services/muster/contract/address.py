@@ -46,7 +46,7 @@ class AddressError(UserError, ValueError):
 
 
 @dataclass(frozen=True)
-class Address:
+class StorageAddress:
     """Parsed address of a folder or file."""
 
     scheme: Scheme
@@ -79,7 +79,7 @@ class Address:
         """Return False for a path relative to the working directory, which other processes do not share."""
         return self.scheme != "file" or self.path.startswith(("/", "~"))
 
-    def child(self, name: str) -> Address:
+    def child(self, name: str) -> StorageAddress:
         """Return the address of `name` in this folder."""
         return replace(self, path=f"{self.path.rstrip('/')}/{name}" if self.path else name)
 
@@ -94,7 +94,7 @@ class HubPath:
     path: str  # inside the repository
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> StorageAddress:
     """Raises AddressError for what is no address of a known scheme."""
     _must_be_printable(text, text)
     if not (match := _SCHEME.fullmatch(text)):
@@ -110,15 +110,15 @@ def parse_address(text: str) -> Address:
             raise AddressError(f"{_shown(text)}: names no host, or more than a host; write https://host/path")
         if is_metadata_host(_host_name(host)):
             raise AddressError(f"{_shown(text)}: is a machine's own metadata service, which no job may read")
-        return Address("https", host.lower(), path)
+        return StorageAddress("https", host.lower(), path)
     if scheme == "hf":
         if not _HUB.fullmatch(rest):
             raise AddressError(
                 f"{_shown(text)}: names no repository; write hf://owner/name or hf://datasets/owner/name"
             )
-        return Address("hf", "", rest)
+        return StorageAddress("hf", "", rest)
     if scheme == "builtin":
-        return Address("builtin", "", rest)
+        return StorageAddress("builtin", "", rest)
     raise AddressError(
         f"{_shown(text)}: nothing reads {scheme}://; there are file:///folder, s3://bucket/folder and, to read from, "
         "https:// and hf://"
@@ -171,7 +171,7 @@ def refuse_metadata_url(text: str) -> None:
         raise AddressError("is the address of a machine's own metadata service, which no job may name as an endpoint")
 
 
-def checkpoint_address(text: str) -> Address:
+def checkpoint_address(text: str) -> StorageAddress:
     """The address of a folder that commits can be written to. Raises AddressError for any other."""
     address = parse_address(text)
     if address.scheme not in ("file", "s3") or (not address.path.startswith("/") and address.scheme == "file"):
@@ -179,7 +179,7 @@ def checkpoint_address(text: str) -> Address:
     return address
 
 
-def data_address(text: str) -> Address:
+def data_address(text: str) -> StorageAddress:
     """The address of something to train on. Raises AddressError for what nobody reads."""
     address = parse_address(text)
     if address.scheme == "hf":
@@ -189,14 +189,14 @@ def data_address(text: str) -> Address:
     return address
 
 
-def job_folder(base: str, uid: str) -> Address:
+def job_folder(base: str, uid: str) -> StorageAddress:
     """A job's own folder under a checkpoint address: `<base>/<uid>`. Raises AddressError."""
     if not _UID.fullmatch(uid):
         raise AddressError(f"{uid[:80]!r} is no uid of a job")
     return checkpoint_address(base).child(uid)
 
 
-def hub_path(address: Address) -> HubPath:
+def hub_path(address: StorageAddress) -> HubPath:
     """The parts of an hf:// address."""
     match = _HUB.fullmatch(address.path)
     assert match is not None, f"{address} is no address of the hub"
@@ -208,13 +208,13 @@ def _host_name(host: str) -> str:
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
-def _plain(text: str) -> Address:
+def _plain(text: str) -> StorageAddress:
     if not text or ("://" in text and not text.startswith(("/", "~", "."))):
         raise AddressError(f"{_shown(text)}: is neither a path nor an address")
-    return Address("file", "", _tidied(text))
+    return StorageAddress("file", "", _tidied(text))
 
 
-def _file(text: str, rest: str) -> Address:
+def _file(text: str, rest: str) -> StorageAddress:
     host, slash, path = rest.partition("/")
     if host.lower() not in ("", "localhost") or not slash:
         raise AddressError(
@@ -227,7 +227,7 @@ def _file(text: str, rest: str) -> Address:
             f"{_shown(text)}: its percent-encoding is not of UTF-8; write %25 for a percent sign"
         ) from None
     _must_be_printable(decoded, text)
-    return Address("file", "", _tidied(decoded))
+    return StorageAddress("file", "", _tidied(decoded))
 
 
 def _tidied(path: str) -> str:
@@ -235,7 +235,7 @@ def _tidied(path: str) -> str:
     return re.sub("^//", "/", str(PurePosixPath(path)))
 
 
-def _s3(text: str, rest: str) -> Address:
+def _s3(text: str, rest: str) -> StorageAddress:
     bucket, _, key = rest.partition("/")
     if not bucket:
         raise AddressError(f"{_shown(text)}: names no bucket; write s3://bucket/folder")
@@ -243,7 +243,7 @@ def _s3(text: str, rest: str) -> Address:
         raise AddressError(f"{_shown(text)}: its first part is no name of a bucket; write s3://bucket/folder")
     if {".", ".."} & set(key.split("/")):
         raise AddressError(f"{_shown(text)}: has a part `.` or `..`, which S3 servers understand differently")
-    return Address("s3", bucket, key)
+    return StorageAddress("s3", bucket, key)
 
 
 def _must_be_printable(text: str, address: str) -> None:

@@ -76,7 +76,7 @@ class Record(BaseModel):
 
 
 @dataclass(frozen=True)
-class Problem:
+class DocumentProblem:
     """One thing that is wrong with a document."""
 
     path: str  # where, as in `training.optimizer.lr`
@@ -96,7 +96,7 @@ class InvalidDocument(ValueError):
     number in all is `count`.
     """
 
-    def __init__(self, problems: Sequence[Problem], count: int = 0) -> None:
+    def __init__(self, problems: Sequence[DocumentProblem], count: int = 0) -> None:
         self.problems = tuple(problems[:FAULTS_MAX])
         self.count = max(count, len(problems))
         super().__init__("\n".join(str(problem) for problem in self.problems))
@@ -108,7 +108,7 @@ def parse(model: type[M], document: object, at: str = "") -> M:
     Raises InvalidDocument with the path of every fault, prefixed by `at`.
     """
     if not isinstance(document, dict):
-        raise InvalidDocument((Problem(at, f"must be a mapping of keys to values, not {_kind(document)}"),))
+        raise InvalidDocument((DocumentProblem(at, f"must be a mapping of keys to values, not {_kind(document)}"),))
     try:
         return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -139,12 +139,12 @@ def known_part(model: type[BaseModel], document: dict[str, Any]) -> dict[str, An
     return document
 
 
-def problems(model: type[BaseModel], error: ValidationError, at: str = "") -> tuple[Problem, ...]:
+def problems(model: type[BaseModel], error: ValidationError, at: str = "") -> tuple[DocumentProblem, ...]:
     """The first FAULTS_MAX of pydantic's errors in the words of the document."""
     return _problems(model, _independent(error), at)
 
 
-def _problems(model: type[BaseModel], entries: list[dict[str, Any]], at: str) -> tuple[Problem, ...]:
+def _problems(model: type[BaseModel], entries: list[dict[str, Any]], at: str) -> tuple[DocumentProblem, ...]:
     return tuple(_problem(model, entry, at) for entry in entries[:FAULTS_MAX])
 
 
@@ -167,21 +167,23 @@ def dump_json(model: BaseModel) -> str:
     return json.dumps(dump(model), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _problem(model: type[BaseModel], entry: dict[str, Any], at: str) -> Problem:
+def _problem(model: type[BaseModel], entry: dict[str, Any], at: str) -> DocumentProblem:
     loc = tuple(entry["loc"])
     path = _path(at, loc)
     if entry["type"] == "extra_forbidden":
         keys = _keys_at(model, loc[:-1])
         near = difflib.get_close_matches(fold(str(loc[-1])), [fold(key) for key in keys], n=1, cutoff=0.6)
         suggestion = next((key for key in keys if near and fold(key) == near[0]), None)
-        return Problem(path, UNKNOWN_KEY, suggestion)
+        return DocumentProblem(path, UNKNOWN_KEY, suggestion)
     if entry["type"] == "missing":
-        return Problem(path, "is required")
+        return DocumentProblem(path, "is required")
     if entry["type"] == "literal_error":
         expected = str(entry["ctx"]["expected"])
         near = difflib.get_close_matches(str(entry["input"]), re.findall(r"'([^']*)'", expected), n=1, cutoff=0.6)
-        return Problem(path, f"must be {expected}, not {_kind(entry['input'])}"[:300], near[0] if near else None)
-    return Problem(path, _message(entry))
+        return DocumentProblem(
+            path, f"must be {expected}, not {_kind(entry['input'])}"[:300], near[0] if near else None
+        )
+    return DocumentProblem(path, _message(entry))
 
 
 # What pydantic finds wrong, in words of YAML and JSON: its own speak of dictionaries, tuples and classes.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 from muster.contract.names import DEFAULT_PROJECT
 from muster.contract.projects import ProjectLimits, matches
 from muster.contract.spec import JobSpec, Runtime
@@ -93,7 +93,7 @@ def _at(value: Any, kind: str, path: str, keys: Sequence[str]) -> Iterator[Objec
 
 def object_problems(
     spec: JobSpec, limits: ProjectLimits, project: str, own_secrets: Sequence[str], strict: bool = True
-) -> tuple[Problem, ...]:
+) -> tuple[DocumentProblem, ...]:
     """Return a problem for each object that the job names and its project does not list. `own_secrets` are the
     project's secrets (`muster secrets`) in the job's namespace, which need no listing. Unless `strict`, a project that
     lists nothing of a kind lets its jobs name all of it."""
@@ -116,23 +116,23 @@ def object_problems(
         if use.kind != "serviceAccounts" or not account:
             names = ",".join((*listed[use.kind], use.name))
             advice += f", or an admin lists it: `muster projects set {project} --set '{use.kind}=[{names}]'`"
-        problems.append(Problem(use.path, f"{words}; {advice}"))
+        problems.append(DocumentProblem(use.path, f"{words}; {advice}"))
     return tuple(problems)
 
 
-def node_volume_problems(runtime: Runtime) -> tuple[Problem, ...]:
+def node_volume_problems(runtime: Runtime) -> tuple[DocumentProblem, ...]:
     """Return a problem for each volume that is a folder of the node itself. The chart's policy for the operator's pods
     (`operator.policy`) refuses a worker with one, so a job with one could be queued and would never start."""
     words = "a worker mounts nothing of its node; name a persistentVolumeClaim in the place of hostPath"
     advice = "or ask whoever runs the cluster to set operator.policy=false in the chart"
     return tuple(
-        Problem(f"spec.runtime.volumes[{index}].hostPath", f"{words}, {advice}")
+        DocumentProblem(f"spec.runtime.volumes[{index}].hostPath", f"{words}, {advice}")
         for index, volume in enumerate(runtime.volumes)
         if volume.get("hostPath") is not None
     )
 
 
-def namespace_problem(namespace: str, limits: ProjectLimits, holder: str | None) -> Problem | None:
+def namespace_problem(namespace: str, limits: ProjectLimits, holder: str | None) -> DocumentProblem | None:
     """Return why a job of the project `default` may not use the namespace, which is the project `holder`'s if that is
     not None."""
     listed = limits.namespaces if limits.namespaces is not None else (DEFAULT_PROJECT,)
@@ -143,4 +143,4 @@ def namespace_problem(namespace: str, limits: ProjectLimits, holder: str | None)
     if holder is None:
         names = ",".join((*listed, namespace))
         advice += f", or an admin adds it: `muster projects set {DEFAULT_PROJECT} --set 'namespaces=[{names}]'`"
-    return Problem("metadata.namespace", f"{words}; {advice}")
+    return DocumentProblem("metadata.namespace", f"{words}; {advice}")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from muster.contract.base import Many, Record
 from muster.contract.checkpoint_interval import assumed_interval_seconds
-from muster.contract.fitting import Host, advice, changes_that_fit, lowest_that_fits, need_of
-from muster.contract.memory import USABLE, Device, Need, state_bytes, weight_bytes
+from muster.contract.fitting import RankHost, advice, changes_that_fit, lowest_that_fits, need_of
+from muster.contract.memory import USABLE, Device, MemoryNeed, state_bytes, weight_bytes
 from muster.contract.model_size import ModelSize
 from muster.contract.prices import InstancePrice, Prices
 from muster.contract.spec import JobSpec, duration_seconds
-from muster.contract.throughput import Measured, Throughput, from_literature, from_records
+from muster.contract.throughput import MeasuredSpeed, Throughput, from_literature, from_records
 from muster.contract.training import Shard, TrainingConfig
 from muster.contract.warnings import DataShape, Warned, warnings_of
 
@@ -108,14 +108,14 @@ class Estimate(Record):
 
 
 @dataclass(frozen=True)
-class Known:
+class EstimateInputs:
     """Inputs of an estimate besides the job's document."""
 
     size: ModelSize
     casts_itself: bool  # whether the model casts its own weights, as in memory.estimate
     prices: Prices
     position_limit: int | None = None  # positions that the model was made for; None: no limit is known
-    records: Sequence[Measured] = ()  # of jobs that ran on this server
+    records: Sequence[MeasuredSpeed] = ()  # of jobs that ran on this server
     rank_bytes: int | None = None  # memory that a rank has on a CPU; None: not known
     data: DataShape | None = None  # None: the training data was not looked at
     data_faults: tuple[tuple[str, str], ...] = ()  # (path, message) of each source that no worker could use
@@ -126,7 +126,7 @@ class Known:
 NO_ESTIMATE = "a program is not estimated: nothing is known of its model, its batch and its speed before it runs"
 
 
-def estimate_job(spec: JobSpec, facts: Known) -> Estimate:
+def estimate_job(spec: JobSpec, facts: EstimateInputs) -> Estimate:
     """Raises ValueError where the batch can't be divided over the gang, and UserError for a program."""
     training, gang, size = spec.training_config, spec.gang, facts.size
     nodes, ranks = gang.nodes.max, gang.nodes.max * gang.ranks_per_node
@@ -136,7 +136,7 @@ def estimate_job(spec: JobSpec, facts: Known) -> Estimate:
     steps, tokens = _length(training, facts.data)
     speed = _speed(training, facts, ranks, kind, machine, steps, gang.gpus_per_node > 0)
     options = _options(spec, facts, steps)
-    fit = _Fit.of(size, training, ranks, nodes, host if host.capacity or options else _largest(facts))
+    fit = _GangFit.of(size, training, ranks, nodes, host if host.capacity or options else _largest(facts))
     share = _hourly(machine, gang.gpus_per_node, nodes, spec) if machine else None
     return Estimate(
         parameters=size.parameters,
@@ -180,14 +180,14 @@ def _faults(
 
 
 @dataclass(frozen=True)
-class _Fit:
+class _GangFit:
     shard: Shard | None
     fits: bool | None
     advice: str = ""
     changes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host) -> _Fit:
+    def of(cls, size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: RankHost) -> _GangFit:
         asked = training.parallel.shard
         if not host.capacity:
             return cls(None if asked == "auto" else asked, None)
@@ -208,14 +208,14 @@ def _shards(training: TrainingConfig, nodes: int, ranks: int) -> tuple[Shard, ..
 
 
 def _rank_memory(
-    size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int, nodes: int, host: Host
+    size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int, nodes: int, host: RankHost
 ) -> RankMemory:
     asked = training.model_copy(update={"parallel": training.parallel.model_copy(update={"shard": shard})})
     need = need_of(size, asked, shard, ranks, nodes, host)
     return _memory_of(need, shard, host)
 
 
-def _memory_of(need: Need, shard: str, host: Host) -> RankMemory:
+def _memory_of(need: MemoryNeed, shard: str, host: RankHost) -> RankMemory:
     is_measured = host.capacity > 0
     return RankMemory(
         shard=shard,
@@ -235,14 +235,14 @@ def _requested_machine(spec: JobSpec, prices: Prices) -> tuple[str, InstancePric
     return (spec.gang.instance_types[0] if spec.gang.instance_types else ""), None
 
 
-def _host(spec: JobSpec, facts: Known, machine: InstancePrice | None) -> Host:
+def _host(spec: JobSpec, facts: EstimateInputs, machine: InstancePrice | None) -> RankHost:
     """Return the hardware that the gang's ranks run on; its capacity is 0 if unknown."""
     device: Device = "cuda" if spec.gang.gpus_per_node else "cpu"
     if device == "cuda":
         capacity = machine.gpu_bytes if machine else None
     else:
         capacity = _requested_bytes(spec) or facts.rank_bytes
-    return Host(capacity or 0, device, facts.casts_itself)
+    return RankHost(capacity or 0, device, facts.casts_itself)
 
 
 def _requested_bytes(spec: JobSpec) -> int | None:
@@ -256,16 +256,16 @@ def _requested_bytes(spec: JobSpec) -> int | None:
     return int(float(number) * unit[text[len(number) :]]) // spec.gang.ranks_per_node
 
 
-def _largest(facts: Known) -> Host:
+def _largest(facts: EstimateInputs) -> RankHost:
     """The GPU with the most memory, for what fits nowhere."""
     capacity = max((machine.gpu_bytes or 0 for machine in facts.prices.types.values()), default=0)
-    return Host(capacity, "cuda", facts.casts_itself)
+    return RankHost(capacity, "cuda", facts.casts_itself)
 
 
 # --- gangs, time and money ---
 
 
-def _options(spec: JobSpec, facts: Known, steps: int | None) -> tuple[GangOption, ...]:
+def _options(spec: JobSpec, facts: EstimateInputs, steps: int | None) -> tuple[GangOption, ...]:
     """The smallest gang that fits of each instance type with a GPU and a price, the cheapest first: by the price of the
     job where its time is known, else by the hour."""
     kinds = spec.gang.instance_types
@@ -278,8 +278,10 @@ def _options(spec: JobSpec, facts: Known, steps: int | None) -> tuple[GangOption
     return tuple(sorted(options, key=lambda o: (o.price is None, o.price or 0.0, o.hourly, o.instance_type)))
 
 
-def _smallest(spec: JobSpec, facts: Known, kind: str, machine: InstancePrice, steps: int | None) -> GangOption | None:
-    host = Host(machine.gpu_bytes or 0, "cuda", facts.casts_itself)
+def _smallest(
+    spec: JobSpec, facts: EstimateInputs, kind: str, machine: InstancePrice, steps: int | None
+) -> GangOption | None:
+    host = RankHost(machine.gpu_bytes or 0, "cuda", facts.casts_itself)
     per_node = [2**n for n in range(machine.gpus.bit_length()) if 2**n <= machine.gpus]
     for nodes, gpus in [(1, gpus) for gpus in per_node] + [(nodes, machine.gpus) for nodes in NODES_TRIED[1:]]:
         ranks = nodes * gpus
@@ -323,7 +325,7 @@ def _hourly(machine: InstancePrice, gpus: int, nodes: int, spec: JobSpec) -> flo
 
 def _speed(
     training: TrainingConfig,
-    facts: Known,
+    facts: EstimateInputs,
     ranks: int,
     kind: str,
     machine: InstancePrice | None,
@@ -381,7 +383,7 @@ def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> CommitCost:
 
 def _gaps(
     spec: JobSpec,
-    facts: Known,
+    facts: EstimateInputs,
     machine: InstancePrice | None,
     speed: Speed | None,
     options: Sequence[GangOption],
@@ -407,4 +409,14 @@ def _gaps(
     return tuple(gaps)
 
 
-__all__ = ["USABLE", "CommitCost", "Estimate", "GangOption", "Known", "RankMemory", "Speed", "Warned", "estimate_job"]
+__all__ = [
+    "USABLE",
+    "CommitCost",
+    "Estimate",
+    "EstimateInputs",
+    "GangOption",
+    "RankMemory",
+    "Speed",
+    "Warned",
+    "estimate_job",
+]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from muster.contract.address import Address, checkpoint_address, data_address
+from muster.contract.address import StorageAddress, checkpoint_address, data_address
 
 # Bounded, so that no sum of theirs leaves 64 bits: 10^15 tokens are some fifty times what anybody has trained on.
 Positive = Annotated[int, Field(gt=0, le=10**15)]
@@ -19,7 +19,7 @@ Text = Annotated[str, Field(min_length=1, max_length=2_000)]
 KmsKey = Annotated[str, Field(min_length=1, max_length=2_048, pattern=r"^[A-Za-z0-9][A-Za-z0-9:/_+=,.@-]*$")]
 
 
-def address_of(parse: Callable[[str], Address]) -> AfterValidator:
+def address_of(parse: Callable[[str], StorageAddress]) -> AfterValidator:
     """Return a validator of text that `parse` accepts; the text is kept as it was written."""
 
     def check(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from muster.contract.memory import USABLE, Device, Need, estimate, gib
+from muster.contract.memory import USABLE, Device, MemoryNeed, estimate, gib
 from muster.contract.model_size import ModelSize
 from muster.contract.training import Shard, TrainingConfig
 
@@ -14,26 +14,28 @@ RANKS_MAX = 4096  # a gang that is looked for is no larger
 
 
 @dataclass(frozen=True)
-class Host:
+class RankHost:
     """Hardware that a rank runs on."""
 
     capacity: int  # the bytes that one rank has; 0: not known
     device: Device = "cpu"
     casts_itself: bool = True  # whether the model casts its own weights, as in memory.estimate
 
-    def holds(self, need: Need) -> bool:
+    def holds(self, need: MemoryNeed) -> bool:
         return need.total <= self.capacity * USABLE
 
 
 @dataclass(frozen=True)
-class Change:
+class MemoryChange:
     """A change of the job's settings that makes it need less memory."""
 
     words: str  # what to set
-    need: Need  # what a rank would need then
+    need: MemoryNeed  # what a rank would need then
 
 
-def need_of(size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int, nodes: int, host: Host) -> Need:
+def need_of(
+    size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int, nodes: int, host: RankHost
+) -> MemoryNeed:
     """Return the memory that a rank of such a gang needs. Raises ValueError where the batch or the copies can't be
     divided over it."""
     accumulation = training.accumulation(training.data_parallel_size(ranks))
@@ -42,8 +44,8 @@ def need_of(size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int,
 
 
 def lowest_that_fits(
-    size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host
-) -> tuple[Shard, Need] | None:
+    size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: RankHost
+) -> tuple[Shard, MemoryNeed] | None:
     """The simplest sharding whose need fits, or the asked one if it does; None where there is none."""
     for shard in shards_asked(training):
         need = need_of(size, training, shard, ranks, nodes, host)
@@ -58,20 +60,22 @@ def shards_asked(training: TrainingConfig) -> tuple[Shard, ...]:
 
 
 def changes_that_fit(
-    size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host
-) -> tuple[Change, ...]:
+    size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: RankHost
+) -> tuple[MemoryChange, ...]:
     """Changes of how the same thing is computed, each of which alone makes it fit, the cheapest first. Where none does,
     the first that makes it fit on top of all those before it; where that is not enough, with more ranks too."""
     alone = []
     for words, changed in _single(training, ranks, host):
         if (need := _tried(size, changed, ranks, nodes, host)) is not None:
-            alone.append(Change(words, need))
+            alone.append(MemoryChange(words, need))
     if alone:
         return tuple(alone)
     return _together(size, training, ranks, nodes, host)
 
 
-def _together(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host) -> tuple[Change, ...]:
+def _together(
+    size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: RankHost
+) -> tuple[MemoryChange, ...]:
     """The changes one on top of the other, until it fits; more ranks last."""
     said: list[str] = []
     for step in (_with_shard, _with_half, _with_one_sample, _with_recompute, _with_eight_bits):
@@ -80,14 +84,16 @@ def _together(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int,
         said.append(change[0])
         training = change[1]
         if (need := _tried(size, training, ranks, nodes, host)) is not None:
-            return (Change(" and ".join(said), need),)
+            return (MemoryChange(" and ".join(said), need),)
     if (sharded := _with_shard(training, 2)) is not None:
         said, training = [*said, sharded[0]], sharded[1]
     more = _more_ranks(size, training, ranks, host)
-    return () if more is None else (Change(" and ".join([*said, f"{more[0]} ranks in place of {ranks}"]), more[1]),)
+    return (
+        () if more is None else (MemoryChange(" and ".join([*said, f"{more[0]} ranks in place of {ranks}"]), more[1]),)
+    )
 
 
-def advice(size: ModelSize, training: TrainingConfig, need: Need, ranks: int, nodes: int, host: Host) -> str:
+def advice(size: ModelSize, training: TrainingConfig, need: MemoryNeed, ranks: int, nodes: int, host: RankHost) -> str:
     """The out-of-memory message: what was asked for, what there is, what to change."""
     start = (
         f"a rank needs about {gib(need.total)} ({need}) and has {gib(host.capacity)}, of which {USABLE:.0%} may be "
@@ -108,7 +114,7 @@ def advice(size: ModelSize, training: TrainingConfig, need: Need, ranks: int, no
 _Change = tuple[str, TrainingConfig]
 
 
-def _single(training: TrainingConfig, ranks: int, host: Host) -> Iterator[_Change]:
+def _single(training: TrainingConfig, ranks: int, host: RankHost) -> Iterator[_Change]:
     changes = (_with_shard, _with_half, _with_selective, _with_recompute, _with_one_sample, _with_eight_bits)
     for change in (*changes, *((_with_offload,) if host.device == "cuda" else ())):
         if (changed := change(training, ranks)) is not None:
@@ -165,7 +171,7 @@ def _with(training: TrainingConfig, part: str, **changes: Any) -> TrainingConfig
     return training.model_copy(update={part: getattr(training, part).model_copy(update=changes)})
 
 
-def _tried(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host) -> Need | None:
+def _tried(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: RankHost) -> MemoryNeed | None:
     try:
         lowest = lowest_that_fits(size, training, ranks, nodes, host)
     except ValueError:  # these ranks can't divide the batch
@@ -173,7 +179,7 @@ def _tried(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, ho
     return lowest[1] if lowest else None
 
 
-def _more_ranks(size: ModelSize, training: TrainingConfig, ranks: int, host: Host) -> tuple[int, Need] | None:
+def _more_ranks(size: ModelSize, training: TrainingConfig, ranks: int, host: RankHost) -> tuple[int, MemoryNeed] | None:
     count = ranks * 2
     while count <= RANKS_MAX:
         if (need := _tried(size, training, count, 2, host)) is not None:

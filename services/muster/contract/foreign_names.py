@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from muster.contract.base import UNKNOWN_KEY, Problem, fields_within, fold
+from muster.contract.base import UNKNOWN_KEY, DocumentProblem, fields_within, fold
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def in_muster(name: str) -> ForeignName | None:
     return _by_name().get(fold(name))
 
 
-def with_hint(problem: Problem, model: type[BaseModel], at: str) -> Problem:
+def with_hint(problem: DocumentProblem, model: type[BaseModel], at: str) -> DocumentProblem:
     """Return the problem of an unknown key with the key that was meant, if it is another tool's name or one of `model`
     at the wrong place; any other problem as it is. A sibling that is merely spelt otherwise is the better guess."""
     above, _, key = problem.path.rpartition(".")

@@ -12,7 +12,7 @@ WORKER_FOLDER = re.compile(r"worker-(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True)
-class State:
+class StateFolder:
     """The state folder of one machine."""
 
     root: Path  # `muster up --state`, by default ~/.muster

@@ -29,7 +29,7 @@ LOGIT_CHUNK_BYTES: dict[Device, int] = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """The bytes that one rank needs at the fullest moment of a step, by part."""
 
     weights: int  # beside an adapter: those that are frozen; else all
@@ -63,7 +63,7 @@ def gib(size: float) -> str:
 
 
 @dataclass(frozen=True)
-class _Moment:
+class _StepMoment:
     gradients: int
     activations: int
     logits: int
@@ -82,7 +82,7 @@ def estimate(
     accumulation: int,
     device: Device = "cpu",
     casts_itself: bool = True,
-) -> Need:
+) -> MemoryNeed:
     """Memory that one rank needs.
 
     `shards` counts the ranks that share one copy of the model, or with ddp those that have one each. `accumulation` is
@@ -99,7 +99,7 @@ def estimate(
     adapter, each = size.frozen_total > 0 and not training.freeze, weight_bytes(training)
     state, offloaded = -(-state_bytes(size, training) // parts), training.optimizer.offload and device == "cuda"
     fullest = max(_moments(size, training, shard, shards, accumulation, device, casts_itself), key=lambda m: m.total)
-    return Need(
+    return MemoryNeed(
         weights=frozen if adapter else frozen + each * learning,
         gradients=fullest.gradients,
         optimizer=0 if offloaded else state,
@@ -146,7 +146,7 @@ def _moments(
     accumulation: int,
     device: Device,
     casts_itself: bool,
-) -> tuple[_Moment, ...]:
+) -> tuple[_StepMoment, ...]:
     """The head at the end of the forward pass, the last layer's backward pass, the first layer's, and the update."""
     width, masters = _width(training), training.optimizer.master_weights
     by_fsdp = shard != "ddp" or (not casts_itself and (width == 2 or size.frozen_bytes != width))
@@ -166,10 +166,10 @@ def _moments(
     inputs = _layer_inputs(size, training, width)
     head, head_grads = _head(size, training, width, device)
     return (
-        _Moment(early, activations + shared, head, gathered),
-        _Moment(early + head_grads, activations + shared + one, 0, gathered + layer_gathered),
-        _Moment(whole, inputs + shared + one, 0, gathered_at_the_end + moving),
-        _Moment(whole, shared, 0, _update(size, training, shards if shard != "ddp" else 1, device)),
+        _StepMoment(early, activations + shared, head, gathered),
+        _StepMoment(early + head_grads, activations + shared + one, 0, gathered + layer_gathered),
+        _StepMoment(whole, inputs + shared + one, 0, gathered_at_the_end + moving),
+        _StepMoment(whole, shared, 0, _update(size, training, shards if shard != "ddp" else 1, device)),
     )
 
 

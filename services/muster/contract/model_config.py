@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from muster.contract.address import Address, AddressError, parse_address
+from muster.contract.address import AddressError, StorageAddress, parse_address
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.base import Spec
 from muster.contract.fields import FolderAddress, Positive, Text, address_of
 
 
-def _model_address(text: str) -> Address:
+def _model_address(text: str) -> StorageAddress:
     address = parse_address(text)
     if address.scheme == "builtin" or not address.is_absolute:
         raise AddressError(

@@ -57,7 +57,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True)
-class Dimensions:
+class ModelDimensions:
     """Properties of a model that its weights' shapes don't show."""
 
     dim: int
@@ -83,11 +83,11 @@ def decoder_size(
             part = "attention" if name in _OF_ATTENTION else "feed_forward"
             shapes[f"layers.{layer}.{part}.{name}.weight"] = shape
         shapes |= {f"layers.{layer}.{name}_norm.weight": (a.dim,) for name in ("attention", "feed_forward")}
-    dimensions = Dimensions(a.dim, a.heads, a.kv_heads, a.head_dim, a.ffn_dim, a.tied_head)
+    dimensions = ModelDimensions(a.dim, a.heads, a.kv_heads, a.head_dim, a.ffn_dim, a.tied_head)
     return size_of(shapes, dimensions, adapter, scores=scores, freeze=freeze)
 
 
-def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
+def dimensions_of(config: Mapping[str, Any]) -> ModelDimensions:
     """Parse the dimensions of a config.json. Raises ValueError naming the missing key."""
 
     def number(*names: str, default: int | None = None) -> int:
@@ -104,7 +104,7 @@ def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
     width = number("intermediate_size", "n_inner", "ffn_dim", default=4 * dim)
     if experts:
         width = number("moe_intermediate_size", default=width) * chosen
-    return Dimensions(
+    return ModelDimensions(
         dim=dim,
         heads=heads,
         kv_heads=number("num_key_value_heads", default=heads),
@@ -147,7 +147,7 @@ _OUT_OF_FFN = ("down_proj", "fc2", "w2")
 
 def size_of(
     shapes: Mapping[str, tuple[int, ...]],
-    d: Dimensions,
+    d: ModelDimensions,
     adapter: Adapter | None = None,
     frozen_bytes: int = 4,
     scores: int | None = None,
@@ -223,7 +223,7 @@ def _names_of(weight: str, tied_head: bool) -> tuple[str, ...]:
     return (weight, "lm_head.weight", "head.weight") if tied_head and is_embedding(weight) else (weight,)
 
 
-def _multiplies(name: str, d: Dimensions) -> bool:
+def _multiplies(name: str, d: ModelDimensions) -> bool:
     """Return whether tokens are multiplied with a weight: an embedding that is no head is only looked up."""
     return d.tied_head or not _EMBEDDING.search(name)
 
@@ -333,7 +333,7 @@ def _in_four_bits(named: Mapping[str, tuple[int, ...]], adapter: Adapter | None)
     )
 
 
-def _normed(name: str, shape: tuple[int, ...], d: Dimensions) -> int:
+def _normed(name: str, shape: tuple[int, ...], d: ModelDimensions) -> int:
     """Elements per token that the norm of this weight sees; 0 for what is no norm."""
     if ("norm" not in name and not re.search(r"\.ln_?\d", name)) or not name.endswith(".weight"):
         return 0
@@ -342,7 +342,7 @@ def _normed(name: str, shape: tuple[int, ...], d: Dimensions) -> int:
     return shape[0]
 
 
-def _kept_inputs(layer: list[str], targets: set[str], d: Dimensions) -> int:
+def _kept_inputs(layer: list[str], targets: set[str], d: ModelDimensions) -> int:
     """Elements per token that a layer keeps because a matrix behind them learns."""
 
     def learns(parts: tuple[str, ...]) -> bool:

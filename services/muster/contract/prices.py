@@ -51,23 +51,23 @@ class Prices(Spec):
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class HourlyRate:
     """Price of one worker's hour, and its saving against on-demand; None where it is not known."""
 
     cost: float | None
     saved: float | None
 
 
-def rate(instance_type: str, capacity: str, gpus_per_worker: int, prices: Prices) -> Rate:
+def rate(instance_type: str, capacity: str, gpus_per_worker: int, prices: Prices) -> HourlyRate:
     """A worker that takes a part of a machine's GPUs pays that part; one without GPUs pays the machine."""
     table = prices.of(instance_type)
     hourly = table.hourly(capacity) if table else None
     if table is None or hourly is None:
-        return Rate(None, None)
+        return HourlyRate(None, None)
     share = min(1.0, gpus_per_worker / table.gpus) if table.gpus and gpus_per_worker else 1.0
     if capacity != "spot":
-        return Rate(hourly * share, 0.0)
-    return Rate(hourly * share, None if table.on_demand is None else (table.on_demand - hourly) * share)
+        return HourlyRate(hourly * share, 0.0)
+    return HourlyRate(hourly * share, None if table.on_demand is None else (table.on_demand - hourly) * share)
 
 
 def no_price(instance_type: str, capacity: str) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, Field, field_validator
 
 from muster.contract.address import AddressError, parse_address
-from muster.contract.base import Many, Problem, Spec
+from muster.contract.base import DocumentProblem, Many, Spec
 from muster.contract.commits_read import REFERENCE, second_models
 from muster.contract.fields import FolderAddress, KmsKey, Positive, Text
 from muster.contract.gang import NODES_MAX
@@ -118,9 +118,9 @@ def with_defaults(spec: JobSpec, limits: ProjectLimits) -> JobSpec:
     return spec.model_copy(update=changes | ({"gang": gang} if gang is not spec.gang else {}))
 
 
-def limit_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> tuple[Problem, ...]:
+def limit_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> tuple[DocumentProblem, ...]:
     """Return the job's violations of its project's limits, each with its path and what to change."""
-    return tuple(Problem(f"spec.{path}", words) for path, words in _found(spec, limits, f"project {project!r}"))
+    return tuple(DocumentProblem(f"spec.{path}", words) for path, words in _found(spec, limits, f"project {project!r}"))
 
 
 def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple[str, str]]:

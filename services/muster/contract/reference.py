@@ -247,7 +247,7 @@ _EXAMPLES: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Key:
+class DocumentKey:
     """A key of the job's document. In its path `[]` stands for each item of a list, `*` for each name of a mapping."""
 
     path: str  # within `spec`
@@ -277,17 +277,17 @@ class Key:
 
 
 @functools.cache
-def job_reference() -> dict[str, Key]:
+def job_reference() -> dict[str, DocumentKey]:
     """Return every key by its path, in the order of the models; a section comes before its keys. Takes a moment: the
     meanings are read from the source of the models."""
     spec = structural(JobSpec)
-    keys: dict[str, Key] = {}
+    keys: dict[str, DocumentKey] = {}
     for name, node in spec["properties"].items():
         _collect(keys, name, node, required=False)
     return keys
 
 
-def look_up(words: str) -> tuple[Key, ...]:
+def look_up(words: str) -> tuple[DocumentKey, ...]:
     """Return the key at a path, or else every key whose path ends with it. `spec.`, indices and the case don't matter,
     and names of a mapping stand for all of them: `spec.training.data.train[0].format`, `warmup_steps`."""
     keys = job_reference()
@@ -314,7 +314,7 @@ def flow(value: Any) -> str:
     return _scalar(value)
 
 
-def example_lines(key: Key) -> list[str]:
+def example_lines(key: DocumentKey) -> list[str]:
     """Return the key's example as lines of a job's document, from `spec:` down."""
     lines, pad, dash = ["spec:"], "  ", ""
     *above, last = _parts(key.path, lists=True)
@@ -350,9 +350,9 @@ def _fits(asked: list[str], parts: list[str]) -> bool:
     )
 
 
-def _collect(keys: dict[str, Key], path: str, node: Schema, required: bool) -> Any:
+def _collect(keys: dict[str, DocumentKey], path: str, node: Schema, required: bool) -> Any:
     """Add the key and all below it; return its example."""
-    keys[path] = placeholder = Key(path, "", "", "", required, None, "", None)
+    keys[path] = placeholder = DocumentKey(path, "", "", "", required, None, "", None)
     properties, needed = node.get("properties", {}), node.get("required", [])
     below = {name: _collect(keys, f"{path}.{name}", inner, name in needed) for name, inner in properties.items()}
     example: Any = None
@@ -362,7 +362,7 @@ def _collect(keys: dict[str, Key], path: str, node: Schema, required: bool) -> A
             example = [one] if suffix == "[]" else {_NAME: one}
     if below and example is None:
         example = {name: below[name] for name in needed} or dict(list(below.items())[:1])
-    keys[path] = Key(
+    keys[path] = DocumentKey(
         placeholder.path,
         _kind(path, node),
         _limits(node),

@@ -13,7 +13,7 @@ OPEN, CLOSE = "⟦", "⟧"
 GREEN, DIM, BOLD, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
-class Stretch(Protocol):
+class ShownStretch(Protocol):
     """Neighbouring tokens of one document that are all learnt, or none of them."""
 
     @property
@@ -26,18 +26,18 @@ class Stretch(Protocol):
     def learnt(self) -> bool: ...
 
 
-class Sample(Protocol):
+class ShownRows(Protocol):
     """`compares` says what the documents of a pair are called, in turn."""
 
     @property
-    def stretches(self) -> Sequence[Stretch]: ...
+    def stretches(self) -> Sequence[ShownStretch]: ...
     @property
     def padding(self) -> int: ...
     @property
     def compares(self) -> Sequence[str]: ...
 
 
-def sample_text(number: int, sample: Sample, colour: bool, cut: int = 0) -> str:
+def sample_text(number: int, sample: ShownRows, colour: bool, cut: int = 0) -> str:
     """The sample of this number under a heading; `cut` more tokens of it are not at hand."""
     tokens = sum(stretch.tokens for stretch in sample.stretches)
     learnt = sum(stretch.tokens for stretch in sample.stretches if stretch.learnt)
@@ -45,7 +45,7 @@ def sample_text(number: int, sample: Sample, colour: bool, cut: int = 0) -> str:
     return f"sample {number}: {of}, {learnt:,} of them in the loss\n{lines(sample, colour)}"
 
 
-def lines(sample: Sample, colour: bool) -> str:
+def lines(sample: ShownRows, colour: bool) -> str:
     """Document by document. Without colour, what is learnt stands in ⟦ ⟧."""
     written = list[str]()
     for number, group in groupby(sample.stretches, key=lambda stretch: stretch.document):
@@ -58,7 +58,7 @@ def lines(sample: Sample, colour: bool) -> str:
     return "\n".join(written)
 
 
-def _painted(stretch: Stretch, colour: bool) -> str:
+def _painted(stretch: ShownStretch, colour: bool) -> str:
     if not colour:
         return f"{OPEN}{with_codes(stretch.text)}{CLOSE}" if stretch.learnt else with_codes(stretch.text)
     return f"{GREEN if stretch.learnt else DIM}{with_codes(stretch.text)}{PLAIN}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, Time, UserError, parse
+from muster.contract.base import DocumentProblem, InvalidDocument, Many, Record, Spec, Time, UserError, parse
 from muster.contract.environment import EnvVar
 from muster.contract.fields import Count, FolderAddress, KmsKey, Positive, Text
 from muster.contract.foreign_names import with_hint
@@ -357,35 +357,35 @@ def parse_job(document: object) -> Submission:
     if not isinstance(document, dict):
         parse(JobSpec, document)
         raise AssertionError("unreachable: parse refuses what is not a mapping")
-    faults: list[Problem] = []
+    faults: list[DocumentProblem] = []
     allowed = {"apiVersion", "kind", "metadata", "spec"}
-    faults += [Problem(str(key), "unknown key") for key in document if key not in allowed | {"status"}]
+    faults += [DocumentProblem(str(key), "unknown key") for key in document if key not in allowed | {"status"}]
     if (version := document.get("apiVersion", f"{GROUP}/{VERSION}")) != f"{GROUP}/{VERSION}":
-        faults.append(Problem("apiVersion", f"must be {GROUP}/{VERSION}, not {version!r}"))
+        faults.append(DocumentProblem("apiVersion", f"must be {GROUP}/{VERSION}, not {version!r}"))
     if (kind := document.get("kind", KIND)) != KIND:
-        faults.append(Problem("kind", f"must be {KIND}, not {kind!r}"))
+        faults.append(DocumentProblem("kind", f"must be {KIND}, not {kind!r}"))
     metadata = document.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     name, labels = metadata.get("name"), metadata.get("labels")
     labels = {} if labels is None else labels
     if metadata is not document.get("metadata") and document.get("metadata") is not None:
-        faults.append(Problem("metadata", "must be a mapping of keys to values"))
+        faults.append(DocumentProblem("metadata", "must be a mapping of keys to values"))
     if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
         rule = "lower-case letters, digits and dashes, starting with a letter, at most 48 characters"
-        faults.append(Problem("metadata.name", f"must be {rule}, not {name!r}"[:300]))
+        faults.append(DocumentProblem("metadata.name", f"must be {rule}, not {name!r}"[:300]))
     if not isinstance(labels, dict) or not all(isinstance(part, str) for pair in labels.items() for part in pair):
-        faults.append(Problem("metadata.labels", "must map text to text"))
+        faults.append(DocumentProblem("metadata.labels", "must map text to text"))
         labels = {}
     faults += _label_faults(labels)
     namespace = metadata.get("namespace")
     if namespace is not None and (not isinstance(namespace, str) or not JOB_NAME.fullmatch(namespace)):
-        faults.append(Problem("metadata.namespace", f"is not a valid namespace: {namespace!r}"[:300]))
+        faults.append(DocumentProblem("metadata.namespace", f"is not a valid namespace: {namespace!r}"[:300]))
     hidden = "is hidden (***), as `muster get --spec` shows it; put the real value in its place"
-    faults += [Problem(path, hidden) for path in masked_paths(document.get("spec"), "spec")]
+    faults += [DocumentProblem(path, hidden) for path in masked_paths(document.get("spec"), "spec")]
     spec, count = None, len(faults)
     try:
         if document.get("spec") is None:
-            raise InvalidDocument((Problem("spec", "is required"),))
+            raise InvalidDocument((DocumentProblem("spec", "is required"),))
         spec = parse(JobSpec, document["spec"], "spec")
     except InvalidDocument as invalid:
         faults += (with_hint(problem, JobSpec, "spec") for problem in invalid.problems)
@@ -395,15 +395,15 @@ def parse_job(document: object) -> Submission:
     return Submission(name=str(name), namespace=namespace, labels=labels, spec=spec)
 
 
-def _label_faults(labels: dict[str, str]) -> list[Problem]:
+def _label_faults(labels: dict[str, str]) -> list[DocumentProblem]:
     """Kubernetes' own limits, so that a job that is accepted can be made there."""
     if len(labels) > LABELS_MAX:
-        return [Problem("metadata.labels", f"must be at most {LABELS_MAX}, not {len(labels):,}")]
+        return [DocumentProblem("metadata.labels", f"must be at most {LABELS_MAX}, not {len(labels):,}")]
     faults = []
     for key, value in labels.items():
         for check, text, what in ((label_key, key, "the key "), (label_value, value, "")):
             try:
                 check(text)
             except ValueError as error:
-                faults.append(Problem(f"metadata.labels.{key[:80]}", f"{what}{error}"[:400]))
+                faults.append(DocumentProblem(f"metadata.labels.{key[:80]}", f"{what}{error}"[:400]))
     return faults

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from muster.contract.base import InvalidDocument, Many, Problem, Spec, parse
+from muster.contract.base import DocumentProblem, InvalidDocument, Many, Spec, parse
 from muster.contract.evaluation_config import Better
 from muster.contract.fields import Positive, Seed, Text
 from muster.contract.names import JOB_NAME
@@ -185,14 +185,16 @@ def parse_sweep(document: object) -> tuple[Sweep, dict[str, Any]]:
     """
     if not isinstance(document, Mapping) or "sweep" not in document:
         words = "is required: what to try, above a job's `spec`; `muster submit` sends a job alone"
-        raise InvalidDocument((Problem("sweep", words),))
+        raise InvalidDocument((DocumentProblem("sweep", words),))
     template = {str(key): value for key, value in document.items() if key != "sweep"}
-    faults: list[Problem] = []
+    faults: list[DocumentProblem] = []
     metadata = template.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not JOB_NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
         rule = f"lower-case letters, digits and dashes, starting with a letter, at most {NAME_LENGTH_MAX} characters"
-        faults.append(Problem("metadata.name", f"must be {rule}, for its number comes after it, not {name!r}"[:300]))
+        faults.append(
+            DocumentProblem("metadata.name", f"must be {rule}, for its number comes after it, not {name!r}"[:300])
+        )
     try:
         sweep = parse(Sweep, document["sweep"], "sweep")
     except InvalidDocument as invalid:
@@ -202,12 +204,12 @@ def parse_sweep(document: object) -> tuple[Sweep, dict[str, Any]]:
     return sweep, template
 
 
-def _placed(problem: Problem) -> Problem:
+def _placed(problem: DocumentProblem) -> DocumentProblem:
     """The field that a validator of the whole sweep names is the fault's place."""
     field, colon, words = problem.message.partition(": ")
     if problem.path != "sweep" or not colon or not re.match(r"(parameters|trials)\b", field):
         return problem
-    return Problem(f"sweep.{field}", words)
+    return DocumentProblem(f"sweep.{field}", words)
 
 
 class SweepPhase(StrEnum):

@@ -16,7 +16,7 @@ from muster.contract.training import TrainingConfig
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSpeed:
     """The speed at which a job on this server trained."""
 
     job: str
@@ -28,7 +28,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedSpeed:
     """A speed that another project has published, as a share of the GPU's peak."""
 
     gpu: str  # by the names of contract/flops.py
@@ -40,12 +40,12 @@ class Published:
 
 # As the projects publish them on their own benchmark pages. The shares of the peak follow from the tokens per second.
 PUBLISHED = (
-    Published("H100", 8e9, False, 0.33, "TorchTitan, Llama-3.1-8B on 8 H100, FSDP2, bf16: 5,762 tokens/s each"),
-    Published("H100", 7e9, False, 0.464, "LLM Foundry, MPT-7B on 8 H100, bf16: 10,643 tokens/s each"),
-    Published("H100", 3e9, False, 0.423, "LLM Foundry, MPT-3B on 8 H100, bf16: 20,964 tokens/s each"),
-    Published("H100", 1e9, False, 0.418, "LLM Foundry, MPT-1B on 8 H100, bf16: 45,455 tokens/s each"),
-    Published("H100", 8e9, True, 0.41, "NeMo AutoModel, Llama-3-8B LoRA on an H100, bf16, 4k: 12,473 tokens/s"),
-    Published("H100", 7e9, True, 0.43, "NeMo AutoModel, Qwen2.5-7B LoRA on an H100, bf16, 4k: 14,110 tokens/s"),
+    PublishedSpeed("H100", 8e9, False, 0.33, "TorchTitan, Llama-3.1-8B on 8 H100, FSDP2, bf16: 5,762 tokens/s each"),
+    PublishedSpeed("H100", 7e9, False, 0.464, "LLM Foundry, MPT-7B on 8 H100, bf16: 10,643 tokens/s each"),
+    PublishedSpeed("H100", 3e9, False, 0.423, "LLM Foundry, MPT-3B on 8 H100, bf16: 20,964 tokens/s each"),
+    PublishedSpeed("H100", 1e9, False, 0.418, "LLM Foundry, MPT-1B on 8 H100, bf16: 45,455 tokens/s each"),
+    PublishedSpeed("H100", 8e9, True, 0.41, "NeMo AutoModel, Llama-3-8B LoRA on an H100, bf16, 4k: 12,473 tokens/s"),
+    PublishedSpeed("H100", 7e9, True, 0.43, "NeMo AutoModel, Qwen2.5-7B LoRA on an H100, bf16, 4k: 14,110 tokens/s"),
 )
 
 
@@ -72,7 +72,7 @@ def setup_of(training: TrainingConfig) -> str:
 
 
 def from_records(
-    training: TrainingConfig, ranks: int, instance_type: str, on_gpus: bool, records: Iterable[Measured]
+    training: TrainingConfig, ranks: int, instance_type: str, on_gpus: bool, records: Iterable[MeasuredSpeed]
 ) -> Throughput | None:
     """The nearest record in ranks, of the same setup on the same hardware, carried over by the number of ranks."""
     setup = setup_of(training)

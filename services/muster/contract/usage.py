@@ -25,7 +25,7 @@ _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldNodes:
     """Usage of one attempt of a job: its workers from `since` until `until`, which is None while it runs."""
 
     job: str
@@ -109,11 +109,11 @@ AMOUNTS = tuple(Amounts.model_fields)
 COLUMNS = ("month", "project", "person", "job", "name", *(str(field.alias) for field in Amounts.model_fields.values()))
 
 
-def held_of(attempt: Attempt, job: str, name: str, person: str, cpus_per_worker: float) -> Held | None:
+def held_of(attempt: Attempt, job: str, name: str, person: str, cpus_per_worker: float) -> HeldNodes | None:
     """Return what an attempt holds, or None if it holds nothing because another scheduler has not placed it."""
     if attempt.outcome == "waiting":
         return None
-    return Held(
+    return HeldNodes(
         job=job,
         name=name,
         person=person,
@@ -146,9 +146,9 @@ def _first_moment(year: int, month: int) -> float:
     return datetime(year, month, 1, tzinfo=UTC).timestamp()
 
 
-def usage(spans: Iterable[Held], prices: Prices, since: float, until: float, now: float) -> Usage:
+def usage(spans: Iterable[HeldNodes], prices: Prices, since: float, until: float, now: float) -> Usage:
     """Return the usage from `since` to `until`. Running attempts are counted until `now`."""
-    lines: dict[tuple[str, str], _Sum] = {}
+    lines: dict[tuple[str, str], _JobAmounts] = {}
     notes: dict[str, None] = {}
     living: set[str] = set()
     coreless: set[str] = set()
@@ -157,7 +157,7 @@ def usage(spans: Iterable[Held], prices: Prices, since: float, until: float, now
         for month, begins, ends in _months(max(since, each.since), end):
             key = (month, each.job)
             if key not in lines:
-                lines[key] = _Sum(each.name, each.person)
+                lines[key] = _JobAmounts(each.name, each.person)
             lines[key].add(each, ends - begins, prices, now, notes)
             if each.until is None:
                 living.add(each.job)
@@ -186,14 +186,14 @@ def usage(spans: Iterable[Held], prices: Prices, since: float, until: float, now
     )
 
 
-class _Sum:
+class _JobAmounts:
     """The amounts of one job in one month."""
 
     def __init__(self, name: str, person: str) -> None:
         self.name, self.person = name, person
         self.values = dict.fromkeys(AMOUNTS, 0.0)
 
-    def add(self, span: Held, seconds: float, prices: Prices, now: float, notes: dict[str, None]) -> None:
+    def add(self, span: HeldNodes, seconds: float, prices: Prices, now: float, notes: dict[str, None]) -> None:
         nodes = span.workers * seconds / 3600.0
         lost = span.lost_seconds / max(1e-9, (now if span.until is None else span.until) - span.since)
         lost = min(1.0, max(0.0, lost))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 
 # Every limit is checked while the text is read, before the value that goes beyond it is built, so that no text takes
 # more than some tenths of a second. An honest job has some hundred values, eight levels deep; etcd takes 1.5 MB.
@@ -22,24 +22,24 @@ VALUES_MAX = 20_000  # aliases followed: ten lines of YAML can stand for a billi
 _INTEGER_MAX = 2**63 - 1
 
 
-class Place(NamedTuple):
+class TextPlace(NamedTuple):
     """Line and column in a text, counted from 1."""
 
     line: int
     column: int
 
 
-class Mark(NamedTuple):
+class ValueMark(NamedTuple):
     """The place of a value: that of its key in a mapping, or its own in a list; and the marks of the values inside."""
 
-    place: Place
-    inside: dict[str, Mark] | list[Mark] | None = None
+    place: TextPlace
+    inside: dict[str, ValueMark] | list[ValueMark] | None = None
 
 
 class DocumentError(ValueError):
     """The text can't be read. `message` says why, without the place; `excerpt` is the line at that place."""
 
-    def __init__(self, message: str, place: Place | None = None, excerpt: str = "") -> None:
+    def __init__(self, message: str, place: TextPlace | None = None, excerpt: str = "") -> None:
         self.message, self.place, self.excerpt = message, place, excerpt
         super().__init__(f"line {place.line}, column {place.column}: {message}" if place else message)
 
@@ -51,13 +51,13 @@ class Document:
     data: Any  # of JSON's types: finite numbers, integers of at most 64 bits, no NUL and no half surrogate pair
     text: str = ""
     # Called when a fault is to be shown, and not before: finding places may take a second look at the text.
-    marks: Callable[[], Mark | None] = lambda: None
+    marks: Callable[[], ValueMark | None] = lambda: None
 
     @cached_property
-    def mark(self) -> Mark | None:
+    def mark(self) -> ValueMark | None:
         return self.marks()
 
-    def place_of(self, path: str) -> Place | None:
+    def place_of(self, path: str) -> TextPlace | None:
         """The place of the value at `path` (`spec.training.data.train[0]`), or of the nearest one around it.
 
         None when the document itself is the nearest.
@@ -70,7 +70,7 @@ class Document:
             here, rest = step
         return None if here is self.mark or here is None else here.place
 
-    def located(self, problem: Problem) -> Problem:
+    def located(self, problem: DocumentProblem) -> DocumentProblem:
         """The problem with its line and column, where the text has them."""
         place = self.place_of(problem.path)
         return dataclasses.replace(problem, line=place.line, column=place.column) if place else problem
@@ -108,7 +108,7 @@ def check_number(number: float, text: str) -> str | None:
     return None if math.isfinite(number) else f"{text} is not a number that a document can carry"
 
 
-def _step(inside: dict[str, Mark] | list[Mark], rest: str) -> tuple[Mark, str] | None:
+def _step(inside: dict[str, ValueMark] | list[ValueMark], rest: str) -> tuple[ValueMark, str] | None:
     """Return the mark one level down towards `rest`. Keys may contain dots themselves, so the longest one that fits is
     taken."""
     if isinstance(inside, list):

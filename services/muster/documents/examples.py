@@ -14,7 +14,7 @@ _SOURCE = re.compile(r"(?<=source: )[\w-]+(?:\.[\w-]+)?(?=[\s,}])")
 
 
 @dataclass(frozen=True)
-class Example:
+class ExampleJob:
     """A job's document. `about` is what its first comment says in its first sentence."""
 
     name: str
@@ -31,15 +31,15 @@ def examples_folder() -> Path | None:
 
 
 @cache
-def examples() -> dict[str, Example]:
+def examples() -> dict[str, ExampleJob]:
     """Return all examples by name, in alphabetical order."""
     folder = examples_folder()
     files = sorted(folder.glob("*.yaml")) if folder is not None else []
     texts = {file.stem: file.read_text() for file in files}
-    return {name: Example(name, _about(text), text) for name, text in texts.items()}
+    return {name: ExampleJob(name, _about(text), text) for name, text in texts.items()}
 
 
-def on_this_machine(example: Example) -> str:
+def on_this_machine(example: ExampleJob) -> str:
     """The text in which the data and models next to it are named by their full paths, as `muster submit` sends it."""
     folder = examples_folder()
     if folder is None:

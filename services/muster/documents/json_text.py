@@ -13,8 +13,8 @@ from muster.documents.document import (
     VALUES_MAX,
     Document,
     DocumentError,
-    Mark,
-    Place,
+    TextPlace,
+    ValueMark,
     check_key,
     check_number,
     check_text,
@@ -58,8 +58,8 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _read(text: str) -> tuple[Any, Mark]:
-    reader = _Reader(text)
+def _read(text: str) -> tuple[Any, ValueMark]:
+    reader = _JsonReader(text)
     data, mark = reader.value(1)
     reader.skip_space()
     if reader.at < len(text):
@@ -67,7 +67,7 @@ def _read(text: str) -> tuple[Any, Mark]:
     return data, mark
 
 
-class _Reader:
+class _JsonReader:
     """Descends through the text once; `at` is the next character to read."""
 
     def __init__(self, text: str) -> None:
@@ -75,7 +75,7 @@ class _Reader:
         self.lines = [0, *(match.end() for match in re.finditer("\n", text))]
         self.strings = json.JSONDecoder()
 
-    def value(self, depth: int) -> tuple[Any, Mark]:
+    def value(self, depth: int) -> tuple[Any, ValueMark]:
         self.skip_space()
         begin = self.at
         self.values += 1
@@ -87,15 +87,15 @@ class _Reader:
         place = self.place(begin)
         if letter == "{":
             data, marks = self.mapping(depth)
-            return data, Mark(place, marks)
+            return data, ValueMark(place, marks)
         if letter == "[":
             items, item_marks = self.items(depth)
-            return items, Mark(place, item_marks)
-        return (self.string() if letter == '"' else self.scalar()), Mark(place)
+            return items, ValueMark(place, item_marks)
+        return (self.string() if letter == '"' else self.scalar()), ValueMark(place)
 
-    def mapping(self, depth: int) -> tuple[dict[str, Any], dict[str, Mark]]:
+    def mapping(self, depth: int) -> tuple[dict[str, Any], dict[str, ValueMark]]:
         data: dict[str, Any] = {}
-        marks: dict[str, Mark] = {}
+        marks: dict[str, ValueMark] = {}
         self.at += 1
         while not self.taken("}"):
             if data and not self.taken(","):
@@ -112,12 +112,12 @@ class _Reader:
             if not self.taken(":"):
                 raise self.fault("expected ':'")
             data[key], mark = self.value(depth + 1)
-            marks[key] = Mark(self.place(begin), mark.inside)
+            marks[key] = ValueMark(self.place(begin), mark.inside)
         return data, marks
 
-    def items(self, depth: int) -> tuple[list[Any], list[Mark]]:
+    def items(self, depth: int) -> tuple[list[Any], list[ValueMark]]:
         data: list[Any] = []
-        marks: list[Mark] = []
+        marks: list[ValueMark] = []
         self.at += 1
         while not self.taken("]"):
             if data and not self.taken(","):
@@ -166,9 +166,9 @@ class _Reader:
         assert match is not None, "the pattern matches nothing too"
         self.at = match.end()
 
-    def place(self, offset: int) -> Place:
+    def place(self, offset: int) -> TextPlace:
         line = bisect.bisect_right(self.lines, offset)
-        return Place(line, offset - self.lines[line - 1] + 1)
+        return TextPlace(line, offset - self.lines[line - 1] + 1)
 
     def fault(self, message: str, offset: int | None = None) -> DocumentError:
         place = self.place(self.at if offset is None else offset)

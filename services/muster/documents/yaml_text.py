@@ -19,8 +19,8 @@ from muster.documents.document import (
     VALUES_MAX,
     Document,
     DocumentError,
-    Mark,
-    Place,
+    TextPlace,
+    ValueMark,
     check_key,
     check_number,
     check_text,
@@ -48,7 +48,7 @@ def read_yaml(text: str) -> Document:
     if len(re.findall("^%", text, re.MULTILINE)) > _DIRECTIVES_MAX:
         raise DocumentError(f"has more than {_DIRECTIVES_MAX} lines that start with %")
     try:
-        return _Builder(text).document()
+        return _DataBuilder(text).document()
     except UnicodeEncodeError as error:
         raise DocumentError(f"has a character that is not Unicode (at {error.start})") from None
     except yaml.MarkedYAMLError as error:
@@ -58,7 +58,7 @@ def read_yaml(text: str) -> Document:
             message = f"is nested deeper than {DEPTH_MAX} levels"
         elif error.context and error.context != message:
             message = f"{message} ({error.context})"
-        place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+        place = TextPlace(mark.line + 1, mark.column + 1) if mark else TextPlace(1, 1)
         raise DocumentError(message, place, line_of(text, place.line)) from None
     except yaml.reader.ReaderError as error:
         raise DocumentError(f"has a character that YAML does not allow: {_character(error)}") from None
@@ -68,10 +68,10 @@ def read_yaml(text: str) -> Document:
 
 def write_yaml(data: Any) -> str:
     """YAML that this reader, and one of YAML 1.1, read back as the same data."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(data, Dumper=_TextDumper, sort_keys=False, allow_unicode=True)
 
 
-class _Dumper(yaml.SafeDumper):
+class _TextDumper(yaml.SafeDumper):
     """Quotes what is no text by YAML 1.1 (`on`) and what is none by 1.2 (`1e-4`)."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -84,10 +84,10 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar(f"{_TAG}str", text, style)
 
 
-_Dumper.add_representer(str, _Dumper.represent_text)
+_TextDumper.add_representer(str, _TextDumper.represent_text)
 
 for _kind, _pattern in _CORE.items():
-    _Dumper.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern.pattern})\Z"), None)
+    _TextDumper.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern.pattern})\Z"), None)
 
 
 def _character(error: Any) -> str:
@@ -96,22 +96,22 @@ def _character(error: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Anchored:
+class _AnchoredValue:
     """Value that an anchor names."""
 
     data: Any
-    mark: Mark
+    mark: ValueMark
     values: int  # in all of it
     depth: int  # of the nesting within it
 
 
-class _Builder:
+class _DataBuilder:
     """Builds data and marks from the parser's events, by descent."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.events: Iterator[Any] = yaml.parse(text, Loader=_PARSER)
-        self.anchors: dict[str, _Anchored | None] = {}  # None while the anchor's own value is being built
+        self.anchors: dict[str, _AnchoredValue | None] = {}  # None while the anchor's own value is being built
         self.values = 0
         self.deepest = 0  # level met so far, for the depth of anchors
 
@@ -126,7 +126,7 @@ class _Builder:
             raise self.fault(following, "a second document starts here; give one document at a time")
         return Document(data, self.text, lambda: mark)
 
-    def value(self, event: Any, depth: int) -> tuple[Any, Mark]:
+    def value(self, event: Any, depth: int) -> tuple[Any, ValueMark]:
         if depth > DEPTH_MAX:
             raise self.fault(event, f"is nested deeper than {DEPTH_MAX} levels")
         self.count(event, 1)
@@ -138,33 +138,33 @@ class _Builder:
         self.anchors[event.anchor] = None
         values, deepest, self.deepest = self.values, self.deepest, depth
         data, mark = self.built(event, depth)
-        self.anchors[event.anchor] = _Anchored(data, mark, self.values - values + 1, self.deepest - depth)
+        self.anchors[event.anchor] = _AnchoredValue(data, mark, self.values - values + 1, self.deepest - depth)
         self.deepest = max(self.deepest, deepest)
         return data, mark
 
-    def built(self, event: Any, depth: int) -> tuple[Any, Mark]:
+    def built(self, event: Any, depth: int) -> tuple[Any, ValueMark]:
         place = _place(event)
         if isinstance(event, yaml.ScalarEvent):
-            return self.scalar(event), Mark(place)
+            return self.scalar(event), ValueMark(place)
         kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
         if event.tag not in (None, "!", f"{_TAG}{kind}"):
             raise self.fault(event, f"{_shown(event.tag)} has no meaning here")
         if kind == "map":
             data, marks = self.mapping(depth)
-            return data, Mark(place, marks)
+            return data, ValueMark(place, marks)
         items: list[Any] = []
-        item_marks: list[Mark] = []
+        item_marks: list[ValueMark] = []
         while not isinstance(following := next(self.events), yaml.SequenceEndEvent):
             item, mark = self.value(following, depth + 1)
             items.append(item)
             item_marks.append(mark)
-        return items, Mark(place, item_marks)
+        return items, ValueMark(place, item_marks)
 
-    def mapping(self, depth: int) -> tuple[dict[str, Any], dict[str, Mark]]:
+    def mapping(self, depth: int) -> tuple[dict[str, Any], dict[str, ValueMark]]:
         own: dict[str, Any] = {}
-        marks: dict[str, Mark] = {}
-        merged: tuple[dict[str, Any], dict[str, Mark]] = ({}, {})
-        merged_at: Place | None = None
+        marks: dict[str, ValueMark] = {}
+        merged: tuple[dict[str, Any], dict[str, ValueMark]] = ({}, {})
+        merged_at: TextPlace | None = None
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             place = _place(event)
             key, merges = self.key(event), _merges(event)
@@ -175,17 +175,17 @@ class _Builder:
                 merged, merged_at = self.merge(depth), place
                 continue
             own[key], mark = self.value(next(self.events), depth + 1)
-            marks[key] = Mark(place, mark.inside)
+            marks[key] = ValueMark(place, mark.inside)
         return merged[0] | own, merged[1] | marks
 
-    def merge(self, depth: int) -> tuple[dict[str, Any], dict[str, Mark]]:
+    def merge(self, depth: int) -> tuple[dict[str, Any], dict[str, ValueMark]]:
         """Merge `<<: *defaults` or `<<: [*a, *b]`, where the earlier wins; not YAML 1.2, but in every other tool."""
         event = next(self.events)
         merged, mark = self.value(event, depth)
         parts = merged if isinstance(merged, list) else [merged]
         inside: Any = mark.inside if isinstance(merged, list) else [mark]
         data: dict[str, Any] = {}
-        marks: dict[str, Mark] = {}
+        marks: dict[str, ValueMark] = {}
         for part, part_mark in zip(reversed(parts), reversed(inside), strict=True):
             if not isinstance(part, dict):
                 raise self.fault(event, "<< merges mappings only")
@@ -193,7 +193,7 @@ class _Builder:
             marks |= part_mark.inside
         return data, marks
 
-    def alias(self, event: Any, depth: int) -> tuple[Any, Mark]:
+    def alias(self, event: Any, depth: int) -> tuple[Any, ValueMark]:
         """A copy, so that the count of values is that of the JSON which the document stands for."""
         if event.anchor not in self.anchors:
             raise self.fault(event, f"found undefined alias {event.anchor[:100]!r}")
@@ -204,7 +204,7 @@ class _Builder:
             raise self.fault(event, f"is nested deeper than {DEPTH_MAX} levels")
         self.count(event, anchored.values - 1)
         self.deepest = max(self.deepest, depth + anchored.depth)
-        return _copy(anchored.data), Mark(_place(event), anchored.mark.inside)
+        return _copy(anchored.data), ValueMark(_place(event), anchored.mark.inside)
 
     def count(self, event: Any, values: int) -> None:
         self.values += values
@@ -263,8 +263,8 @@ def _merges(event: Any) -> bool:
     return bool(event.value == "<<" and not event.style and event.tag is None)
 
 
-def _place(event: Any) -> Place:
-    return Place(event.start_mark.line + 1, event.start_mark.column + 1)
+def _place(event: Any) -> TextPlace:
+    return TextPlace(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 def _shown(tag: str | None) -> str:

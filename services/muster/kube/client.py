@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp.helpers import proxies_from_env
 from pydantic_core import from_json, to_json
 
-from muster.kube.connection import Connection
+from muster.kube.connection import ApiConnection
 from muster.kube.errors import ApiError
 
 Object = dict[str, Any]
@@ -39,18 +39,18 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
-class Client:
+class ApiClient:
     """Use it within `async with`. `agent` is who we say we are. So many connections may be open as `at_once` says; 0
     means any number. `calls` counts what was asked, by verb and resource (`pods`, `trainingjobs/status`).
     """
 
-    def __init__(self, connection: Connection, agent: str, at_once: int = 96) -> None:
+    def __init__(self, connection: ApiConnection, agent: str, at_once: int = 96) -> None:
         self.connection = connection
         self.calls: Counter[tuple[str, str]] = Counter()
         self._agent, self._at_once = agent, at_once
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> ApiClient:
         connector = aiohttp.TCPConnector(
             ssl=self.connection.tls, limit=self._at_once, keepalive_timeout=KEPT_ALIVE_SECONDS
         )

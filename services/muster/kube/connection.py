@@ -23,7 +23,7 @@ TOKEN_SECONDS = 60.0  # a projected token is rotated long before it ends; lookin
 
 
 @dataclass
-class Credentials:
+class BearerCredentials:
     """Source of the bearer token: a file that may be rotated, a plugin, or the kubeconfig itself."""
 
     token: str | None = field(default=None, repr=False)  # None: not read yet, or a certificate says who we are
@@ -54,17 +54,17 @@ class Credentials:
 
 
 @dataclass(frozen=True)
-class Connection:
+class ApiConnection:
     """Address, trust and identity for one API server."""
 
     server: str  # https://host:port
     tls: ssl.SSLContext
-    credentials: Credentials
+    credentials: BearerCredentials
     namespace: str  # our pod's own, or the one of the kubeconfig's context
     ca: str | None = None  # the certificates of the server's CA, as PEM; None: the system's are used
 
 
-def connect(kubeconfig: Path | None = None, service_account: Path = SERVICE_ACCOUNT) -> Connection:
+def connect(kubeconfig: Path | None = None, service_account: Path = SERVICE_ACCOUNT) -> ApiConnection:
     """Connect by the pod's own service account if there is one, else by a kubeconfig.
 
     The kubeconfig is the given one, or $KUBECONFIG, or ~/.kube/config; one that is given is used in a pod, too.
@@ -82,7 +82,7 @@ def connect(kubeconfig: Path | None = None, service_account: Path = SERVICE_ACCO
     return from_kubeconfig(*there)
 
 
-def from_kubeconfig(*paths: Path) -> Connection:
+def from_kubeconfig(*paths: Path) -> ApiConnection:
     """The current context of the files, merged as kubectl does it: what comes first holds. Raises NoCluster."""
     from muster.documents.reader import load_yaml  # an agent in its pod has no kubeconfig to read, and no YAML
 
@@ -104,17 +104,17 @@ def from_kubeconfig(*paths: Path) -> Connection:
     if certificate and key:
         _load_certificate(tls, certificate, key)
     token_file = user_folder / user["tokenFile"] if user.get("tokenFile") else None
-    credentials = Credentials(user.get("token"), token_file, user.get("exec"))
-    return Connection(server, tls, credentials, context.get("namespace", "default"), ca)
+    credentials = BearerCredentials(user.get("token"), token_file, user.get("exec"))
+    return ApiConnection(server, tls, credentials, context.get("namespace", "default"), ca)
 
 
-def _in_cluster(host: str, port: str, service_account: Path) -> Connection:
+def _in_cluster(host: str, port: str, service_account: Path) -> ApiConnection:
     ca, namespace = (service_account / "ca.crt").read_text(), service_account / "namespace"
     address = f"[{host}]" if ":" in host else host
-    return Connection(
+    return ApiConnection(
         server=f"https://{address}:{port}",
         tls=api_server_context(ca),
-        credentials=Credentials(token_file=service_account / "token"),
+        credentials=BearerCredentials(token_file=service_account / "token"),
         namespace=namespace.read_text().strip() if namespace.exists() else "default",
         ca=ca,
     )

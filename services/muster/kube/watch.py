@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pydantic_core import from_json
 
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.kube.fields import Fields, decoder
 
@@ -46,7 +46,7 @@ class Reflector:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         path: str,
         cache: ObjectCache,
         on_error: Callable[[str, Exception], None],

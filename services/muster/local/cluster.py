@@ -49,7 +49,7 @@ class UnusableFile(OSError):
     """The file can't be used as it is; the message says why and what to do."""
 
 
-class Conflict(Exception):
+class VersionConflict(Exception):
     """The object changed since it was read: read it again and decide anew."""
 
 
@@ -66,7 +66,7 @@ class NotFound(Exception):
 
 
 @dataclass(frozen=True)
-class Change:
+class StatusChange:
     """One version of one job's status."""
 
     version: int
@@ -191,10 +191,10 @@ class LocalCluster:
         gone = db.execute(removed, (version,)).fetchall() if version else []
         return tuple(dict.fromkeys(row["uid"] for row in [*written, *gone]))
 
-    def changes(self, after_version: int, limit: int = 1000) -> list[Change]:
+    def changes(self, after_version: int, limit: int = 1000) -> list[StatusChange]:
         """The history after that version, oldest first."""
         return [
-            Change(raw.version, raw.uid, raw.at, raw.gone, JobStatus.model_validate_json(raw.status))
+            StatusChange(raw.version, raw.uid, raw.at, raw.gone, JobStatus.model_validate_json(raw.status))
             for raw in self.raw_changes(after_version, limit)
         ]
 
@@ -210,7 +210,7 @@ class LocalCluster:
         return [RawChange(row["version"], row["uid"], row["at"], bool(row["gone"]), row["status"]) for row in rows]
 
     def write_status(self, uid: str, status: JobStatus, resource_version: str) -> str:
-        """Compare-and-swap; returns the new resourceVersion. Raises Conflict, NotFound."""
+        """Compare-and-swap; returns the new resourceVersion. Raises VersionConflict, NotFound."""
         with self._write() as db:
             _check(db, uid, resource_version)
             version, text = _next(db), dump_json(status)
@@ -219,7 +219,7 @@ class LocalCluster:
         return str(version)
 
     def write_spec(self, uid: str, spec: JobSpec, resource_version: str | None = None) -> str:
-        """Replace the spec; a change moves `generation`. Raises Conflict, NotFound.
+        """Replace the spec; a change moves `generation`. Raises VersionConflict, NotFound.
 
         `resource_version` is None to replace whatever version is there.
         """
@@ -339,7 +339,9 @@ def _check(db: sqlite3.Connection, uid: str, resource_version: str | None) -> sq
     if row is None:
         raise NotFound(f"no job with uid {uid}")
     if resource_version is not None and str(row["version"]) != resource_version:
-        raise Conflict(f"job {row['namespace']}/{row['name']} is at version {row['version']}, not {resource_version}")
+        raise VersionConflict(
+            f"job {row['namespace']}/{row['name']} is at version {row['version']}, not {resource_version}"
+        )
     return row
 
 

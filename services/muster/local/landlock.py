@@ -21,7 +21,7 @@ _SCOPE_SIGNAL = 2
 _PR_SET_NO_NEW_PRIVS = 38
 
 
-class Access(IntFlag):
+class FileAccess(IntFlag):
     """LANDLOCK_ACCESS_FS_*. What a process asks of devices by ioctl is left alone: GPUs are driven by it."""
 
     EXECUTE = 1 << 0
@@ -41,10 +41,10 @@ class Access(IntFlag):
     TRUNCATE = 1 << 14  # from version 3 on
 
 
-READ = Access.EXECUTE | Access.READ_FILE | Access.READ_DIR
-_ALL = Access((1 << 15) - 1)
-WRITE = _ALL & ~(Access.MAKE_CHAR | Access.MAKE_BLOCK)  # reading included
-_OF_FILES = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE
+READ = FileAccess.EXECUTE | FileAccess.READ_FILE | FileAccess.READ_DIR
+_ALL = FileAccess((1 << 15) - 1)
+WRITE = _ALL & ~(FileAccess.MAKE_CHAR | FileAccess.MAKE_BLOCK)  # reading included
+_OF_FILES = FileAccess.EXECUTE | FileAccess.WRITE_FILE | FileAccess.READ_FILE | FileAccess.TRUNCATE
 
 
 class _RulesetAttribute(ctypes.Structure):
@@ -70,23 +70,23 @@ def version() -> int:
         return 0
 
 
-class Ruleset:
+class LandlockRules:
     """Access that a process keeps. Raises OSError where the kernel has no Landlock (see `version`)."""
 
     def __init__(self) -> None:
         abi = version()
         self._handled = _ALL
         if abi < 3:
-            self._handled &= ~Access.TRUNCATE
+            self._handled &= ~FileAccess.TRUNCATE
         if abi < 2:
-            self._handled &= ~Access.REFER
+            self._handled &= ~FileAccess.REFER
         attribute = _RulesetAttribute(self._handled, 0, _SCOPE_SIGNAL if abi >= 6 else 0)
         # Older kernels know a shorter structure, and take a longer one whose rest is zero.
         self._descriptor = _call(
             _CREATE_RULESET, ctypes.byref(attribute), ctypes.c_size_t(ctypes.sizeof(attribute)), ctypes.c_uint32(0)
         )
 
-    def allow(self, descriptor: int, access: Access) -> None:
+    def allow(self, descriptor: int, access: FileAccess) -> None:
         """Keep `access` to the file, or to the folder and all below it, that was opened as `descriptor` (O_PATH)."""
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             access &= _OF_FILES

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.contract.address import AddressError, parse_address
-from muster.contract.base import Many, Problem, Record, dump
-from muster.contract.layout import State
+from muster.contract.base import DocumentProblem, Many, Record, dump
+from muster.contract.layout import StateFolder
 from muster.contract.spec import JobSpec
 from muster.local import capabilities, mounts, seccomp
-from muster.local.landlock import READ, WRITE, Access, Ruleset, version
+from muster.local.landlock import READ, WRITE, FileAccess, LandlockRules, version
 
 # Programs, libraries, certificates, name resolution, and what the kernel tells of processes and devices.
 _SYSTEM = (
@@ -63,7 +63,7 @@ def available() -> bool:
     return version() > 0
 
 
-class Fence(NamedTuple):
+class ProcessFence(NamedTuple):
     """Isolation of this process from the rest of the machine."""
 
     keeps_files: bool  # within what the sandbox names
@@ -94,7 +94,7 @@ def _gaps(keeps_modes: bool) -> tuple[str, ...]:
     return tuple(gaps)
 
 
-def enter(sandbox: Sandbox) -> Fence:
+def enter(sandbox: Sandbox) -> ProcessFence:
     """Give up all but what the sandbox names, for good: to write to other folders, to open other files, root's
     privileges, and system calls that reach other processes. This process has one thread yet.
 
@@ -109,7 +109,7 @@ def enter(sandbox: Sandbox) -> Fence:
     capabilities.give_up()
     if seccomp.known():
         seccomp.enter_worker()
-    return Fence(keeps_files, _gaps(keeps_modes))
+    return ProcessFence(keeps_files, _gaps(keeps_modes))
 
 
 def _protect_files(sandbox: Sandbox) -> bool:
@@ -124,14 +124,14 @@ def _protect_files(sandbox: Sandbox) -> bool:
 
 
 def _give_up_files(sandbox: Sandbox) -> None:
-    rules, state = Ruleset(), Path(sandbox.state)
+    rules, state = LandlockRules(), Path(sandbox.state)
     for path in (*_SYSTEM, *_interpreter(), *sandbox.read):
         for outside in _around(Path(path), state):
             _allow(rules, outside, READ, state)
     for named in map(Path, sandbox.read):
         # A glob beside the state folder must be able to list. What names lie in the state folder shows then, no more.
         if named != state and state.is_relative_to(named):
-            _allow(rules, named, Access.READ_DIR, state, beside=True)
+            _allow(rules, named, FileAccess.READ_DIR, state, beside=True)
     for pattern in _DEVICES:
         for device in iglob(pattern):
             _allow(rules, Path(device), WRITE, state)
@@ -142,7 +142,7 @@ def _give_up_files(sandbox: Sandbox) -> None:
     rules.enter()
 
 
-def state_problems(spec: JobSpec, state: State, project: str | None = None) -> tuple[Problem, ...]:
+def state_problems(spec: JobSpec, state: StateFolder, project: str | None = None) -> tuple[DocumentProblem, ...]:
     """The addresses of the job that lie in the platform's state folder, where only commits may be named, and, where the
     `project` is given, by the API alone the files that were uploaded to it."""
     own = uploaded(spec, state, project) if project is not None else ()
@@ -153,12 +153,12 @@ def state_problems(spec: JobSpec, state: State, project: str | None = None) -> t
         is_commit = _names_commits(place) and path is not None and path.parent == commits
         if path is not None and path.is_relative_to(root) and not is_commit and str(path) not in own:
             problems.append(
-                Problem(f"spec.{place}", "lies in Muster's own state folder, which no job may read; copy it")
+                DocumentProblem(f"spec.{place}", "lies in Muster's own state folder, which no job may read; copy it")
             )
     path = _named(spec.checkpoint.uri) if spec.checkpoint.uri else None
     if path is not None and path.is_relative_to(root) and path != commits:
         why = "lies in Muster's own state folder; leave it out, or name a folder elsewhere"
-        problems.append(Problem("spec.checkpoint.uri", why))
+        problems.append(DocumentProblem("spec.checkpoint.uri", why))
     return tuple(problems)
 
 
@@ -166,13 +166,13 @@ def _names_commits(place: str) -> bool:
     return place.endswith(".from.uri") or (place.startswith("program.inputs.") and place.endswith(".uri"))
 
 
-def commits_of(uri: str, state: State) -> str | None:
+def commits_of(uri: str, state: StateFolder) -> str | None:
     """The uid of the job whose commits lie at this address, among those in the state folder; None for another place."""
     path = _named(uri)
     return path.name if path is not None and path.parent == _commits(state) else None
 
 
-def uploaded(spec: JobSpec, state: State, project: str) -> tuple[str, ...]:
+def uploaded(spec: JobSpec, state: StateFolder, project: str) -> tuple[str, ...]:
     """The files of the project, among those in the state folder, that the job reads."""
     folder = _commits(state).parent / state.files.name / project
     return tuple(path for path in named_paths(spec) if Path(path).parent == folder)
@@ -221,7 +221,7 @@ def _texts(place: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 @lru_cache(maxsize=8)  # a process has one state folder, and each submission asks for it
-def _commits(state: State) -> Path:
+def _commits(state: StateFolder) -> Path:
     return Path(os.path.realpath(state.root)) / state.checkpoints.name
 
 
@@ -271,7 +271,9 @@ def _around(folder: Path, state: Path) -> Iterator[Path]:
                     yield from _around(Path(entry.path), state)
 
 
-def _allow(rules: Ruleset, path: Path, access: Access, state: Path, inside: bool = False, beside: bool = False) -> None:
+def _allow(
+    rules: LandlockRules, path: Path, access: FileAccess, state: Path, inside: bool = False, beside: bool = False
+) -> None:
     with _opened(path, state, inside, beside) as descriptor:
         if descriptor is not None:
             rules.allow(descriptor, access)

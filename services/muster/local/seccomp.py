@@ -31,7 +31,7 @@ _X32 = 0x40000000  # numbers from here on are of the x32 ABI, which does the sam
 _Line = tuple[int, int, int, int]  # struct sock_filter: code, lines to skip if true, lines to skip if false, operand
 
 
-class _Machine(NamedTuple):
+class _FilterMachine(NamedTuple):
     audit: int  # AUDIT_ARCH_*
     program: frozenset[int]  # refused to a program that a model wrote
     clone: int
@@ -55,7 +55,7 @@ _MACHINES: Final = {
     # process_vm_*, setns, memfd_create, bpf, execveat, userfaultfd, sched_setaffinity
     # worker: chown, lchown, fchownat, setxattr, lsetxattr, removexattr, lremovexattr
     # of_a_process: sched_setparam, sched_setscheduler, sched_setattr
-    "x86_64": _Machine(
+    "x86_64": _FilterMachine(
         0xC000003E,
         frozenset({41, 42, 29, 57, 58, 59, 62, 68, 101, 129, 141, 160, 165, 200, 234, 248, 250, 272, 297, 298, 302})
         | {310, 311, 308, 319, 321, 322, 323, 203},
@@ -67,7 +67,7 @@ _MACHINES: Final = {
         setpriority=141,
         ioprio_set=251,
     ),
-    "aarch64": _Machine(
+    "aarch64": _FilterMachine(
         0xC00000B7,
         frozenset({198, 203, 194, 221, 129, 186, 117, 138, 140, 164, 40, 130, 131, 217, 219, 97, 240, 241, 261, 270})
         | {271, 268, 279, 280, 281, 282, 122},
@@ -82,7 +82,7 @@ _MACHINES: Final = {
 }
 
 
-class _Program(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
@@ -106,7 +106,7 @@ def enter_worker() -> None:
 
 
 def _install(lines: list[_Line]) -> None:
-    program = _Program(len(lines), b"".join(struct.pack("HBBI", *line) for line in lines))
+    program = _FilterProgram(len(lines), b"".join(struct.pack("HBBI", *line) for line in lines))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
@@ -114,7 +114,7 @@ def _install(lines: list[_Line]) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _of_programs(machine: _Machine) -> Iterator[_Line]:
+def _of_programs(machine: _FilterMachine) -> Iterator[_Line]:
     yield from _start(machine)
     yield from _on(_CLONE3, [_answer(_ABSENT)])
     is_thread = [_load(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), _answer(_ALLOW), _answer(_REFUSE)]
@@ -124,7 +124,7 @@ def _of_programs(machine: _Machine) -> Iterator[_Line]:
     yield _answer(_ALLOW)
 
 
-def _of_workers(machine: _Machine) -> Iterator[_Line]:
+def _of_workers(machine: _FilterMachine) -> Iterator[_Line]:
     yield from _start(machine)
     for number in sorted(machine.worker | _FOR_WORKERS):
         yield from _on(number, [_answer(_REFUSE)])
@@ -141,7 +141,7 @@ def _of_workers(machine: _Machine) -> Iterator[_Line]:
     yield _answer(_ALLOW)
 
 
-def _start(machine: _Machine) -> Iterator[_Line]:
+def _start(machine: _FilterMachine) -> Iterator[_Line]:
     """End a process that calls by another ABI, whose numbers mean something else; load the number of the call."""
     yield from ((_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, machine.audit), _answer(_KILL_PROCESS))
     yield from ((_LOAD, 0, 0, _NUMBER), (_AT_LEAST, 0, 1, _X32), _answer(_KILL_PROCESS))

@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.storage.errors import NotFound
 from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
@@ -36,11 +36,11 @@ def ending_of(name: str) -> str:
     return kind + compressed
 
 
-class Contents:
+class UploadedContents:
     """Uploaded files, in a folder of this machine or of S3; each project has a folder of its own there, by
     which the workers of other projects are kept out."""
 
-    def __init__(self, place: Address) -> None:
+    def __init__(self, place: StorageAddress) -> None:
         self.place = place
 
     @functools.cached_property

@@ -59,7 +59,7 @@ COLUMNS: Final[Mapping[str, frozenset[str]]] = {
 NOTHING: Final[Mapping[str, Any]] = {}
 
 
-class Turn(NamedTuple):
+class ChatTurn(NamedTuple):
     """One message."""
 
     role: str
@@ -73,10 +73,10 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ChatConversation:
     """The turns of one document."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ChatTurn, ...]
     tools: tuple[Mapping[str, Any], ...] = ()  # what the assistant may call, as JSON schemas
     plain: bool = False  # prompt and completion as they are: no template stands around them
     whole: bool = False  # whether the loss is on every token
@@ -115,7 +115,7 @@ def with_object_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, **({"tool_calls": calls} if calls else {})}
 
 
-def conversation(record: object, format: str, train_on: str = "assistant") -> Conversation:
+def conversation(record: object, format: str, train_on: str = "assistant") -> ChatConversation:
     """The conversation of a record, with the loss where `train_on` wants it. Raises ValueError saying what is wrong and
     where in the record."""
     if not isinstance(record, Mapping) or not (read := _OF_FORMAT[format](record)):
@@ -144,7 +144,7 @@ def _at(format: str, number: int) -> str:
     return f"turn {number + 1}"
 
 
-def _with_loss_on(read: Conversation, train_on: str) -> Conversation:
+def _with_loss_on(read: ChatConversation, train_on: str) -> ChatConversation:
     turns = read.turns
     if train_on == "all":
         return replace(read, whole=True)
@@ -157,22 +157,22 @@ def _with_loss_on(read: Conversation, train_on: str) -> Conversation:
     return replace(read, turns=turns)
 
 
-def _openai(record: Mapping[str, Any]) -> Conversation | None:
+def _openai(record: Mapping[str, Any]) -> ChatConversation | None:
     messages = _listed(record.get("messages"), "messages")
     if messages is None:
         return None
-    return Conversation(turns_of(messages, "messages"), tools_of(record))
+    return ChatConversation(turns_of(messages, "messages"), tools_of(record))
 
 
-def _sharegpt(record: Mapping[str, Any]) -> Conversation | None:
+def _sharegpt(record: Mapping[str, Any]) -> ChatConversation | None:
     turns = _listed(record.get("conversations"), "conversations")
     if turns is None:
         return None
     read_turns = [_sharegpt_turn(turn, f"conversations[{number}]") for number, turn in enumerate(turns)]
-    return Conversation((*_system(record), *read_turns), tools_of(record))
+    return ChatConversation((*_system(record), *read_turns), tools_of(record))
 
 
-def _sharegpt_turn(turn: object, at: str) -> Turn:
+def _sharegpt_turn(turn: object, at: str) -> ChatTurn:
     if not isinstance(turn, Mapping):
         raise ValueError(f'{at} is not {{"from": …, "value": …}}')
     role, value = turn.get("from"), _content(turn.get("value"), f"{at}.value")
@@ -182,8 +182,8 @@ def _sharegpt_turn(turn: object, at: str) -> Turn:
     if role in CALLS:
         calls = _listed(f"[{value}]" if value.lstrip().startswith("{") else value, f"{at}.value")
         called = {"tool_calls": [_call(call, f"{at}.value") for call in calls or ()]}
-        return Turn("assistant", "", learnt, {**_more(turn), **called})
-    return Turn(SHAREGPT_ROLES[role], value, learnt, _more(turn))
+        return ChatTurn("assistant", "", learnt, {**_more(turn), **called})
+    return ChatTurn(SHAREGPT_ROLES[role], value, learnt, _more(turn))
 
 
 def _more(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,28 +192,28 @@ def _more(message: Mapping[str, Any]) -> dict[str, Any]:
     return _without_nulls({name: value for name, value in message.items() if name not in READ})
 
 
-def _alpaca(record: Mapping[str, Any]) -> Conversation | None:
+def _alpaca(record: Mapping[str, Any]) -> ChatConversation | None:
     if not {"instruction", "output"} <= record.keys():
         return None
     asked = _content(record["instruction"], "instruction")
     if about := _content(record.get("input") or "", "input"):
         asked = f"{asked}\n\n{about}"
-    answer = Turn("assistant", _content(record["output"], "output"), True)
-    return Conversation((*_system(record), Turn("user", asked, False), answer))
+    answer = ChatTurn("assistant", _content(record["output"], "output"), True)
+    return ChatConversation((*_system(record), ChatTurn("user", asked, False), answer))
 
 
-def _prompt_completion(record: Mapping[str, Any]) -> Conversation | None:
+def _prompt_completion(record: Mapping[str, Any]) -> ChatConversation | None:
     if not {"prompt", "completion"} <= record.keys():
         return None
     prompt, completion = messages_or_text(record["prompt"]), messages_or_text(record["completion"])
     if isinstance(prompt, str) and isinstance(completion, str):
         if tools_of(record):
             raise ValueError("tools stand beside texts; only a conversation's template can write them")
-        return Conversation((Turn("user", prompt, False), Turn("assistant", completion, True)), plain=True)
+        return ChatConversation((ChatTurn("user", prompt, False), ChatTurn("assistant", completion, True)), plain=True)
     if not isinstance(prompt, list) or not isinstance(completion, list):
         raise ValueError("prompt and completion must both be text, or both lists of messages")
     before = tuple(turn._replace(loss_mask=False) for turn in turns_of(prompt, "prompt"))
-    return Conversation((*before, *turns_of(completion, "completion")), tools_of(record))
+    return ChatConversation((*before, *turns_of(completion, "completion")), tools_of(record))
 
 
 _OF_FORMAT: Final = {
@@ -224,17 +224,17 @@ _OF_FORMAT: Final = {
 }
 
 
-def _system(record: Mapping[str, Any]) -> tuple[Turn, ...]:
+def _system(record: Mapping[str, Any]) -> tuple[ChatTurn, ...]:
     words = _content(record.get("system") or "", "system")
-    return (Turn("system", words, False),) if words else ()
+    return (ChatTurn("system", words, False),) if words else ()
 
 
-def turns_of(messages: Sequence[object], at: str) -> tuple[Turn, ...]:
+def turns_of(messages: Sequence[object], at: str) -> tuple[ChatTurn, ...]:
     """A list of messages that stands at `at` in its record. Raises ValueError."""
     return tuple(turn(message, f"{at}[{number}]") for number, message in enumerate(messages))
 
 
-def turn(message: object, at: str) -> Turn:
+def turn(message: object, at: str) -> ChatTurn:
     """Parse one message, which is at `at` in its record. Raises ValueError."""
     if not isinstance(message, Mapping):
         raise ValueError(f'{at} is not {{"role": …, "content": …}}')
@@ -251,7 +251,7 @@ def turn(message: object, at: str) -> Turn:
         more["tool_calls"] = [_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls)]
     content = message.get("content")
     words = "" if content is None and calls else _content(content, f"{at}.content")
-    return Turn(ROLES[role], words, _weight(message, at) and role == "assistant", more)
+    return ChatTurn(ROLES[role], words, _weight(message, at) and role == "assistant", more)
 
 
 def _weight(message: Mapping[str, Any], at: str) -> bool:

@@ -33,7 +33,7 @@ from muster.storage.conversations import conversation
 from muster.storage.errors import StorageError
 from muster.storage.file_beginnings import begins_as_json, refuse_stand_in
 from muster.storage.records import arrow, broken, is_table, open_bytes, read_records
-from muster.storage.sources import COMPRESSED, File, ending, is_of_records
+from muster.storage.sources import COMPRESSED, SourceFile, ending, is_of_records
 from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
 
 # Text that people write shrinks 3 to 10 times and logs 30 times; what grows more is made to. Small files may.
@@ -50,7 +50,7 @@ _LAST_SECONDS: Final = 5
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedContents:
     """Contents of a file. `bytes` are those of its records as they are read, without a compression; of a table, as its
     own list of contents says. `tokens_estimated` are the bytes of their text by BYTES_PER_TOKEN. `others` are further
     formats whose columns its first record has: a task may take its own of them. Where `fault` is not empty nothing can
@@ -66,18 +66,18 @@ class Checked:
     others: list[str] = field(default_factory=list)
 
 
-def check(file: File, name: str) -> Checked:
+def check(file: SourceFile, name: str) -> CheckedContents:
     """Read all of `file`, which is called `name` in messages. Raises StorageError where a disk or a store fails."""
-    bounded = _Bounded(file, name)
+    bounded = _BoundedFile(file, name)
     if (name.lower().endswith((".zst", ".arrow")) or is_table(bounded)) and importlib.util.find_spec("pyarrow") is None:
-        return Checked(
+        return CheckedContents(
             unknown="Parquet, Arrow and .zst files are read by pyarrow, which is not installed beside the API"
         )
-    counted = _Counted()
+    counted = _CountedRecords()
     try:
         of_records = is_of_records(name)
-        refuse_stand_in(_Bounded(file, name), text=not of_records)
-        if not of_records and begins_as_json(_Bounded(file, name)):
+        refuse_stand_in(_BoundedFile(file, name), text=not of_records)
+        if not of_records and begins_as_json(_BoundedFile(file, name)):
             if ending(bounded):
                 raise UserError(f"{name}: begins as records in JSON; call it .jsonl or .json")
             of_records = True
@@ -86,20 +86,20 @@ def check(file: File, name: str) -> Checked:
             _must_be_small(bounded, counted)
         reader(bounded, counted)
     except UserError as error:
-        return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes, fault=str(error)[:1000])
+        return CheckedContents(counted.format, counted.samples, bounded.bytes or counted.bytes, fault=str(error)[:1000])
     except _OutOfTime:
         fault = (
             f"{name}: reading it takes longer than a file of its size may ({counted.samples:,} samples were read); "
             "split it, or write its records in fewer and longer ones"
         )
-        return Checked(counted.format, counted.samples, fault=fault)
+        return CheckedContents(counted.format, counted.samples, fault=fault)
     except (MemoryError, RecursionError):
         what = f"{name}: after {counted.samples:,} samples comes more at once than the memory of this check holds"
         fault = f"{what}; make its records shorter, or give the API's container more"
-        return Checked(counted.format, counted.samples, fault=fault)
+        return CheckedContents(counted.format, counted.samples, fault=fault)
     tokens = math.ceil(counted.text_bytes / BYTES_PER_TOKEN)
     read = bounded.bytes or counted.bytes
-    return Checked(counted.format, counted.samples, read, tokens_estimated=tokens, others=counted.others)
+    return CheckedContents(counted.format, counted.samples, read, tokens_estimated=tokens, others=counted.others)
 
 
 class _OutOfTime(BaseException):
@@ -107,7 +107,7 @@ class _OutOfTime(BaseException):
 
 
 @dataclass
-class _Counted:
+class _CountedRecords:
     format: str | None = None
     samples: int = 0
     bytes: int = 0
@@ -115,7 +115,7 @@ class _Counted:
     others: list[str] = field(default_factory=list)
 
 
-def _text(file: _Bounded, counted: _Counted) -> None:
+def _text(file: _BoundedFile, counted: _CountedRecords) -> None:
     """Check one document, whatever is in it, as long as it is text."""
     decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
     with file.open() as stream:
@@ -135,7 +135,7 @@ def _text(file: _Bounded, counted: _Counted) -> None:
     counted.format, counted.samples, counted.text_bytes = "text", 1, at
 
 
-def _records(file: _Bounded, counted: _Counted) -> None:
+def _records(file: _BoundedFile, counted: _CountedRecords) -> None:
     """Check that every record has the format of the first."""
     for record in read_records(file, {}):
         shapes = shapes_of(record.value)
@@ -181,7 +181,7 @@ def _fault(value: Any, format: str) -> str:
     return ""
 
 
-def _must_be_small(file: _Bounded, counted: _Counted) -> None:
+def _must_be_small(file: _BoundedFile, counted: _CountedRecords) -> None:
     """A table says itself how large its pages are; one that lies is stopped by the bound of memory."""
     with file.open_anywhere() as stream:
         try:
@@ -209,10 +209,10 @@ def _refuse_rows(name: str, rows: int, stored: int) -> None:
         )
 
 
-class _Bounded:
+class _BoundedFile:
     """A file under its own name, decompressed and counted as it is read."""
 
-    def __init__(self, file: File, name: str) -> None:
+    def __init__(self, file: SourceFile, name: str) -> None:
         self._file = file
         self.name = self.address = name
         for compressed in COMPRESSED:
@@ -222,7 +222,7 @@ class _Bounded:
         self.bytes = 0
 
     def open(self) -> BinaryIO:
-        return cast(BinaryIO, io.BufferedReader(_Counting(open_bytes(self._file), self), BLOCK_BYTES))
+        return cast(BinaryIO, io.BufferedReader(_CountingStream(open_bytes(self._file), self), BLOCK_BYTES))
 
     def open_anywhere(self) -> BinaryIO:
         return self._file.open_anywhere()
@@ -232,10 +232,10 @@ class _Bounded:
         _refuse_expansion(self.address, self.bytes, self.size)
 
 
-class _Counting(io.RawIOBase):
+class _CountingStream(io.RawIOBase):
     """The bytes of a stream, which are counted for the file as they pass."""
 
-    def __init__(self, stream: BinaryIO, file: _Bounded) -> None:
+    def __init__(self, stream: BinaryIO, file: _BoundedFile) -> None:
         self._stream, self._file = stream, file
 
     def readable(self) -> bool:

@@ -12,7 +12,7 @@ from muster.contract.data_formats import SHAPES, columns_of, fits_task, looks_li
 from muster.contract.redaction import redact
 from muster.storage.file_beginnings import begins_as_json, may_be_stand_in, refuse_stand_in
 from muster.storage.records import Record, read_records
-from muster.storage.sources import File, ending, is_glob, is_of_records, split_of
+from muster.storage.sources import SourceFile, ending, is_glob, is_of_records, split_of
 
 # What lies beside the records in the folders that data sets are published as, and is none of them.
 # Of small files, and of those without an ending of records: a folder of texts may have a million of both.
@@ -20,7 +20,9 @@ FILES_LOOKED_AT = 16
 _ABOUT = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
 
 
-def of_known_format(source: Source, files: Sequence[File], task: str | None = None) -> tuple[Source, tuple[File, ...]]:
+def of_known_format(
+    source: Source, files: Sequence[SourceFile], task: str | None = None
+) -> tuple[Source, tuple[SourceFile, ...]]:
     """The source with its format, and those of its files that are of it. Where records have the columns of several
     formats, the task decides.
 
@@ -89,7 +91,7 @@ def _say_which(source: Source, first: Record, task: str | None) -> str:
     )
 
 
-def _refuse_splits(source: Source, files: Sequence[File]) -> None:
+def _refuse_splits(source: Source, files: Sequence[SourceFile]) -> None:
     """Refuse a folder that holds both training and test splits, so that tests are not trained on by accident."""
     splits = dict(filter(None, map(split_of, reversed([file for file in files if is_of_records(file.address)]))))
     if len(splits) > 1:
@@ -98,12 +100,12 @@ def _refuse_splits(source: Source, files: Sequence[File]) -> None:
         raise UserError(f"data source {redact(source.source)}: {problem}; name one of them: {named}")
 
 
-def _is_about(file: File) -> bool:
+def _is_about(file: SourceFile) -> bool:
     name = file.address.rpartition("/")[2].lower()
     return name.partition(".")[0] in _ABOUT and not name.endswith((".jsonl", ".parquet", ".arrow", ".csv"))
 
 
-def _first(files: Sequence[File], source: Source) -> Record | None:
+def _first(files: Sequence[SourceFile], source: Source) -> Record | None:
     for file in files:
         records = read_records(file, renamed_columns(source))
         try:

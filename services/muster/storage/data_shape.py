@@ -17,7 +17,7 @@ from muster.storage.data_format import of_known_format, renamed_columns
 from muster.storage.errors import StorageError
 from muster.storage.records import is_table, read_records, rows_of_table
 from muster.storage.settings import S3Settings
-from muster.storage.sources import File, find
+from muster.storage.sources import SourceFile, find
 from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
 
 SAMPLE_BYTES: Final = 4 << 20  # that are read of all sources of the training together
@@ -39,7 +39,7 @@ class DataLook:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _SourceLook:
     """Facts from a look at one source."""
 
     format: str
@@ -54,7 +54,7 @@ class _Findings:
 
     task: str
     same_disk: bool
-    looks: list[_Look] = field(default_factory=list)
+    looks: list[_SourceLook] = field(default_factory=list)
     faults: list[tuple[str, str]] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
 
@@ -111,7 +111,7 @@ def examine(training: TrainingConfig, same_disk: bool = True) -> DataLook:
     return DataLook(_shape(training, taught.looks), faults, evaluation_gap=evaluation_gap)
 
 
-def _shape(training: TrainingConfig, looks: Sequence[_Look]) -> DataShape:
+def _shape(training: TrainingConfig, looks: Sequence[_SourceLook]) -> DataShape:
     per_token = 1.0 if training.data.tokenizer == "bytes" and training.model.shape is not None else BYTES_PER_TOKEN
     looks = [_capped(look, source, per_token) for look, source in zip(looks, training.data.train, strict=True)]
     lengths = [length for look in looks for length in look.lengths]
@@ -126,7 +126,7 @@ def _shape(training: TrainingConfig, looks: Sequence[_Look]) -> DataShape:
     )
 
 
-def _capped(look: _Look, source: Source, per_token: float) -> _Look:
+def _capped(look: _SourceLook, source: Source, per_token: float) -> _SourceLook:
     """Return the part of a source that maxDocuments and maxTokens leave."""
     most_documents = float("inf") if source.max_documents is None else float(source.max_documents)
     most_bytes = float("inf") if source.max_tokens is None else source.max_tokens * per_token
@@ -143,22 +143,22 @@ def _of_an_epoch(data: DataConfig, sizes: Sequence[float]) -> float:
     return counted * (1.0 + sum(source.weight for source in data.train if source.epochs is None))
 
 
-def _look(source: Source, files: tuple[File, ...], task: str, budget: int) -> _Look:
+def _look(source: Source, files: tuple[SourceFile, ...], task: str, budget: int) -> _SourceLook:
     source, files = of_known_format(source, files, task)
     size = float(sum(file.size for file in files))
     if source.format == "text":
-        return _Look("text", size, float(len(files)), [float(file.size) for file in files])
+        return _SourceLook("text", size, float(len(files)), [float(file.size) for file in files])
     some = files[:: max(1, len(files) // 4)][:4]
     lengths, read = list[float](), 0.0
     for file in some:
         row_lengths, part = _lengths(file, source, budget // len(some))
         lengths, read = lengths + row_lengths, read + part
     if not lengths or not read:
-        return _Look(source.format, 0.0, 0.0, [])
-    return _Look(source.format, size * sum(lengths) / read, size / read * len(lengths), lengths)
+        return _SourceLook(source.format, 0.0, 0.0, [])
+    return _SourceLook(source.format, size * sum(lengths) / read, size / read * len(lengths), lengths)
 
 
-def _lengths(file: File, source: Source, budget: int) -> tuple[list[float], float]:
+def _lengths(file: SourceFile, source: Source, budget: int) -> tuple[list[float], float]:
     """The bytes of text in the first documents of a file, and how many bytes of the file those documents take."""
     lengths, seen, counted, records = list[float](), [0], 0, 0
     rows = rows_of_table(file) if is_table(file) else 0

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.contract.base import UserError
-from muster.contract.estimate import NO_ESTIMATE, Estimate, Known, estimate_job
+from muster.contract.estimate import NO_ESTIMATE, Estimate, EstimateInputs, estimate_job
 from muster.contract.prices import Prices
 from muster.contract.spec import JobSpec
-from muster.contract.throughput import Measured
+from muster.contract.throughput import MeasuredSpeed
 from muster.storage.data_shape import examine
 from muster.storage.model_source import model_facts
 
 
 def estimate_with_storage(
-    spec: JobSpec, prices: Prices, records: Sequence[Measured] = (), machine_bytes: int | None = None
+    spec: JobSpec, prices: Prices, records: Sequence[MeasuredSpeed] = (), machine_bytes: int | None = None
 ) -> Estimate:
     """The estimate of a job, from its document and from what storage shows of its model and its data.
 
@@ -28,7 +28,7 @@ def estimate_with_storage(
     facts = model_facts(training)
     ranks = spec.gang.nodes.max * spec.gang.ranks_per_node
     look = examine(training, same_disk=machine_bytes is not None)
-    job_facts = Known(
+    job_facts = EstimateInputs(
         size=facts.size,
         casts_itself=facts.casts_itself,
         prices=prices,

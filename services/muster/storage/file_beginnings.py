@@ -8,7 +8,7 @@ from typing import Final
 
 from muster.contract.base import UserError
 from muster.storage.records import open_bytes
-from muster.storage.sources import File, ending
+from muster.storage.sources import SourceFile, ending
 
 BEGINNING_BYTES: Final = 4_096
 POINTER_BYTES_MAX: Final = 1_024  # a pointer of Git LFS has some 130
@@ -17,12 +17,12 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _BEGUN_OBJECT = re.compile(rb'\{\s*"[^"\n]{1,200}"\s*:')
 
 
-def may_be_stand_in(file: File, text: bool) -> bool:
+def may_be_stand_in(file: SourceFile, text: bool) -> bool:
     """Return whether the file may be one that `refuse_stand_in` refuses, by its size and address alone."""
     return file.size <= POINTER_BYTES_MAX or (file.address.startswith("https://") and not text)
 
 
-def refuse_stand_in(file: File, text: bool) -> None:
+def refuse_stand_in(file: SourceFile, text: bool) -> None:
     """Raises UserError for what a server or a repository gives in place of a file: a page to sign in, a pointer. `text`
     says that whatever is there is to be read as text."""
     if not may_be_stand_in(file, text):
@@ -46,7 +46,7 @@ def refuse_pointer(begins: bytes, address: str) -> None:
         )
 
 
-def begins_as_json(file: File) -> bool:
+def begins_as_json(file: SourceFile) -> bool:
     """Return whether the first line is a JSON object, or an array of objects begins."""
     try:
         with open_bytes(file) as stream:

@@ -17,7 +17,7 @@ from muster.contract.checkpoint import FileEntry
 from muster.storage.checksum import PART_BYTES, combine, crc32, crc32_value, parts_of
 from muster.storage.errors import NotAFile, NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
 from muster.storage.folders import make_folder, opened_folder
-from muster.storage.store import SMALL_BYTES_MAX, Object, expect_all, nobody
+from muster.storage.store import SMALL_BYTES_MAX, StoredObject, expect_all, nobody
 
 _TEMPORARY = ".tmp-"
 _BUFFER_BYTES = 1 << 20
@@ -110,12 +110,12 @@ class FileStore:
         with _explained(path, "write"), self._written(key, data) as (folder, temporary):
             os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
 
-    def about(self, key: str) -> Object:
+    def about(self, key: str) -> StoredObject:
         path = self._path(key)
         with _explained(path, "look at"), self._opened(path) as (_, about):
-            return Object(key, about.st_size, about.st_mtime, _tag(about))
+            return StoredObject(key, about.st_size, about.st_mtime, _tag(about))
 
-    def open(self, entry: Object) -> io.BufferedReader:
+    def open(self, entry: StoredObject) -> io.BufferedReader:
         path = self._path(entry.key)
         with _explained(path, "read"), self._opened(path) as (file, about):
             if _tag(about) != entry.tag:
@@ -138,7 +138,7 @@ class FileStore:
                 raise Replaced(f"{path}: was replaced while it was being read; start again when nobody writes to it")
             _read_all(file, start, into, path)
 
-    def objects(self, prefix: str) -> Iterator[Object]:
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         folder = prefix.rpartition("/")[0]
         with _explained(self.root / folder, "list"):
             yield from (entry for entry in self._walk(folder) if entry.key.startswith(prefix))
@@ -207,14 +207,14 @@ class FileStore:
             yield folder, temporary
             os.fsync(folder)
 
-    def _walk(self, key: str) -> Iterator[Object]:
+    def _walk(self, key: str) -> Iterator[StoredObject]:
         for name, about in self._entries(key):
             below = f"{key}/{name}" if key else name
             if stat.S_ISDIR(about.st_mode):
                 with contextlib.suppress(NotAFile):  # it was one a moment ago
                     yield from self._walk(below)
             elif _TEMPORARY not in name:
-                yield Object(below, about.st_size, about.st_mtime, _tag(about))
+                yield StoredObject(below, about.st_size, about.st_mtime, _tag(about))
 
     def _entries(self, key: str) -> list[tuple[str, os.stat_result]]:
         """Return the names in the folder in order, each with its stat; that of a link to a file, where links count, is

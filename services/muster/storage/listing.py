@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from muster.contract.address import Address, parse_address
+from muster.contract.address import StorageAddress, parse_address
 from muster.contract.checkpoint import COMMITS, Commit, commit_key, step_of_commit_key
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
 from muster.storage.errors import NotFound, UnfitObject
 from muster.storage.opening import open_store
 from muster.storage.settings import S3Settings, share_client
-from muster.storage.store import Object, Store
+from muster.storage.store import Store, StoredObject
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class CommitListing:
         self._stores: dict[str, Store] = {}
         self._opening = threading.Lock()
 
-    def read(self, folder: Address) -> tuple[CommitSummary, ...]:
+    def read(self, folder: StorageAddress) -> tuple[CommitSummary, ...]:
         """Ascending by step. What can't be read as a COMMIT is not one. Raises StoreError, AddressError."""
         store, cached = self.store(folder), self._known.get(str(folder), {})
         summaries: dict[str, CommitSummary | None] = {}
@@ -89,14 +89,14 @@ class CommitListing:
         """Do as `read`, for an address as it was written."""
         return self.read(parse_address(folder))
 
-    def store(self, folder: Address) -> Store:
+    def store(self, folder: StorageAddress) -> Store:
         """The folder's store; all of S3 share one client, for each takes megabytes."""
         with self._opening:
             if (store := self._stores.get(str(folder))) is None:
                 store = self._stores[str(folder)] = _opened(folder)
             return store
 
-    def forget(self, folder: Address) -> None:
+    def forget(self, folder: StorageAddress) -> None:
         """The job is gone."""
         self._known.pop(str(folder), None)
         self._stores.pop(str(folder), None)
@@ -107,7 +107,7 @@ def _with_one_best(commits: list[CommitSummary]) -> tuple[CommitSummary, ...]:
     return tuple(replace(commit, best=False) if commit.best and commit.step != best else commit for commit in commits)
 
 
-def _opened(folder: Address) -> Store:
+def _opened(folder: StorageAddress) -> Store:
     settings = None
     if folder.scheme == "s3":
         settings = S3Settings.for_a_look(os.environ)
@@ -115,7 +115,7 @@ def _opened(folder: Address) -> Store:
     return open_store(folder, settings, links=False)  # a job writes there, and may not say by links what is read for it
 
 
-def _commit_objects(store: Store) -> list[tuple[int, Object]]:
+def _commit_objects(store: Store) -> list[tuple[int, StoredObject]]:
     numbered = ((step_of_commit_key(entry.key), entry) for entry in store.objects(f"{COMMITS}/"))
     return [(step, entry) for step, entry in numbered if step is not None]
 

@@ -42,14 +42,14 @@ NOT_TRAINED: Final = frozenset({"U16", "U32", "U64"})
 COMPARED_BYTES: Final = 8 * 2**20  # read at a time of two tables that may be alike
 
 
-class Named(Protocol):
+class NamedEntry(Protocol):
     """Entry of a listing."""
 
     @property
     def key(self) -> str: ...
 
 
-class Files(Protocol):
+class FolderFiles(Protocol):
     """Protocol of the place that holds the folder. Keys are the names of files in it; `uri` is its address."""
 
     @property
@@ -60,7 +60,7 @@ class Files(Protocol):
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         """Bytes [start, start + len(into)) of a file. Raises NotFound, Truncated."""
 
-    def objects(self, prefix: str) -> Iterator[Named]:
+    def objects(self, prefix: str) -> Iterator[NamedEntry]:
         """Files whose key starts with `prefix`. Raises Refused where nothing can be listed."""
 
 
@@ -79,7 +79,7 @@ class StoredTensor:
 class ModelFolder:
     """A model in transformers' layout, as the files of its folder describe it."""
 
-    files: Files
+    files: FolderFiles
     config: dict[str, Any]  # config.json
     tensors: Mapping[str, StoredTensor]  # by their names in the files
     companions: Mapping[str, str]  # the text of each small file beside the weights, by its name
@@ -140,9 +140,9 @@ class ModelFolder:
         return {"address": self.address, "revision": self.revision, "files": dict(self.file_bytes)}
 
 
-def open_folder(files: Files) -> ModelFolder:
+def open_folder(files: FolderFiles) -> ModelFolder:
     """Look into a folder. Raises UserError naming everything that is wrong with it."""
-    read = _Reader(files)
+    read = _FolderReader(files)
     config = read.document(CONFIG)
     if config is None:
         raise UserError(
@@ -164,7 +164,7 @@ def open_folder(files: Files) -> ModelFolder:
     )
 
 
-def template_files(files: Files) -> tuple[str, ...]:
+def template_files(files: FolderFiles) -> tuple[str, ...]:
     """The chat templates in addition to chat_template.jinja, by their files; where nothing can be listed, as on the
     web, those that there may be by the names that are usual."""
     try:
@@ -174,7 +174,7 @@ def template_files(files: Files) -> tuple[str, ...]:
     return tuple(name for name in keys if _TEMPLATE.fullmatch(name))
 
 
-def _other_kind(files: Files) -> str:
+def _other_kind(files: FolderFiles) -> str:
     """Return the kind of a folder that is no model in transformers' layout, as the end of a sentence."""
     if has_file(files, "adapter_config.json"):
         return (
@@ -205,8 +205,8 @@ def _must_not_be_quantised(config: Mapping[str, Any], where: str) -> None:
     )
 
 
-class _Reader:
-    def __init__(self, files: Files) -> None:
+class _FolderReader:
+    def __init__(self, files: FolderFiles) -> None:
         self.files = files
         self.sizes: dict[str, int] = {}
         self._texts: dict[str, str | None] = {}
@@ -275,7 +275,7 @@ def _must_be_the_file(beginning: bytes, place: str) -> None:
         raise UserError(f"{place} is a web page, not the file itself; download it again by its own address")
 
 
-def has_file(files: Files, name: str) -> bool:
+def has_file(files: FolderFiles, name: str) -> bool:
     """Return whether the file exists."""
     try:
         files.read_into(name, 0, memoryview(bytearray(1)))
@@ -286,7 +286,7 @@ def has_file(files: Files, name: str) -> bool:
     return True
 
 
-def _tensors(read: _Reader) -> dict[str, StoredTensor]:
+def _tensors(read: _FolderReader) -> dict[str, StoredTensor]:
     index = read.document(INDEX)
     if index is not None:
         indexed = _indexed(read, index)
@@ -313,7 +313,7 @@ def _tensors(read: _Reader) -> dict[str, StoredTensor]:
     )
 
 
-def _indexed(read: _Reader, index: dict[str, Any]) -> dict[str, StoredTensor]:
+def _indexed(read: _FolderReader, index: dict[str, Any]) -> dict[str, StoredTensor]:
     place = f"model.source {read.files.uri}: {INDEX}"
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):

@@ -53,7 +53,7 @@ def _second_size(second: SecondModel) -> ModelSize:
 
 
 def _own_facts(training: TrainingConfig) -> ModelFacts:
-    model, learning = training.model, _Learning(training.whole_adapter, training.scores, training.freeze)
+    model, learning = training.model, _LearningChanges(training.whole_adapter, training.scores, training.freeze)
     if model.shape is not None:
         return ModelFacts(_decoder_size(model.shape, learning), True, model.shape.max_positions)
     if model.source is not None:
@@ -63,7 +63,7 @@ def _own_facts(training: TrainingConfig) -> ModelFacts:
 
 
 @dataclass(frozen=True)
-class _Learning:
+class _LearningChanges:
     """Changes that a job makes to a model before it trains it."""
 
     adapter: Adapter | None = None
@@ -71,14 +71,14 @@ class _Learning:
     freeze: tuple[str, ...] = ()  # patterns of weights that stay as they are
 
 
-_PLAIN = _Learning()
+_PLAIN = _LearningChanges()
 
 
-def _decoder_size(architecture: Architecture, learning: _Learning) -> ModelSize:
+def _decoder_size(architecture: Architecture, learning: _LearningChanges) -> ModelSize:
     return decoder_size(architecture, learning.adapter, learning.scores, learning.freeze)
 
 
-def _of_folder(source: str, learning: _Learning) -> ModelFacts:
+def _of_folder(source: str, learning: _LearningChanges) -> ModelFacts:
     address = parse_address(source)
     if address.scheme == "hf":
         where = hub_path(address)
@@ -96,7 +96,7 @@ def _of_config(
     config: dict[str, Any],
     shapes: dict[str, tuple[int, ...]],
     dtype: str,
-    learning: _Learning,
+    learning: _LearningChanges,
     where: str,
 ) -> ModelFacts:
     try:
@@ -112,7 +112,7 @@ def _of_config(
     return ModelFacts(size, False, position_limit(config))
 
 
-def _of_commit(origin: FromCommit, learning: _Learning) -> ModelFacts:
+def _of_commit(origin: FromCommit, learning: _LearningChanges) -> ModelFacts:
     if origin.uri is None:
         raise UserError(f"model.from: only a server knows where job {origin.job!r} commits; name its folder (uri)")
     commit = _read(open_store(origin.uri, S3Settings.for_a_look(os.environ)), origin)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from muster.contract.layout import ATTEMPT_FOLDER, WORKER_FOLDER, State
+from muster.contract.layout import ATTEMPT_FOLDER, WORKER_FOLDER, StateFolder
 
 
-def attempts(layout: State, uid: str) -> list[int]:
+def attempts(layout: StateFolder, uid: str) -> list[int]:
     """The numbers of the job's attempts in ascending order; empty where none has a folder."""
     return _numbers(layout.attempt(uid, 1).parent, ATTEMPT_FOLDER)
 
 
-def workers(layout: State, uid: str, attempt: int) -> list[int]:
+def workers(layout: StateFolder, uid: str, attempt: int) -> list[int]:
     """The numbers of the attempt's workers in ascending order; empty where none has a folder."""
     return _numbers(layout.attempt(uid, attempt), WORKER_FOLDER)
 

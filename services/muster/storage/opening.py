@@ -6,12 +6,12 @@ folder needs no TLS and no S3.
 
 from __future__ import annotations
 
-from muster.contract.address import Address, AddressError, parse_address
+from muster.contract.address import AddressError, StorageAddress, parse_address
 from muster.storage.settings import S3Settings
 from muster.storage.store import ReadOnlyStore, Store
 
 
-def open_source(address: Address, settings: S3Settings | None = None) -> ReadOnlyStore:
+def open_source(address: StorageAddress, settings: S3Settings | None = None) -> ReadOnlyStore:
     """Open an address for reading, S3 by `settings` or those of the environment; the web is waited for as long as
     they say. Raises AddressError where nothing can."""
     if address.scheme == "https":
@@ -21,7 +21,7 @@ def open_source(address: Address, settings: S3Settings | None = None) -> ReadOnl
     return open_store(address, settings)
 
 
-def open_store(place: str | Address, settings: S3Settings | None = None, links: bool = True) -> Store:
+def open_store(place: str | StorageAddress, settings: S3Settings | None = None, links: bool = True) -> Store:
     """The store of a folder: a `file://` or `s3://` address, or a plain path. Raises AddressError for any other.
 
     S3 is reached by `settings`, or by those of the environment. `links` as for FileStore.

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from muster.contract.checkpoint import READERS, step_name
 from muster.storage.errors import NotFound, StoreError, UnfitObject
-from muster.storage.store import Object, Store
+from muster.storage.store import Store, StoredObject
 
 READ_SECONDS_MAX = 3_600.0
 
@@ -65,7 +65,7 @@ def being_read(store: Store, now: float) -> frozenset[int]:
     return frozenset(steps)
 
 
-def _until(store: Store, entry: Object) -> float:
+def _until(store: Store, entry: StoredObject) -> float:
     """A mark that the store does not give right holds as long as any mark made at its time: the next answer may be
     another."""
     with contextlib.suppress(NotFound, UnfitObject, ValueError, KeyError, TypeError):

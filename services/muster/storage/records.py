@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from muster.contract.base import UserError
 from muster.contract.data_formats import columns_of
 from muster.storage.errors import StorageError
-from muster.storage.sources import BLOCK_BYTES, File, ending
+from muster.storage.sources import BLOCK_BYTES, SourceFile, ending
 
 # A record is parsed whole, which takes several times its size (a line of 53 MB: the process grew by 290 to 320 MiB);
 # 64 MiB is twenty long novels.
@@ -51,18 +51,18 @@ def nobody(_: memoryview) -> None:
     """Take the bytes that were read for a caller who does not want them."""
 
 
-def open_bytes(file: File, saw: Saw = nobody) -> BinaryIO:
+def open_bytes(file: SourceFile, saw: Saw = nobody) -> BinaryIO:
     """The file's bytes, decompressed. `saw` is shown the bytes as they are stored."""
-    raw = io.BufferedReader(_Observed(file.open(), saw), BLOCK_BYTES)
+    raw = io.BufferedReader(_ObservedStream(file.open(), saw), BLOCK_BYTES)
     name = file.address.lower()
     if name.endswith(".gz"):
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if name.endswith(".zst"):
-        return cast(BinaryIO, io.BufferedReader(_Zstandard(raw), BLOCK_BYTES))
+        return cast(BinaryIO, io.BufferedReader(_ZstdStream(raw), BLOCK_BYTES))
     return cast(BinaryIO, raw)
 
 
-def read_records(file: File, columns: Mapping[str, str], saw: Saw = nobody) -> Generator[Record, None, None]:
+def read_records(file: SourceFile, columns: Mapping[str, str], saw: Saw = nobody) -> Generator[Record, None, None]:
     """Yield every record that is not blank. `columns` gives another name to some, by the name that they have in the
     file.
 
@@ -80,12 +80,12 @@ def parsed(raw: RawRecord, columns: Mapping[str, str]) -> Record:
     return _renamed(record, columns) if columns else record
 
 
-def is_table(file: File) -> bool:
+def is_table(file: SourceFile) -> bool:
     """Return whether the file is read at several places, so that `saw` gets nothing of it."""
     return ending(file) == ".parquet"
 
 
-def raw_records(file: File, saw: Saw = nobody) -> Generator[RawRecord, None, None]:
+def raw_records(file: SourceFile, saw: Saw = nobody) -> Generator[RawRecord, None, None]:
     """Yield every record that is not blank, for somebody else to parse. Raises UserError for a file that is damaged,
     StorageError for a disk that fails."""
     kind = ending(file)
@@ -115,7 +115,7 @@ def _renamed(record: Record, columns: Mapping[str, str]) -> Record:
     return Record(record.place, {columns.get(key, key): value for key, value in record.value.items()})
 
 
-class _Observed(io.RawIOBase):
+class _ObservedStream(io.RawIOBase):
     """A stream whose bytes are shown to somebody else as they pass."""
 
     def __init__(self, stream: BinaryIO, saw: Saw) -> None:
@@ -135,7 +135,7 @@ class _Observed(io.RawIOBase):
         super().close()
 
 
-class _Zstandard(io.RawIOBase):
+class _ZstdStream(io.RawIOBase):
     """The decompressed bytes of a stream of zstd frames, by the codec that pyarrow brings."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -246,7 +246,7 @@ def _is_array(stream: BinaryIO, address: str) -> bool:
 def _elements(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
     """The objects of one JSON array. What is read ahead doubles for as long as an element does not end in it, so that
     the time grows with the size of the file only."""
-    decoder, text = json.JSONDecoder(), _Text(stream, address)
+    decoder, text = json.JSONDecoder(), _TextWindow(stream, address)
     text.fill(1)
     text.skip_space()
     text.at += 1  # the bracket
@@ -271,7 +271,7 @@ def _elements(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
         yield RawRecord(place, _element(decoder, text, place))
 
 
-def _element(decoder: json.JSONDecoder, text: _Text, place: str) -> object:
+def _element(decoder: json.JSONDecoder, text: _TextWindow, place: str) -> object:
     size = BLOCK_BYTES
     while True:
         try:
@@ -287,11 +287,11 @@ def _element(decoder: json.JSONDecoder, text: _Text, place: str) -> object:
             raise UserError(f"{place}: is not valid JSON: {reason}{_ended(text)}") from None
 
 
-def _ended(text: _Text) -> str:
+def _ended(text: _TextWindow) -> str:
     return " (the file ends early)" if text.over else ""
 
 
-class _Text:
+class _TextWindow:
     """A window of decoded text that moves over a stream."""
 
     def __init__(self, stream: BinaryIO, address: str) -> None:
@@ -354,7 +354,7 @@ def _physical_lines(stream: BinaryIO, address: str) -> Iterable[str]:
     return (text for _, text in _lines(stream, address))
 
 
-def _rows_of_parquet(file: File) -> Iterator[RawRecord]:
+def _rows_of_parquet(file: SourceFile) -> Iterator[RawRecord]:
     pa, parquet = arrow(), arrow("pyarrow.parquet")
     with file.open_anywhere() as stream:
         try:
@@ -432,7 +432,7 @@ def _without_times(type_: Any, zones_alone: bool = False) -> Any:
     return type_
 
 
-def rows_of_table(file: File) -> int:
+def rows_of_table(file: SourceFile) -> int:
     """Return the number of rows of a Parquet file, from its footer. Raises UserError, StorageError."""
     parquet = arrow("pyarrow.parquet")
     with file.open_anywhere() as stream:

@@ -15,7 +15,7 @@ FIRST_WAIT_SECONDS = 0.1
 WAIT_SECONDS_MAX = 10.0
 
 
-class Retry:
+class StoreRetry:
     """One for all requests of a store: when it throttles one of them, the others wait as well."""
 
     def __init__(

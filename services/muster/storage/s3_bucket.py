@@ -7,28 +7,28 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.storage.errors import NotFound, Refused, Replaced, StoreError, Truncated
-from muster.storage.retry import Retry
+from muster.storage.retry import StoreRetry
 from muster.storage.s3_failures import FailureKind, classify
 from muster.storage.settings import S3Settings, s3_client
 
 T = TypeVar("T")
 
 
-class Broken(StoreError):
+class BrokenUpload(StoreError):
     """This upload in parts can't go on; another one may."""
 
 
 class S3Bucket:
     """`name` is the bucket's. `prefix` begins every key of the folder: it is empty, or has a `/` at its end."""
 
-    def __init__(self, address: Address, settings: S3Settings | None, retry: Retry | None) -> None:
+    def __init__(self, address: StorageAddress, settings: S3Settings | None, retry: StoreRetry | None) -> None:
         folder = address.path.strip("/")
         self.name, self.prefix = address.host, f"{folder}/" if folder else ""
         self.uri = f"s3://{self.name}/{self.prefix}".rstrip("/")
         self.settings = settings or S3Settings.from_environment(os.environ)
-        self._retry = retry or Retry(self.settings.retry_seconds)
+        self._retry = retry or StoreRetry(self.settings.retry_seconds)
 
     @functools.cached_property
     def client(self) -> Any:
@@ -83,5 +83,5 @@ class S3Bucket:
                 raise Replaced(f"{self.where(key)}: was replaced while it was being read") from error
             if failure.kind is FailureKind.TAKEN:
                 raise FileExistsError(key) from error
-            error_type = {FailureKind.BROKEN: Broken, FailureKind.FINAL: Refused}.get(failure.kind, StoreError)
+            error_type = {FailureKind.BROKEN: BrokenUpload, FailureKind.FINAL: Refused}.get(failure.kind, StoreError)
             raise error_type(f"{self.where(key)}: can't {doing} it: {failure.message}") from error

@@ -27,7 +27,7 @@ _REFUSALS_OF_A_CHECKSUM = (*_DAMAGED, "InvalidDigest", "InvalidRequest")
 
 
 @dataclass(frozen=True)
-class Server:
+class StoreServer:
     """`conditional` says whether the server honours `If-None-Match: *` on a write."""
 
     conditional: bool
@@ -36,7 +36,7 @@ class Server:
 
 def probe(
     client: Any, bucket: str, prefix: str, encryption: dict[str, str], call: Callable[[Callable[[], Any]], Any]
-) -> Server:
+) -> StoreServer:
     """Write a few bytes under `prefix`, as shards are written, and remove them. `call` makes a request with retries."""
     body = b"muster"
     at = {"Bucket": bucket, "Key": f"{prefix}probe-{uuid.uuid4().hex}", **encryption}
@@ -78,7 +78,7 @@ def probe(
     elif tells or any(tells_md5() for _ in range(PROBE_RETRIES)):
         integrity = "etag"
     call(lambda: client.delete_object(Bucket=bucket, Key=at["Key"]))
-    return Server(conditional, integrity)
+    return StoreServer(conditional, integrity)
 
 
 def crc32_header(checksum: str) -> str:

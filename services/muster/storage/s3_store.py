@@ -8,16 +8,16 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.contract.checkpoint import FileEntry
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import NotFound, StoreError, TooLarge, Truncated
-from muster.storage.retry import Retry
+from muster.storage.retry import StoreRetry
 from muster.storage.s3_bucket import S3Bucket
-from muster.storage.s3_probe import Server, crc32_header
+from muster.storage.s3_probe import StoreServer, crc32_header
 from muster.storage.s3_upload import S3Uploads
 from muster.storage.settings import S3Settings
-from muster.storage.store import SMALL_BYTES_MAX, Object, Stream, expect_all, nobody
+from muster.storage.store import SMALL_BYTES_MAX, ObjectStream, StoredObject, expect_all, nobody
 
 WRITES_MAX = 5  # of a small object that reads back differently
 
@@ -25,14 +25,16 @@ WRITES_MAX = 5  # of a small object that reads back differently
 class S3Store:
     """A folder of a bucket as a Store."""
 
-    def __init__(self, address: Address, settings: S3Settings | None = None, retry: Retry | None = None) -> None:
+    def __init__(
+        self, address: StorageAddress, settings: S3Settings | None = None, retry: StoreRetry | None = None
+    ) -> None:
         self._bucket = S3Bucket(address, settings, retry)
         self._uploads = S3Uploads(self._bucket)
         self.uri = self._bucket.uri
         self.streams = self._bucket.settings.streams
 
     @property
-    def server(self) -> Server:
+    def server(self) -> StoreServer:
         """Return the server's behaviour, probed once; needs permission to write."""
         return self._uploads.server
 
@@ -99,23 +101,23 @@ class S3Store:
         if len(into):
             self._bucket.call(key, "read", lambda: self._get_range(key, start, into, tag))
 
-    def open(self, entry: Object) -> io.BufferedReader:
+    def open(self, entry: StoredObject) -> io.BufferedReader:
         def connect(at: int) -> Any:
             options = {"Range": f"bytes={at}-", "IfMatch": entry.tag}
             return self._bucket.client.get_object(**self._bucket.at(entry.key), **options)["Body"]
 
         call = functools.partial(self._bucket.call, entry.key, "read")
-        return io.BufferedReader(Stream(entry.bytes, connect, call), 1 << 20)
+        return io.BufferedReader(ObjectStream(entry.bytes, connect, call), 1 << 20)
 
-    def about(self, key: str) -> Object:
+    def about(self, key: str) -> StoredObject:
         head = self._bucket.call(key, "look at", lambda: self._bucket.client.head_object(**self._bucket.at(key)))
-        return Object(key, head["ContentLength"], head["LastModified"].timestamp(), head["ETag"])
+        return StoredObject(key, head["ContentLength"], head["LastModified"].timestamp(), head["ETag"])
 
-    def objects(self, prefix: str) -> Iterator[Object]:
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         for page in self._bucket.pages(prefix, self._bucket.client.list_objects_v2, ("ContinuationToken",)):
             for entry in page.get("Contents", ()):
                 key, modified_at = entry["Key"][len(self._bucket.prefix) :], entry["LastModified"].timestamp()
-                yield Object(key, entry["Size"], modified_at, entry["ETag"])
+                yield StoredObject(key, entry["Size"], modified_at, entry["ETag"])
 
     def delete(self, key: str) -> None:
         with contextlib.suppress(NotFound):

@@ -10,9 +10,9 @@ from typing import Any
 
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import StoreError
-from muster.storage.s3_bucket import Broken, S3Bucket
+from muster.storage.s3_bucket import BrokenUpload, S3Bucket
 from muster.storage.s3_failures import ArrivedDamaged
-from muster.storage.s3_probe import Server, crc32_header, etag_is, etag_of_parts, md5, probe
+from muster.storage.s3_probe import StoreServer, crc32_header, etag_is, etag_of_parts, md5, probe
 
 UPLOAD_PART_BYTES_MAX = 64 << 20
 SLICE_BYTES = 1 << 20
@@ -28,7 +28,7 @@ class S3Uploads:
         self.doubtful: set[str] = set()
 
     @functools.cached_property
-    def server(self) -> Server:
+    def server(self) -> StoreServer:
         """Return the server's behaviour, probed once; needs permission to write."""
         bucket = self._bucket
         ask = functools.partial(bucket.call, "", "write")
@@ -53,7 +53,7 @@ class S3Uploads:
     ) -> list[tuple[str, int]]:
         """Upload in parts, from the start again where a server does not take a part twice."""
         for _ in range(UPLOADS_MAX - 1):
-            with contextlib.suppress(Broken):
+            with contextlib.suppress(BrokenUpload):
                 return self._write_parts(key, data, part_bytes, sent)
         return self._write_parts(key, data, part_bytes, sent)
 
@@ -124,7 +124,7 @@ class S3Uploads:
         expected = md5(data) if self.server.integrity == "etag" else None
 
         def send() -> dict[str, Any]:
-            answer = request(Body=Body(data), **checked)
+            answer = request(Body=SlicedBody(data), **checked)
             if expected is not None and not etag_is(answer, expected):
                 raise ArrivedDamaged(f"the store got a body with MD5 {answer.get('ETag')}, not {expected}")
             return answer
@@ -139,7 +139,7 @@ class S3Uploads:
             return False
 
 
-class Body:
+class SlicedBody:
     """Body of a request, sent without a copy, in slices: a socket's timeout is for the whole of what it is given at
     once, and a part that takes long is no reason to give up while bytes still move."""
 

@@ -22,7 +22,7 @@ from muster.contract.redaction import redact, without_query
 from muster.storage.errors import NotFound, StorageError, final_errors_are_the_users
 from muster.storage.opening import open_source
 from muster.storage.settings import S3Settings
-from muster.storage.store import Object, ReadOnlyStore
+from muster.storage.store import ReadOnlyStore, StoredObject
 
 STDLIB = "builtin://python-stdlib"
 # Tests are more than half of the library and mostly data; the packages beside it are not part of it. What is left:
@@ -42,7 +42,7 @@ _MAGIC = re.compile(r"[*?\[]")
 Report = Callable[[str], None]
 
 
-class File(Protocol):
+class SourceFile(Protocol):
     """One input file, on this machine or in a store. `address` names it in messages and gives its kind by its ending; a
     query, which may be a signature, is no part of it."""
 
@@ -59,7 +59,7 @@ class File(Protocol):
         """A file that can be sought in, for formats whose table of contents is at the end."""
 
 
-def ending(file: File) -> str:
+def ending(file: SourceFile) -> str:
     """The ending of a file's name that gives its kind, in small letters, without that of a compression."""
     name = file.address.lower()
     for compressed in COMPRESSED:
@@ -92,7 +92,7 @@ class StoredFile:
     """An object of a store, whose tag is the digest: nothing is read twice."""
 
     store: ReadOnlyStore
-    entry: Object
+    entry: StoredObject
 
     @property
     def address(self) -> str:
@@ -111,13 +111,13 @@ class StoredFile:
         return cast(BinaryIO, self.store.open(self.entry))
 
     def open_anywhere(self) -> BinaryIO:
-        return cast(BinaryIO, io.BufferedReader(_Ranges(self.store, self.entry), BLOCK_BYTES))
+        return cast(BinaryIO, io.BufferedReader(_RangeReader(self.store, self.entry), BLOCK_BYTES))
 
 
-class _Ranges(io.RawIOBase):
+class _RangeReader(io.RawIOBase):
     """An object that can be sought in: each read is a request for that range."""
 
-    def __init__(self, store: ReadOnlyStore, entry: Object) -> None:
+    def __init__(self, store: ReadOnlyStore, entry: StoredObject) -> None:
         self._store, self._entry, self._at = store, entry, 0
 
     def readable(self) -> bool:
@@ -148,7 +148,7 @@ def find(
     report: Report = lambda line: None,
     files_max: int | None = None,
     settings: S3Settings | None = None,
-) -> tuple[File, ...]:
+) -> tuple[SourceFile, ...]:
     """The files of a source, sorted by path, each once.
 
     In a folder, hidden files are passed over, and for the formats of records all but RECORD_ENDINGS. `report` is called
@@ -164,7 +164,7 @@ def find(
     return files
 
 
-def _files(address: str, format: str, report: Report, settings: S3Settings | None) -> Iterator[File]:
+def _files(address: str, format: str, report: Report, settings: S3Settings | None) -> Iterator[SourceFile]:
     place = data_address(address)
     if place.scheme == "builtin":
         yield from map(_local, _stdlib())
@@ -180,7 +180,7 @@ def _files(address: str, format: str, report: Report, settings: S3Settings | Non
         yield from (StoredFile(store, one) for one in objects if named or _wanted(one.key.rpartition("/")[2], format))
 
 
-def _objects(store: ReadOnlyStore, key: str) -> tuple[bool, Iterator[Object]]:
+def _objects(store: ReadOnlyStore, key: str) -> tuple[bool, Iterator[StoredObject]]:
     """Return whether the key names the objects, and the objects: the one of that key, those that match it as a
     glob, or all under it as a folder; sorted by key."""
     if magic := _MAGIC.search(key):
@@ -280,7 +280,7 @@ def _wanted(name: str, format: str) -> bool:
     return not name.startswith(".") and (format in ("text", "auto") or is_of_records(name))
 
 
-def split_of(file: File) -> tuple[str, str] | None:
+def split_of(file: SourceFile) -> tuple[str, str] | None:
     """The part of a data set that the file is of (train, test or validation) by its name, or else by its folder's; and
     the glob or folder that means all files of it there."""
     folder, _, name = file.address.rpartition("/")
@@ -328,7 +328,7 @@ def _unreadable(path: Path, error: OSError) -> UserError | StorageError:
     return StorageError(f"data source {place}: can't be read: {error}")
 
 
-def digest(file: File) -> str:
+def digest(file: SourceFile) -> str:
     """BLAKE2b of the file's bytes, hex; an object's tag stands for it. Reads the whole file, block by block."""
     if isinstance(file, StoredFile):
         return f"etag:{file.stamp}:{file.size}"

@@ -18,7 +18,7 @@ SMALL_BYTES_MAX = 1 << 30  # of an object that is read whole: the COMMIT of a la
 
 
 @dataclass(frozen=True)
-class Object:
+class StoredObject:
     """One object of a folder. `modified_at` is in seconds since the epoch, by the store's clock; `tag` changes whenever
     the bytes do."""
 
@@ -28,7 +28,7 @@ class Object:
     tag: str
 
 
-class Body(Protocol):
+class ReadableBody(Protocol):
     def read(self, count: int) -> bytes: ...
 
 
@@ -42,10 +42,10 @@ class ReadOnlyStore(Protocol):
     uri: str
     streams: int
 
-    def about(self, key: str) -> Object:
+    def about(self, key: str) -> StoredObject:
         """Return one object. Raises NotFound."""
 
-    def objects(self, prefix: str) -> Iterator[Object]:
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         """Objects whose key starts with `prefix`, in order of their keys."""
 
     def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
@@ -55,7 +55,7 @@ class ReadOnlyStore(Protocol):
         """Read the bytes [start, start + len(into)) of an object, of this `tag` if one is given. Raises NotFound,
         NotAFile, Truncated, Replaced."""
 
-    def open(self, entry: Object) -> io.BufferedReader:
+    def open(self, entry: StoredObject) -> io.BufferedReader:
         """Open an object for reading all its bytes in order; broken connections are re-established. Raises Replaced,
         also while reading."""
 
@@ -93,14 +93,16 @@ class Store(ReadOnlyStore, Protocol):
         """Do now what the first request would have to wait for."""
 
 
-class Stream(io.RawIOBase):
+class ObjectStream(io.RawIOBase):
     """An object's bytes in order. `connect` opens its body from a byte on; `call` makes a request again where that
     helps."""
 
-    def __init__(self, size: int, connect: Callable[[int], Body], call: Callable[[Callable[[], bytes]], bytes]) -> None:
+    def __init__(
+        self, size: int, connect: Callable[[int], ReadableBody], call: Callable[[Callable[[], bytes]], bytes]
+    ) -> None:
         self._size, self._connect, self._call = size, connect, call
         self._at = 0
-        self._body: Body | None = None
+        self._body: ReadableBody | None = None
 
     def readable(self) -> bool:
         return True

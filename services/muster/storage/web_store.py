@@ -12,12 +12,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from muster.contract.address import Address, is_metadata_host
+from muster.contract.address import StorageAddress, is_metadata_host
 from muster.contract.redaction import without_query
 from muster.storage.errors import NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
-from muster.storage.retry import Retry
+from muster.storage.retry import StoreRetry
 from muster.storage.settings import S3Settings
-from muster.storage.store import SMALL_BYTES_MAX, Object, Stream
+from muster.storage.store import SMALL_BYTES_MAX, ObjectStream, StoredObject
 
 T = TypeVar("T")
 
@@ -25,9 +25,9 @@ SECONDS_MAX = 30.0  # between two packets
 RETRY_SECONDS = 60.0
 
 
-def patient_as(settings: S3Settings, address: Address) -> WebStore:
+def patient_as(settings: S3Settings, address: StorageAddress) -> WebStore:
     """A store that waits for its server as long as these settings let S3 be waited for."""
-    return WebStore(address, Retry(settings.retry_seconds), settings.read_seconds)
+    return WebStore(address, StoreRetry(settings.retry_seconds), settings.read_seconds)
 
 
 class WebStore:
@@ -35,13 +35,15 @@ class WebStore:
 
     streams = 8
 
-    def __init__(self, address: Address, retry: Retry | None = None, read_seconds: float = SECONDS_MAX) -> None:
+    def __init__(
+        self, address: StorageAddress, retry: StoreRetry | None = None, read_seconds: float = SECONDS_MAX
+    ) -> None:
         self.uri = str(address).rstrip("/")
-        self._retry, self._read_seconds = retry or Retry(RETRY_SECONDS), read_seconds
-        self._web = urllib.request.build_opener(_Encrypted(), _Redirects())
+        self._retry, self._read_seconds = retry or StoreRetry(RETRY_SECONDS), read_seconds
+        self._web = urllib.request.build_opener(_GuardedHandler(), _GuardedRedirects())
 
-    def about(self, key: str) -> Object:
-        def head() -> Object | None:
+    def about(self, key: str) -> StoredObject:
+        def head() -> StoredObject | None:
             try:
                 with self._ask(key, method="HEAD") as answer:
                     return _object(key, answer, answer.headers.get("Content-Length", ""))
@@ -51,7 +53,7 @@ class WebStore:
                 error.close()
                 return None
 
-        def get_first_byte() -> Object | None:
+        def get_first_byte() -> StoredObject | None:
             try:
                 with self._ask(key, {"Range": "bytes=0-0"}) as answer:
                     whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
@@ -72,7 +74,7 @@ class WebStore:
             raise StoreError(f"{where}: its server does not say how large it is; copy it to a folder or S3")
         return item
 
-    def objects(self, prefix: str) -> Iterator[Object]:
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         raise Refused(f"{self._where(prefix)}: the web has no folders to list; name each file")
 
     def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
@@ -89,9 +91,9 @@ class WebStore:
         if len(into):
             self._call(key, lambda: self._fill(key, start, into, tag))
 
-    def open(self, entry: Object) -> io.BufferedReader:
+    def open(self, entry: StoredObject) -> io.BufferedReader:
         connect = functools.partial(self._from, entry.key, tag=entry.tag)
-        return io.BufferedReader(Stream(entry.bytes, connect, functools.partial(self._call, entry.key)), 1 << 20)
+        return io.BufferedReader(ObjectStream(entry.bytes, connect, functools.partial(self._call, entry.key)), 1 << 20)
 
     def _fill(self, key: str, start: int, into: memoryview, tag: str | None) -> None:
         done = 0
@@ -141,7 +143,7 @@ class WebStore:
             raise StoreError(f"{self._where(key)}: can't read it: {error}") from error
 
 
-class _Connection(http.client.HTTPSConnection):
+class _GuardedConnection(http.client.HTTPSConnection):
     """Whatever name leads there, a machine's metadata service is not spoken to."""
 
     def connect(self) -> None:
@@ -152,16 +154,16 @@ class _Connection(http.client.HTTPSConnection):
             raise Refused(f"https://{self.host}: is {peer}, a machine's own metadata service, which no job may read")
 
 
-class _Encrypted(urllib.request.HTTPSHandler):
+class _GuardedHandler(urllib.request.HTTPSHandler):
     def __init__(self) -> None:
         self._tls = ssl.create_default_context()
         super().__init__(context=self._tls)
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Connection, request, context=self._tls)
+        return self.do_open(_GuardedConnection, request, context=self._tls)
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
+class _GuardedRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request: Any, fp: Any, code: int, message: str, headers: Any, url: str) -> Any:
         if not url.startswith("https://"):
             fp.close()
@@ -185,13 +187,13 @@ def _wait_for(error: Exception) -> tuple[bool, float | None] | None:
     return False, None
 
 
-def _object(key: str, answer: Any, size: str) -> Object | None:
+def _object(key: str, answer: Any, size: str) -> StoredObject | None:
     """Return the object, or None if `size` is not a number."""
     if not size.isdigit():
         return None
     changed = answer.headers.get("Last-Modified")
     at = email.utils.parsedate_to_datetime(changed).timestamp() if changed else 0.0
-    return Object(key, int(size), at, _tag(answer))
+    return StoredObject(key, int(size), at, _tag(answer))
 
 
 def _tag(answer: Any) -> str:

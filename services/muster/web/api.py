@@ -24,7 +24,7 @@ from muster.api.core.attempts.routes import list_attempts
 from muster.api.core.callers import Principal, Scope, bearer
 from muster.api.core.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
 from muster.api.core.checkpoints.verifying import verify_commit
-from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.cluster.cluster import JobCluster
 from muster.api.core.database.tables import JobRow, MirrorRow
 from muster.api.core.errors import ApiError
 from muster.api.core.evaluation_rows import of_checkpoints
@@ -35,27 +35,27 @@ from muster.api.core.http import sse
 from muster.api.core.http.body import parsed
 from muster.api.core.hub import ANY_JOB
 from muster.api.core.jobs import repository, service
-from muster.api.core.jobs.repository import ORDERS, Filter
+from muster.api.core.jobs.repository import ORDERS, JobFilter
 from muster.api.core.jobs.schemas import cost_document, job_document, job_summary
-from muster.api.core.logs.files import PAGE_BYTES_MAX, Logs, Page, page, reading, tail_offset
+from muster.api.core.logs.files import PAGE_BYTES_MAX, JobLogs, LogPage, page, reading, tail_offset
 from muster.api.core.logs.routes import read_logs
 from muster.api.core.metrics.curves import CurveQuery
 from muster.api.core.metrics.service import curves
 from muster.api.core.metrics.steps import Axis
 from muster.api.core.projects import visible as visible_projects
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.core.submission.clone import editable
 from muster.api.core.submission.clone import free_name as free_name_like
 from muster.api.core.why.routes import explain_job
 from muster.api.data.exports.routes import fetch_export
 from muster.api.data.inspections.routes import get_data_report
 from muster.api.data.samples.routes import list_samples
-from muster.api.tenants.authentication import COOKIE, Authentication, form_token
+from muster.api.tenants.authentication import COOKIE, CallerAuthentication, form_token
 from muster.api.tenants.projects import routes as project_routes
 from muster.api.tenants.projects.service import ProjectRequest
 from muster.api.tenants.sessions import service as sessions
-from muster.api.tenants.signin.code_flow import FLOW_SECONDS, Flow
+from muster.api.tenants.signin.code_flow import FLOW_SECONDS, CodeFlow
 from muster.api.tenants.signin.code_flow import begin as begin_flow
 from muster.api.tenants.tokens import routes as token_routes
 from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
@@ -73,20 +73,20 @@ __all__ = [
     "ORDERS",
     "PAGE_BYTES_MAX",
     "ApiError",
-    "Authentication",
+    "ApiSettings",
     "Axis",
-    "Cluster",
+    "CallerAuthentication",
+    "CodeFlow",
     "CurveQuery",
-    "Flow",
+    "JobCluster",
+    "JobLogs",
     "JobRow",
-    "Logs",
-    "Page",
+    "LogPage",
     "Principal",
     "RotateRequest",
     "Scope",
     "Services",
     "ServicesDependency",
-    "Settings",
     "bearer",
     "begin_flow",
     "create_api",
@@ -114,7 +114,7 @@ VERBS = {"cancel": service.cancel, "suspend": service.suspend, "resume": service
 
 
 @dataclass(frozen=True)
-class Wanted:
+class JobSelection:
     """Selection of jobs: filters, order and page number (from 1)."""
 
     search: str = ""
@@ -135,12 +135,12 @@ class JobsPage:
     by_phase: dict[str, int]
 
 
-async def list_jobs(services: Services, caller: Principal, chosen: Wanted) -> JobsPage:
+async def list_jobs(services: Services, caller: Principal, chosen: JobSelection) -> JobsPage:
     """Return the lines of the list, each also with its GPUs and its cost."""
-    everything = Filter(
+    everything = JobFilter(
         project=chosen.project, owner=chosen.owner, visible=caller.visible_projects, search=chosen.search
     )
-    some = Filter(
+    some = JobFilter(
         chosen.phases,
         project=chosen.project,
         owner=chosen.owner,
@@ -179,7 +179,7 @@ async def find_named(services: Services, caller: Principal, near: JobRow, name: 
 
 async def find_visible(services: Services, caller: Principal, name: str) -> JobRow:
     """The job of that id, else the newest of that name that the caller may see. Raises ApiError job_not_found."""
-    some = Filter(visible=caller.visible_projects, name=name)
+    some = JobFilter(visible=caller.visible_projects, name=name)
     async with services.database.read() as session:
         rows = await repository.ordered(session, some, "newest", 0, 1)
     return rows[0] if rows else await find_job(services, caller, name)
@@ -332,10 +332,10 @@ async def events(
     return [event_of(row).model_dump(mode="json", by_alias=True) for row in rows]
 
 
-async def fetch_log(services: Services, job_id: str, attempt: int | None, worker: int) -> Logs:
+async def fetch_log(services: Services, job_id: str, attempt: int | None, worker: int) -> JobLogs:
     """The job's log files, where a cluster has them after they were asked for."""
     await services.cluster.fetch_log(job_id, attempt, worker)
-    return Logs(services.settings.layout, job_id)
+    return JobLogs(services.settings.layout, job_id)
 
 
 async def as_now(services: Services, request: Request, caller: Principal) -> Principal | None:
@@ -347,7 +347,7 @@ async def as_now(services: Services, request: Request, caller: Principal) -> Pri
 
 async def of_session(services: Services, request: Request) -> Principal | None:
     """The principal of the session that the request's cookie names; None where none is open."""
-    return await services[Authentication].of_session(request)
+    return await services[CallerAuthentication].of_session(request)
 
 
 async def versions_of(services: Services, job_ids: Collection[str]) -> dict[str, tuple[int, ...]]:

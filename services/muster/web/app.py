@@ -28,9 +28,9 @@ from muster.web import (
     submit,
     webhooks,
 )
-from muster.web.api import Cluster, Settings, create_api
-from muster.web.news import News
-from muster.web.turns import Turns
+from muster.web.api import ApiSettings, JobCluster, create_api
+from muster.web.news import NewsBoard
+from muster.web.turns import StreamTurns
 
 HOME = "/jobs"
 # Pages of a job that read the database at a time; each takes up to four of its sixteen connections. What more are
@@ -56,13 +56,13 @@ ROUTERS = (
 )
 
 
-def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
+def create_app(settings: ApiSettings, cluster: JobCluster | None = None) -> FastAPI:
     """Make the API and its pages, which work while the app's lifespan runs. `cluster` as for the API."""
     app = create_api(settings, cluster)
     app.state.home = HOME
     app.state.form_secret = secrets.token_urlsafe(32)  # for forms where nobody signs in (session.form_token)
-    app.state.turns = Turns()
-    app.state.news = News()
+    app.state.turns = StreamTurns()
+    app.state.news = NewsBoard()
     app.state.reading = asyncio.Semaphore(READING_AT_ONCE)
     app.state.lists = {}  # of jobs._read
     app.router.routes.extend(_pages())

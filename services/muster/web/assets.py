@@ -27,7 +27,7 @@ _FOR_GOOD = "public, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True)
-class Asset:
+class PageAsset:
     """A file as it is sent, plain and compressed."""
 
     kind: str
@@ -36,28 +36,28 @@ class Asset:
 
 
 @dataclass(frozen=True)
-class Assets:
+class AssetSet:
     """All files by name, and what names this very set of them."""
 
-    files: dict[str, Asset]
+    files: dict[str, PageAsset]
     version: str
 
 
 @cache
-def all_assets() -> Assets:
+def all_assets() -> AssetSet:
     """Read once: a process serves what it started with."""
-    files: dict[str, Asset] = {}
+    files: dict[str, PageAsset] = {}
     digest = hashlib.sha256()
     for folder in FOLDERS:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             name, body = path.relative_to(folder).as_posix(), path.read_bytes()
             digest.update(f"{name}\0{len(body)}\0".encode() + body)
             kind = _KINDS.get(path.suffix) or mimetypes.guess_type(name)[0] or "text/plain"
-            files[name] = Asset(kind, body, gzip.compress(body, 9, mtime=0))
+            files[name] = PageAsset(kind, body, gzip.compress(body, 9, mtime=0))
     keys = job_keys()
     digest.update(keys)
-    files["job-keys.json"] = Asset("application/json", keys, gzip.compress(keys, 9, mtime=0))
-    return Assets(files, digest.hexdigest()[:16])
+    files["job-keys.json"] = PageAsset("application/json", keys, gzip.compress(keys, 9, mtime=0))
+    return AssetSet(files, digest.hexdigest()[:16])
 
 
 def address(name: str) -> str:

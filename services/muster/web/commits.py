@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from muster.web import api
 from muster.web.api import ApiError, ServicesDependency
 from muster.web.job import JobId, show
-from muster.web.notes import Note, go_on
+from muster.web.notes import PageNote, go_on
 from muster.web.session import Posted, Visitor
 
 router = APIRouter(prefix="/jobs/{job_id}/checkpoints", include_in_schema=False)
@@ -73,14 +73,14 @@ async def act_on_commit(
         except ApiError as error:
             if error.code not in ("checkpoint_unusable", "storage_unavailable"):
                 raise
-            return go_on(f"{onward}/{step}", [Note(False, error.detail)])
+            return go_on(f"{onward}/{step}", [PageNote(False, error.detail)])
         words = f"Every file of step {step:,} is as it was committed ({bytes_read:,} bytes in {seconds:.1f} s)."
-        return go_on(f"{onward}/{step}", [Note(True, words)])
+        return go_on(f"{onward}/{step}", [PageNote(True, words)])
     try:
         await api.mark(services, form.caller, job_id, step, verb == "pin")
     except ApiError as error:
         if error.code != "checkpoint_not_found":
             raise
-        return go_on(onward, [Note(False, error.detail)])  # retention was faster than the reader of the list
+        return go_on(onward, [PageNote(False, error.detail)])  # retention was faster than the reader of the list
     words = "is kept, whatever the retention policy says" if verb == "pin" else "is left to the retention policy again"
-    return go_on(onward, [Note(True, f"The checkpoint of step {step:,} {words}.")])
+    return go_on(onward, [PageNote(True, f"The checkpoint of step {step:,} {words}.")])

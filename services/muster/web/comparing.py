@@ -11,7 +11,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """A setting with what each job has there, None for a job that has no such setting."""
 
     path: str
@@ -19,7 +19,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Score:
+class MeasureScore:
     """Result of each job in one measure; `best` are the indices of the best, none if all are equal."""
 
     words: str
@@ -28,7 +28,7 @@ class Score:
     best: frozenset[int]
 
 
-def differences(specs: Sequence[Mapping[str, Any]]) -> list[Difference]:
+def differences(specs: Sequence[Mapping[str, Any]]) -> list[SettingDifference]:
     """The settings that are not the same in all jobs, in the order of the first job that has them."""
     flat = [dict(settings(spec)) for spec in specs]
     paths = dict.fromkeys(path for each in flat for path in each)
@@ -36,7 +36,7 @@ def differences(specs: Sequence[Mapping[str, Any]]) -> list[Difference]:
     for path in paths:
         values = [each.get(path, _MISSING) for each in flat]
         if any(value != values[0] for value in values[1:]):
-            rows.append(Difference(path, tuple(None if value is _MISSING else shown(value) for value in values)))
+            rows.append(SettingDifference(path, tuple(None if value is _MISSING else shown(value) for value in values)))
     return rows
 
 
@@ -60,7 +60,7 @@ def scores(
     jobs: Sequence[Mapping[str, Any]],
     curves: Sequence[Mapping[str, Any]],
     results: Sequence[Mapping[str, float]] = (),
-) -> list[Score]:
+) -> list[MeasureScore]:
     """`jobs` as the API shows them, `curves` as `/curves` does, and the `results` of their evaluations by name, all in
     the same order. Whether a higher result is better is not known, so that none is called the best."""
     statuses = [job["status"] for job in jobs]
@@ -78,12 +78,12 @@ def scores(
     return [row for row in rows if any(value is not None for value in row.values)]
 
 
-def _score(words: str, kind: str, values: list[float | None], better: Any) -> Score:
+def _score(words: str, kind: str, values: list[float | None], better: Any) -> MeasureScore:
     numbers = [value for value in values if value is not None]
     best: frozenset[int] = frozenset()
     if better is not None and len(numbers) > 1 and min(numbers) < max(numbers):
         best = frozenset(index for index, value in enumerate(values) if value == better(numbers))
-    return Score(words, tuple(values), kind, best)
+    return MeasureScore(words, tuple(values), kind, best)
 
 
 def _known(series: Mapping[str, Any] | None, column: str) -> list[float]:

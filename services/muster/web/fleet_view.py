@@ -16,7 +16,7 @@ _ENDED_BY_FAULT = ("failed", "preempted", "rejected")
 
 
 @dataclass(frozen=True)
-class Tile:
+class NodeTile:
     """A node: `state` is free, part, held, others or unfit."""
 
     node: Mapping[str, Any]
@@ -25,17 +25,17 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Pool:
+class NodePool:
     """Nodes of one pool with what of their GPUs is free."""
 
     name: str
-    tiles: tuple[Tile, ...]
+    tiles: tuple[NodeTile, ...]
     gpus: int
     free: int
 
 
 @dataclass(frozen=True)
-class Recovery:
+class FaultRecovery:
     """An attempt that ended by a fault; `seconds` until the next one trained, None while none does."""
 
     job_id: str
@@ -48,30 +48,32 @@ class Recovery:
     seconds: float | None
 
 
-def pools(nodes: Iterable[Mapping[str, Any]]) -> list[Pool]:
-    by_name: dict[str, list[Tile]] = {}
+def pools(nodes: Iterable[Mapping[str, Any]]) -> list[NodePool]:
+    by_name: dict[str, list[NodeTile]] = {}
     for node in nodes:
         by_name.setdefault(str(node["pool"]), []).append(tile(node))
     return [
-        Pool(name, tuple(tiles), sum(t.node["gpus"] for t in tiles), sum(t.node["freeGpus"] for t in tiles))
+        NodePool(name, tuple(tiles), sum(t.node["gpus"] for t in tiles), sum(t.node["freeGpus"] for t in tiles))
         for name, tiles in sorted(by_name.items())
     ]
 
 
-def tile(node: Mapping[str, Any]) -> Tile:
+def tile(node: Mapping[str, Any]) -> NodeTile:
     holders = [f"{each['project']}/{each['job']}" if each["job"] else each["project"] for each in node["heldBy"]]
     gpus, free = node["gpus"], node["freeGpus"]
     if node["unfit"]:
-        return Tile(node, "unfit", node["unfit"])
+        return NodeTile(node, "unfit", node["unfit"])
     if holders:
         state = "part" if free else "held"
-        return Tile(node, state, f"held by {', '.join(holders)}" + (f", {free} of {gpus} GPUs free" if free else ""))
+        return NodeTile(
+            node, state, f"held by {', '.join(holders)}" + (f", {free} of {gpus} GPUs free" if free else "")
+        )
     if node["othersGpus"]:
-        return Tile(node, "others", f"{node['othersGpus']} of {gpus} GPUs used by pods of others")
-    return Tile(node, "free", f"free, {gpus} GPUs" if gpus else "free")
+        return NodeTile(node, "others", f"{node['othersGpus']} of {gpus} GPUs used by pods of others")
+    return NodeTile(node, "free", f"free, {gpus} GPUs" if gpus else "free")
 
 
-def recoveries(jobs: Iterable[tuple[str, str, Mapping[str, Any]]], now: float) -> list[Recovery]:
+def recoveries(jobs: Iterable[tuple[str, str, Mapping[str, Any]]], now: float) -> list[FaultRecovery]:
     """Return the recoveries of the last day, newest first. `jobs` are ids, names and statuses."""
     rows = []
     for job_id, name, status in jobs:
@@ -85,7 +87,7 @@ def recoveries(jobs: Iterable[tuple[str, str, Mapping[str, Any]]], now: float) -
             trained = [_time(later.get("firstStepAt")) for later in attempts[index + 1 :]]
             again = next((at for at in trained if at is not None), None)
             rows.append(
-                Recovery(
+                FaultRecovery(
                     job_id,
                     name,
                     int(attempt.get("number") or 0),

@@ -17,10 +17,10 @@ from muster.documents.yaml_text import write_yaml
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Services, ServicesDependency
 from muster.web.chart_data import sources
-from muster.web.notes import Note, go_on
+from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor
-from muster.web.sparkline import Sparklines
+from muster.web.sparkline import SparklineCache
 
 router = APIRouter(prefix="/jobs/{job_id}", include_in_schema=False)
 
@@ -36,7 +36,7 @@ TABS = (
 )
 _STORY_MAX = 2_000  # events that begin a state: a job with more restarts shows its first ones only
 _COMMITS_BACK = 3_000  # of a job with more events only the newest commits are on the picture
-_sparklines = Sparklines()
+_sparklines = SparklineCache()
 _Name = Annotated[str, Query(max_length=64)]
 
 
@@ -198,5 +198,5 @@ async def act(
     except ApiError as error:
         if error.status != 409:
             raise
-        return go_on(f"/jobs/{job_id}", [Note(False, error.detail)])
-    return go_on(f"/jobs/{job_id}", [Note(True, words[verb])])
+        return go_on(f"/jobs/{job_id}", [PageNote(False, error.detail)])
+    return go_on(f"/jobs/{job_id}", [PageNote(True, words[verb])])

@@ -18,24 +18,24 @@ from muster.web.api import (
     JOBS_PER_PAGE,
     ORDERS,
     ApiError,
+    JobSelection,
     JobsPage,
     Principal,
     Services,
     ServicesDependency,
-    Wanted,
 )
-from muster.web.news import News
-from muster.web.notes import Note, go_on
+from muster.web.news import NewsBoard
+from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page, render
 from muster.web.session import Posted, Visitor, local_path
-from muster.web.sparkline import Sparklines
+from muster.web.sparkline import SparklineCache
 
 router = APIRouter(include_in_schema=False)
 
 _AT_ONCE_MAX = 500  # jobs of one form
 _LISTS_MAX = 32  # parts of the list that are kept, some 100 kB each
 _SHARED_SECONDS = 10.0  # what is counted by the clock, such as cost, is no older
-_sparklines = Sparklines()
+_sparklines = SparklineCache()
 Read = tuple[JobsPage, Markup]  # a page of jobs, and their rows
 # What the columns sort by, where they do.
 COLUMNS = (
@@ -65,7 +65,7 @@ async def list_jobs(
 ) -> Response:
     """Show the list of jobs. Its address holds everything about the list, so that it can be shared."""
     order = sort if sort in ORDERS else "newest"
-    chosen = Wanted(
+    chosen = JobSelection(
         search=q.strip(),
         phases=(phase,) if phase and phase != "live" else (),
         project=project or None,
@@ -97,10 +97,10 @@ async def list_jobs(
 
 
 async def _read(
-    request: Request, services: Services, visitor: Principal, chosen: Wanted, asked: dict[str, str]
+    request: Request, services: Services, visitor: Principal, chosen: JobSelection, asked: dict[str, str]
 ) -> Read:
     """Return the list's content, read once for all viewers of the same part between two changes."""
-    news: News = request.app.state.news
+    news: NewsBoard = request.app.state.news
     version = (int(time.time() / _SHARED_SECONDS), *await news.newest(services, ANY_JOB))
     shared: dict[Any, tuple[tuple[int, ...], asyncio.Task[Read]]] = request.app.state.lists
     key = (visitor.visible_projects, chosen)
@@ -119,7 +119,7 @@ def _has_result(task: asyncio.Task[Read]) -> bool:
     return not task.cancelled() and task.exception() is None
 
 
-async def _read_now(services: Services, visitor: Principal, chosen: Wanted, asked: dict[str, str]) -> Read:
+async def _read_now(services: Services, visitor: Principal, chosen: JobSelection, asked: dict[str, str]) -> Read:
     page = await api.list_jobs(services, visitor, chosen)
     sparks = await run_in_threadpool(_sparklines.of, services.settings.layout, [job["id"] for job in page.items])
     return page, render("jobs_rows.html", jobs=page.items, sparks=sparks, asked=asked)
@@ -136,13 +136,13 @@ async def act_on_jobs(services: ServicesDependency, form: Posted) -> Response:
     if verb not in api.VERBS:
         raise ApiError("not_found", f"There is no action {verb[:40]!r}.")
     if not chosen:
-        return go_on(onward, [Note(False, "No job was chosen: tick the boxes first.")])
+        return go_on(onward, [PageNote(False, "No job was chosen: tick the boxes first.")])
     done, refused = 0, []
     for job_id in chosen:
         try:
             await api.act(services, form.caller, job_id, verb)
             done += 1
         except ApiError as error:
-            refused.append(Note(False, error.detail))
-    done_notes = [Note(True, f"Asked {done} of {len(chosen)} to {verb}.")] if done else []
+            refused.append(PageNote(False, error.detail))
+    done_notes = [PageNote(True, f"Asked {done} of {len(chosen)} to {verb}.")] if done else []
     return go_on(onward, [*done_notes, *refused])

@@ -11,9 +11,9 @@ from fastapi.responses import Response
 
 from muster.web import api
 from muster.web.api import ANY_JOB, ApiError, Principal, Services, ServicesDependency, sse
-from muster.web.news import News, Version
+from muster.web.news import NewsBoard, Version
 from muster.web.session import Visitor
-from muster.web.turns import Turns
+from muster.web.turns import StreamTurns
 
 router = APIRouter(include_in_schema=False)
 
@@ -36,8 +36,8 @@ async def _changes(
     services: Services, request: Request, visitor: Principal, job: str, project: str | None
 ) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
-    news: News = request.app.state.news
-    turns: Turns = request.app.state.turns
+    news: NewsBoard = request.app.state.news
+    turns: StreamTurns = request.app.state.turns
     deadline = clock() + services.settings.stream_seconds_max
     seen: Version | None = None
     with services.metrics.streams.track_inprogress():

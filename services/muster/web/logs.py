@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from muster.contract.gang import ranks_per_node
 from muster.contract.log_words import in_words
 from muster.web import api
-from muster.web.api import ApiError, JobRow, Logs, Services, ServicesDependency
+from muster.web.api import ApiError, JobLogs, JobRow, Services, ServicesDependency
 from muster.web.job import JobId, show
 from muster.web.log_lines import of_rank
 from muster.web.session import Visitor
@@ -37,7 +37,7 @@ _Offset = Annotated[int | None, Query(ge=0, le=2**53)]
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchProgress:
     """Progress of a search: `at` is the start of the line with the hit, `until` the offset that was read up to."""
 
     at: int | None
@@ -46,10 +46,10 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenLog:
     """The logs that a job has, and the one that is asked for; `attempt` is 0 before the first."""
 
-    logs: Logs
+    logs: JobLogs
     attempts: list[int]
     attempt: int
     workers: list[int]
@@ -64,13 +64,13 @@ class Chosen:
         return self.logs.file(self.attempt, self.worker)
 
 
-async def choose(services: Services, job_id: str, attempt: int | None, worker: int) -> Chosen:
+async def choose(services: Services, job_id: str, attempt: int | None, worker: int) -> ChosenLog:
     """Return the chosen log; without an attempt, that of the newest one."""
     logs = await api.fetch_log(services, job_id, attempt, worker)
     attempts = await run_in_threadpool(logs.attempts)
     number = attempt or (attempts[-1] if attempts else 0)
     workers = await run_in_threadpool(logs.workers, number) if number else []
-    return Chosen(logs, attempts, number, workers, worker)
+    return ChosenLog(logs, attempts, number, workers, worker)
 
 
 @router.get("")
@@ -189,27 +189,27 @@ def line_before(file: File, offset: int) -> int:
         return min(offset - 1, start + len(handle.readline(PAGE_BYTES)))
 
 
-def search(file: File, text: str, since: int) -> Found:
+def search(file: File, text: str, since: int) -> SearchProgress:
     """The first line from `since` on that holds the text, in any case of ASCII letters."""
     needle = text.lower().encode()
     at, carried = since, b""  # carried: the end of the chunk before, where a hit may begin
     try:
         handle = api.reading(file)
     except FileNotFoundError:
-        return Found(None, since, True)
+        return SearchProgress(None, since, True)
     with handle:
         handle.seek(since)
         while at - since < SEARCH_BYTES:
             raw = handle.read(_CHUNK_BYTES)
             if not raw:
-                return Found(None, at, True)
+                return SearchProgress(None, at, True)
             looked = carried + raw
             hit = looked.lower().find(needle)
             if hit >= 0:
-                return Found(_line_start(handle, at - len(carried) + hit), at, False)
+                return SearchProgress(_line_start(handle, at - len(carried) + hit), at, False)
             at += len(raw)
             carried = looked[-len(needle) :]
-    return Found(None, at, False)
+    return SearchProgress(None, at, False)
 
 
 def _line_start(handle: BinaryIO, hit: int) -> int:

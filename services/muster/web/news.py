@@ -14,7 +14,7 @@ POLL_SECONDS = 1.0
 SETTLE_SECONDS = 0.05
 
 
-class News:
+class NewsBoard:
     """One per process. What was answered holds until this process hears of news, or the time to ask again has come.
     While one question is on its way, those that come gather for the next: pages that wake together cost one question.
     """

@@ -16,18 +16,18 @@ _CHARACTERS_MAX = 200
 
 
 @dataclass(frozen=True)
-class Note:
+class PageNote:
     """Said once. `good` is False for what was refused."""
 
     good: bool
     words: str
 
 
-def go_on(address: str, notes: list[Note]) -> RedirectResponse:
+def go_on(address: str, notes: list[PageNote]) -> RedirectResponse:
     """Redirect to the page that follows a form (303, so that reading it again sends nothing)."""
     response = RedirectResponse(address, status_code=303)
     first_notes = notes[:_NOTES_MAX] + (
-        [Note(True, f"and {len(notes) - _NOTES_MAX} more")] if len(notes) > _NOTES_MAX else []
+        [PageNote(True, f"and {len(notes) - _NOTES_MAX} more")] if len(notes) > _NOTES_MAX else []
     )
     raw = json.dumps([[note.good, note.words[:_CHARACTERS_MAX]] for note in first_notes], ensure_ascii=False)
     value = base64.urlsafe_b64encode(raw.encode()).decode()
@@ -35,10 +35,10 @@ def go_on(address: str, notes: list[Note]) -> RedirectResponse:
     return response
 
 
-def read_notes(request: Request) -> list[Note]:
+def read_notes(request: Request) -> list[PageNote]:
     """Return the notes of the cookie; none if it is not ours."""
     try:
         raw = json.loads(base64.urlsafe_b64decode(request.cookies.get(NOTE_COOKIE, "")))
-        return [Note(bool(good), str(words)) for good, words in raw]
+        return [PageNote(bool(good), str(words)) for good, words in raw]
     except (ValueError, TypeError):
         return []

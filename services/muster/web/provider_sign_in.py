@@ -17,7 +17,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from muster.web import api
-from muster.web.api import ApiError, Flow, Principal, Services, ServicesDependency
+from muster.web.api import ApiError, CodeFlow, Principal, Services, ServicesDependency
 from muster.web.session import is_encrypted, local_path, origin
 from muster.web.sign_in import begin_session, sign_in_page
 
@@ -35,7 +35,7 @@ _Text = Annotated[str, Query(max_length=4_096)]
 async def go_to_provider(request: Request, services: ServicesDependency, next: str = "/jobs") -> Response:
     """Start a sign-in. Whoever was sent here by another site signs in as themselves, and loses nothing by it."""
     onward = local_path(next)
-    sign_in = services[api.Authentication].sign_in
+    sign_in = services[api.CallerAuthentication].sign_in
     if sign_in is None:
         return sign_in_page(request, onward, 404, "Here one signs in by tokens alone.")
     flow = api.begin_flow(onward)
@@ -70,7 +70,7 @@ async def come_back(
 ) -> Response:
     """The browser comes back from the provider. A refusal is the page for signing in, with cause and next step."""
     flow = _flow(request, state)
-    sign_in = services[api.Authentication].sign_in
+    sign_in = services[api.CallerAuthentication].sign_in
     if sign_in is None or flow is None or flow.expired:
         words = (
             f"This sign-in was not begun in this browser, or more than {api.FLOW_SECONDS / 60:.0f} minutes ago, "
@@ -92,12 +92,12 @@ def _cookie_of(state: str) -> str:
     return _COOKIE + hashlib.sha256(state.encode()).hexdigest()[:16]  # whatever was sent, it is a name
 
 
-def _flow(request: Request, state: str) -> Flow | None:
+def _flow(request: Request, state: str) -> CodeFlow | None:
     """The sign-in of that state, if this browser began it."""
     try:
         raw = json.loads(base64.urlsafe_b64decode(request.cookies.get(_cookie_of(state), "")))
         texts = {name: str(raw[name]) for name in ("state", "nonce", "verifier", "onward")}
-        flow = Flow(**texts, begun_at=float(raw["begun_at"]))
+        flow = CodeFlow(**texts, begun_at=float(raw["begun_at"]))
     except (ValueError, TypeError, KeyError):
         return None
     if local_path(flow.onward) != flow.onward:

@@ -27,7 +27,7 @@ async def visitor(request: Request, services: ServicesDependency) -> Principal:
         caller_of_session = await api.of_session(services, request)
         if caller_of_session is None:
             raise ApiError("unauthorized", "You are not signed in, or your session has ended.")
-        caller = services[api.Authentication].counted(caller_of_session, address)
+        caller = services[api.CallerAuthentication].counted(caller_of_session, address)
     if not caller.may(Scope.READ):
         raise ApiError("forbidden", "Pages are read with a token of the scope read; this one has none.")
     return caller
@@ -37,7 +37,7 @@ Visitor = Annotated[Principal, Depends(visitor)]
 
 
 @dataclass(frozen=True)
-class Form:
+class SubmittedForm:
     """Submitted form and its sender. A missing field is an empty text."""
 
     caller: Principal
@@ -50,7 +50,7 @@ class Form:
         return self.fields.get(name, [])
 
 
-async def posted(request: Request, caller: Visitor) -> Form:
+async def posted(request: Request, caller: Visitor) -> SubmittedForm:
     """The fields of a form that one of our own pages sent. Raises ApiError forbidden for all others."""
     refuse_other_sites(request)
     if not caller.may(Scope.WRITE):
@@ -60,10 +60,10 @@ async def posted(request: Request, caller: Visitor) -> Form:
     if not hmac.compare_digest(fields.get(FORM_TOKEN, [""])[0].encode(), form_token(request).encode()):
         detail = "The form is of another session, so nothing was done. Go back, load the page again and repeat it."
         raise ApiError("forbidden", detail)
-    return Form(caller, fields)
+    return SubmittedForm(caller, fields)
 
 
-Posted = Annotated[Form, Depends(posted)]
+Posted = Annotated[SubmittedForm, Depends(posted)]
 
 
 def form_token(request: Request) -> str:

@@ -13,7 +13,7 @@ from muster.contract.names import JOB_NAME, PERSON_NAME
 from muster.contract.projects import Role
 from muster.web import api
 from muster.web.api import ApiError, Principal, Scope, Services, ServicesDependency
-from muster.web.notes import Note, go_on
+from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor
 
@@ -138,7 +138,8 @@ async def make_project(services: ServicesDependency, form: Posted) -> Response:
     name, namespace = form.one("name").strip(), form.one("namespace").strip()
     if not JOB_NAME.fullmatch(name):
         return go_on(
-            HERE, [Note(False, "A name has 48 lower-case letters, digits and '-' at most, and begins with a letter.")]
+            HERE,
+            [PageNote(False, "A name has 48 lower-case letters, digits and '-' at most, and begins with a letter.")],
         )
 
     async def make() -> None:
@@ -154,7 +155,7 @@ async def give_role(services: ServicesDependency, form: Posted, project: Id) -> 
     person, role = form.one("person").strip(), form.one("role")
     if role not in ROLES or not re.fullmatch(PERSON_NAME, person):
         words = "Give a name of lower-case letters, digits, '.', '_' and '-', and a role."
-        return go_on(HERE, [Note(False, words)])
+        return go_on(HERE, [PageNote(False, words)])
     given = api.project_routes.give_role(services, form.caller, project, person, Role(role))
     return await done(given, f"{person} is a {role} of {project}.")
 
@@ -176,5 +177,5 @@ async def done(work: Awaitable[object], words: str, onward: str = HERE) -> Respo
     except ApiError as refused:
         if refused.status >= 500 or refused.code in _NOT_OFFERED:
             raise
-        return go_on(onward, [Note(False, refused.detail)])
-    return go_on(onward, [Note(True, words)])
+        return go_on(onward, [PageNote(False, refused.detail)])
+    return go_on(onward, [PageNote(True, words)])

@@ -10,7 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 
 from muster.web import api
 from muster.web.api import COOKIE, ApiError, Principal, ServicesDependency
-from muster.web.notes import Note, go_on
+from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
 from muster.web.session import HOME, is_encrypted, local_path, read_form, refuse_other_sites
 
@@ -70,6 +70,6 @@ async def sign_out(request: Request, services: ServicesDependency) -> Response:
     refuse_other_sites(request)
     if (secret := request.cookies.get(COOKIE)) is not None:
         await api.sessions.end(services, secret)
-    response = go_on("/sign-in", [Note(True, "You are signed out.")])
+    response = go_on("/sign-in", [PageNote(True, "You are signed out.")])
     response.delete_cookie(COOKIE)
     return response

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import STEP_LOG
 from muster.storage import numbered_folders
 from muster.storage.small_files import open_regular
@@ -27,17 +27,17 @@ _ATTEMPTS_MAX = 8  # of a job that restarted more often the newest
 Files = tuple[tuple[Path, int], ...]
 
 
-class Sparklines:
+class SparklineCache:
     """Thread-safe cache of losses by job, oldest first."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[Files, list[float]]] = OrderedDict()
 
-    def of(self, layout: State, uids: Sequence[str]) -> dict[str, list[float]]:
+    def of(self, layout: StateFolder, uids: Sequence[str]) -> dict[str, list[float]]:
         """Return the losses by uid; an empty list if nothing was trained yet."""
         return {uid: self._one(layout, uid) for uid in uids}
 
-    def _one(self, layout: State, uid: str) -> list[float]:
+    def _one(self, layout: StateFolder, uid: str) -> list[float]:
         files = _files(layout, uid)
         cached = self._kept.get(uid)
         if cached is not None and cached[0] == files:
@@ -49,7 +49,7 @@ class Sparklines:
         return points
 
 
-def _files(layout: State, uid: str) -> Files:
+def _files(layout: StateFolder, uid: str) -> Files:
     """The step logs of the newest attempts with their sizes, oldest first."""
     sized = []
     for number in numbered_folders.attempts(layout, uid)[-_ATTEMPTS_MAX:]:

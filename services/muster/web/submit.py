@@ -14,11 +14,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from muster.contract.plan_words import describe_eviction, does_not_fit, plan_facts
-from muster.documents.examples import Example, examples, on_this_machine
+from muster.documents.examples import ExampleJob, examples, on_this_machine
 from muster.documents.yaml_text import write_yaml
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Scope, Services, ServicesDependency
-from muster.web.notes import Note, go_on
+from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor
 from muster.web.submit_form import FIELDS, METHODS, MODELS, is_filled_in, read_fields, written
@@ -30,7 +30,7 @@ _KEY_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Typed:
+class TypedForm:
     """Content of the form. `key` makes repeated submissions of the same text create one job."""
 
     text: str
@@ -56,19 +56,19 @@ async def show_submit(
     if clone:
         row = await api.find(services, visitor, clone)
         document = api.editable(visitor, row, await api.free_name(services, row))
-        return await _show(request, services, visitor, Typed(write_yaml(document), key, original=row))
+        return await _show(request, services, visitor, TypedForm(write_yaml(document), key, original=row))
     if model:
         row = await api.find(services, visitor, model)
         begun = FIELDS | {"model": row.name, "step": step} | await _guessed(services, visitor)
         begun["project"] = row.project
-        return await _show(request, services, visitor, Typed(written(begun), key, begun, sent=True))
+        return await _show(request, services, visitor, TypedForm(written(begun), key, begun, sent=True))
     if example and example not in examples():
         raise ApiError("not_found", f"There is no example {example!r}; there are {', '.join(examples())}.")
     text = _started(services, examples()[example]) if example else ""
-    return await _show(request, services, visitor, Typed(text, key))
+    return await _show(request, services, visitor, TypedForm(text, key))
 
 
-def _started(services: Services, example: Example) -> str:
+def _started(services: Services, example: ExampleJob) -> str:
     return on_this_machine(example) if services.settings.cluster == "local" else example.text
 
 
@@ -76,7 +76,7 @@ def _started(services: Services, example: Example) -> str:
 async def submit(request: Request, services: ServicesDependency, form: Posted) -> Response:
     """A refusal shows the page again, with what was typed and each fault at its line."""
     cloned = form.one("cloned")
-    typed = Typed(
+    typed = TypedForm(
         # A browser sends line ends as CR LF, whatever was typed.
         text=form.one("document").replace("\r\n", "\n"),
         key=form.one("key"),
@@ -85,7 +85,7 @@ async def submit(request: Request, services: ServicesDependency, form: Posted) -
         sent=True,
     )
     if form.one("verb") == "write":
-        typed = Typed(written(typed.fields), typed.key, typed.fields, sent=True)
+        typed = TypedForm(written(typed.fields), typed.key, typed.fields, sent=True)
     elif form.one("verb") in ("submit", "anyway"):
         checked = await api.drafting.check(services, form.caller, typed.text, typed.original)
         # A plan that would be refused is left to the submission, which answers a repeated one with its job.
@@ -100,7 +100,7 @@ async def submit(request: Request, services: ServicesDependency, form: Posted) -
                 raise
             return await _show(request, services, form.caller, typed, refused)
         words = "This was submitted before, and this is its job." if made.replayed else "Submitted."
-        return go_on(f"/jobs/{made.document['id']}", [Note(True, words)])
+        return go_on(f"/jobs/{made.document['id']}", [PageNote(True, words)])
     return await _show(request, services, form.caller, typed)
 
 
@@ -108,13 +108,13 @@ async def _show(
     request: Request,
     services: Services,
     visitor: Principal,
-    typed: Typed,
+    typed: TypedForm,
     refused: ApiError | None = None,
     kept_back: bool = False,
 ) -> Response:
     """Show the page with what would become of the text. `kept_back` says that it was to be submitted, and was not: it
     would fail at its start, or does not fit into memory."""
-    checked = api.drafting.Checked()
+    checked = api.drafting.CheckedText()
     if typed.text.strip() and visitor.may(Scope.WRITE):
         checked = await api.drafting.check(services, visitor, typed.text, typed.original)
     faults = checked.faults or (refused.errors if refused is not None else ())

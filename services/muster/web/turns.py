@@ -11,7 +11,7 @@ TURNS_PER_SECOND = 12.0
 TURNS_AT_ONCE = 36
 
 
-class Turns:
+class StreamTurns:
     """Turns of the streams of one process, in the order in which they asked."""
 
     def __init__(self, per_second: float = TURNS_PER_SECOND, at_once: int = TURNS_AT_ONCE) -> None:

@@ -11,9 +11,9 @@ from muster.contract.webhook_kinds import WebhookPreset
 from muster.contract.webhooks import KINDS_DEFAULT
 from muster.web import api
 from muster.web.api import ApiError, Principal, Services, ServicesDependency
-from muster.web.notes import Note, go_on
+from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
-from muster.web.session import Form, Posted, Visitor
+from muster.web.session import Posted, SubmittedForm, Visitor
 from muster.web.settings import Id, done, must_manage
 
 router = APIRouter(prefix="/settings/projects/{project}/webhooks", include_in_schema=False)
@@ -76,7 +76,7 @@ async def make_webhook(request: Request, services: ServicesDependency, form: Pos
     return await _show(request, services, form.caller, project, (made.name, secret))
 
 
-def _typed(form: Form) -> dict[str, Any]:
+def _typed(form: SubmittedForm) -> dict[str, Any]:
     return {
         "name": form.one("name").strip(),
         "url": form.one("url").strip(),
@@ -91,8 +91,10 @@ async def test_webhook(services: ServicesDependency, form: Posted, project: Id, 
     message = api.document_of(await api.webhook_routes.test_webhook(services, form.caller, project, name))
     last = message["attempts"][-1] if message["attempts"] else {"error": "it was not sent", "seconds": 0.0}
     if message["status"] == "delivered":
-        return go_on(_here(project), [Note(True, f"{name} answered {last['status']} after {last['seconds']:.2f} s.")])
-    return go_on(_here(project), [Note(False, f"{name} was not told: {last['error']}.")])
+        return go_on(
+            _here(project), [PageNote(True, f"{name} answered {last['status']} after {last['seconds']:.2f} s.")]
+        )
+    return go_on(_here(project), [PageNote(False, f"{name} was not told: {last['error']}.")])
 
 
 @router.post("/{name}/delete")

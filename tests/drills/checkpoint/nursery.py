@@ -95,7 +95,7 @@ def _live(rank: int, order: dict[str, Any]) -> int:
 def _train(order: dict[str, Any], note: Any) -> int:
     """Resume, then train and save; every claim is noted as it is made."""
     from muster.contract.spec import Keep
-    from muster.trainer.checkpoint import Saver, TrainState, resume
+    from muster.trainer.checkpoint import CheckpointSaver, TrainState, resume
     from muster.trainer.errors import StorageError
     from muster.worker.fence import StaleAttempt
 
@@ -108,7 +108,7 @@ def _train(order: dict[str, Any], note: Any) -> int:
             note(not_resumed=str(error))
             return 83
         note(resumed=start, digest=gang.digest(model, optimizer))
-    saver = Saver(gang.identity(order), Keep(last=3), {})
+    saver = CheckpointSaver(gang.identity(order), Keep(last=3), {})
     note(uploader=saver._process.pid)
     try:
         for step in range(start + 1, start + 1 + order["steps"]):

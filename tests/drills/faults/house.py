@@ -27,11 +27,11 @@ from muster.cli import processes as platform_processes
 from muster.client.address import Server, own_token
 from muster.client.connection import Connection
 from muster.client.errors import Conflict
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import HEARTBEAT, STEP_LOG
 from muster.contract.signals import Heartbeat, StepRecord
 from muster.contract.status import JobStatus
-from muster.local.cluster import Change, LocalCluster
+from muster.local.cluster import LocalCluster, StatusChange
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
 
@@ -47,7 +47,7 @@ class Platform:
     """environment: on top of this process's own, for the platform and, through it, its workers."""
 
     def __init__(self, root: Path, environment: dict[str, str]) -> None:
-        self.state = State(Path(os.path.realpath(root)))
+        self.state = StateFolder(Path(os.path.realpath(root)))
         self.environment = dict(environment)
         self.state.root.mkdir(parents=True, exist_ok=True)
         self.orders = Path(tempfile.mkdtemp(prefix="muster-drill-", dir="/dev/shm"))  # ranks rename the orders in it
@@ -174,7 +174,7 @@ class Job:
     uid: str
     document: dict[str, Any]
     _version: int = 0
-    _changes: list[Change] = field(default_factory=list)
+    _changes: list[StatusChange] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -189,7 +189,7 @@ class Job:
     def created_at(self) -> float:
         return self.platform.cluster.get(self.uid).metadata.creation_timestamp
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[StatusChange]:
         """Every status that was ever written, oldest first."""
         while new := self.platform.cluster.changes(self._version):
             self._version = new[-1].version

@@ -26,7 +26,7 @@ from muster.storage.opening import open_store
 from muster.storage.small_files import write_whole
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.folder_files import write_folder
-from muster.trainer.programs import Surroundings
+from muster.trainer.programs import WorkerOrders
 from muster.trainer.programs.keeper import FolderKeeper
 from muster.trainer.programs.prepare import prepare
 
@@ -51,7 +51,7 @@ def contents(step: int) -> dict[str, bytes]:
     return {f"part-{number}/state.bin": draw.randbytes(8) * (size // 8 + 1) for number, size in enumerate(sizes)}
 
 
-def program(around: Surroundings, first: int) -> None:
+def program(around: WorkerOrders, first: int) -> None:
     """Train: save each step in one of three ways, and delete what is older than two of them."""
     for step in range(first + 1, first + 10_000):
         in_place = step % 3 == 0
@@ -70,7 +70,7 @@ def program(around: Surroundings, first: int) -> None:
         time.sleep(0.01)  # not a wait: a step takes so long
 
 
-def keep(around: Surroundings) -> None:
+def keep(around: WorkerOrders) -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
     keeper = FolderKeeper(around, open_store(around.store))
     keeper.begin()

@@ -24,7 +24,7 @@ from tests.processes import command_of, environment_of, kill, others
 from muster.agent.announced import announce
 from muster.contract.names import KEEPER_STATE, LOG
 from muster.contract.status import JobStatus, Phase
-from muster.local.cluster import Change
+from muster.local.cluster import StatusChange
 from muster.operator.core.conditions import TRAINING_CONDITIONS
 
 PROGRAM = Path(__file__).parents[3] / "examples" / "programs" / "plain.py"
@@ -109,7 +109,7 @@ class MusterRun(Run):
     uid: str
     _announced: str = ""  # node with a spot notice
     _version: int = 0
-    _changes: list[Change] = field(default_factory=list)
+    _changes: list[StatusChange] = field(default_factory=list)
 
     @property
     def status(self) -> JobStatus:

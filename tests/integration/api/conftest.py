@@ -18,7 +18,7 @@ from tests.integration.api.postgres import PostgresServer, postgres_server
 from muster.api.core.database.db import Database
 from muster.api.core.database.migrate import migrate
 from muster.api.core.log import without_secrets
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -56,7 +56,7 @@ def migrated(postgres: PostgresServer) -> str:
     name = postgres.new_database()
 
     async def make() -> None:
-        database = Database(Settings(database_url=postgres.url(name)).database, 30.0)
+        database = Database(ApiSettings(database_url=postgres.url(name)).database, 30.0)
         await migrate(database)
         await database.close()
 

@@ -20,20 +20,20 @@ import uvicorn
 from fastapi import FastAPI
 from tests.polling import INTERVAL_SECONDS, WAIT_SECONDS_MAX
 
-from muster.api.__main__ import Server
+from muster.api.__main__ import ApiServer
 from muster.api.app import create_app
-from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.cluster.cluster import JobCluster
 from muster.api.core.database.db import Database
 from muster.api.core.database.migrate import migrate
 from muster.api.core.services import Services
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster
 
 Answer = TypeVar("Answer")
-MakeApp = Callable[[Settings, Cluster | None], FastAPI]
+MakeApp = Callable[[ApiSettings, JobCluster | None], FastAPI]
 BASE = "http://127.0.0.1:8642"
 
 
@@ -67,7 +67,7 @@ async def until(
 
 @dataclass
 class Platform:
-    settings: Settings
+    settings: ApiSettings
     app: FastAPI
     client: httpx2.AsyncClient
     headers: dict[str, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Platform:
         return services
 
     @property
-    def state(self) -> State:
+    def state(self) -> StateFolder:
         return self.settings.layout
 
     @property
@@ -163,7 +163,7 @@ def sqlite_tables() -> bytes:
     """An SQLite file with today's tables, to write where one is needed: to make them takes longer than most tests."""
 
     async def make(folder: str) -> bytes:
-        database = Database(Settings(state=Path(folder)).database, WAIT_SECONDS_MAX)
+        database = Database(ApiSettings(state=Path(folder)).database, WAIT_SECONDS_MAX)
         await migrate(database)
         await database.close()
         assert database.file is not None
@@ -173,10 +173,10 @@ def sqlite_tables() -> bytes:
         return thread.submit(asyncio.run, make(folder)).result()
 
 
-def _settings(state: Path, **options: Any) -> Settings:
+def _settings(state: Path, **options: Any) -> ApiSettings:
     # An outage is what a test makes, and not a busy machine.
     ours = {"state": state, "auth": False, "mirror_seconds": 0.02, "database_timeout_seconds": WAIT_SECONDS_MAX}
-    settings = Settings(**{**ours, **options})
+    settings = ApiSettings(**{**ours, **options})
     if not state.exists() and settings.database_url is None:
         state.mkdir(parents=True, mode=0o700)
         settings.layout.database.write_bytes(sqlite_tables())
@@ -186,7 +186,7 @@ def _settings(state: Path, **options: Any) -> Settings:
 
 @contextlib.asynccontextmanager
 async def platform(
-    state: Path, cluster: Cluster | None = None, make: MakeApp = create_app, **options: Any
+    state: Path, cluster: JobCluster | None = None, make: MakeApp = create_app, **options: Any
 ) -> AsyncIterator[Platform]:
     """The whole API with its background work, reached without a socket; with pages by another `make`."""
     settings = _settings(state, **{"relay_seconds": 0.1, **options})
@@ -201,7 +201,7 @@ async def platform(
 @contextlib.asynccontextmanager
 async def served(
     state: Path, grace_seconds: int = 5, make: MakeApp = create_app, port: int = 0, **options: Any
-) -> AsyncIterator[tuple[Platform, Server]]:
+) -> AsyncIterator[tuple[Platform, ApiServer]]:
     """The same over a real socket, for what only a socket shows: streams, large bodies, cut connections; at a port that
     is named for one that is started again."""
     settings = _settings(state, **{"stream_poll_seconds": 0.02, **options})
@@ -209,7 +209,7 @@ async def served(
     with contextlib.closing(socket.create_server(("127.0.0.1", port))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=grace_seconds)
-        server = Server(config, app.state.hub)
+        server = ApiServer(config, app.state.hub)
         async with (
             app.router.lifespan_context(app),
             httpx2.AsyncClient(base_url=url, timeout=WAIT_SECONDS_MAX) as client,

@@ -33,7 +33,7 @@ from tests.integration.api.rights import (
 
 from muster.api.app import create_app
 from muster.api.core.callers import Scope
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 
 RIGHTS: dict[str, dict[str, str] | None] = {
@@ -148,7 +148,7 @@ _SCOPES = dict.fromkeys(("make_token", "list_tokens", "read_audit"), Scope.ADMIN
 
 def operations() -> dict[str, tuple[str, str]]:
     """Method and path by operation id."""
-    paths = create_app(Settings(state=Path("unused"))).openapi()["paths"]
+    paths = create_app(ApiSettings(state=Path("unused"))).openapi()["paths"]
     return {
         operation["operationId"]: (method.upper(), path)
         for path, methods in paths.items()

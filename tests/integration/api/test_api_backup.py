@@ -22,7 +22,7 @@ from tests.polling import WAIT_SECONDS_MAX
 from muster.api.core.database.db import Database
 from muster.api.core.database.migrate import migrate
 from muster.api.core.errors import ApiError
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.contract.status import Phase
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -149,7 +149,7 @@ async def test_a_standby_that_is_promoted_under_load_has_everything(tmp_path: Pa
 
 
 async def refused_by_one_that_takes_no_writes(url: str) -> None:
-    database = Database(Settings(database_url=url).database, 2.0)
+    database = Database(ApiSettings(database_url=url).database, 2.0)
     with pytest.raises(ApiError) as refused:
         async with database.read() as session:
             await session.execute(text("SELECT 1"))
@@ -160,7 +160,7 @@ async def refused_by_one_that_takes_no_writes(url: str) -> None:
 async def survived(state: Path, url: str, outages: list[Callable[[], Awaitable[None]]]) -> None:
     """Clients submit and a reader follows a job through each outage: nothing that was answered is lost or doubled."""
     made = dict[str, str]()
-    database = Database(Settings(database_url=url).database, 60.0)
+    database = Database(ApiSettings(database_url=url).database, 60.0)
     await migrate(database)  # however slow the disk is
     await database.close()
     async with served(state, database_url=url, database_timeout_seconds=2.0) as (here, _):

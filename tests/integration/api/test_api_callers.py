@@ -11,13 +11,13 @@ from tests.integration.api.people import settle
 from tests.integration.api.platform import Platform, platform
 
 from muster.api.core.callers import ANONYMOUS, Principal
-from muster.api.core.database.recent import KEPT_SECONDS, Recent
+from muster.api.core.database.recent import KEPT_SECONDS, RecentAnswers
 from muster.api.core.database.tables import TokenRow
-from muster.api.tenants.authentication import Authentication
+from muster.api.tenants.authentication import CallerAuthentication
 
 
 def test_an_answer_is_used_for_a_second_and_not_past_a_change() -> None:
-    callers = Recent[Principal](TokenRow)
+    callers = RecentAnswers[Principal](TokenRow)
     callers.keep("a", ANONYMOUS, callers.changes, now=10.0)
     assert callers.get("a", now=10.0 + KEPT_SECONDS / 2) is ANONYMOUS
     assert callers.get("a", now=10.0 + KEPT_SECONDS) is None
@@ -38,10 +38,13 @@ async def test_a_burst_of_requests_asks_the_database_once_who_it_is(tmp_path: Pa
                 asked.append(statement)
 
         event.listen(engine, "before_cursor_execute", note)
-        here.services[Authentication].callers.forget()
+        here.services[CallerAuthentication].callers.forget()
         for _ in range(20):
-            here.services[Authentication].callers._known = type(here.services[Authentication].callers._known)(
-                (key, (found[0] + 60, found[1])) for key, found in here.services[Authentication].callers._known.items()
+            here.services[CallerAuthentication].callers._known = type(
+                here.services[CallerAuthentication].callers._known
+            )(
+                (key, (found[0] + 60, found[1]))
+                for key, found in here.services[CallerAuthentication].callers._known.items()
             )  # however slow this machine is
             assert (await here.client.get("/api/v1/me", headers=headers)).status_code == 200
         assert len(asked) == 1
@@ -77,6 +80,6 @@ async def test_what_is_taken_away_counts_with_the_next_request(tmp_path: Path, c
 
 def for_ever(here: Platform) -> None:
     """What is kept is kept until something changes: a second that has passed must not be what passes the test."""
-    callers = here.services[Authentication].callers
+    callers = here.services[CallerAuthentication].callers
     keep = callers.keep
     callers.keep = lambda hash_, caller, changes, now=None: keep(hash_, caller, changes, 1e12)  # type: ignore[method-assign]

@@ -9,19 +9,19 @@ import pytest
 from sqlalchemy import select
 from tests.integration.api.platform import document, platform, until
 
-from muster.api.core.cluster.cluster import FoundJob, Local
+from muster.api.core.cluster.cluster import FoundJob, LocalJobCluster
 from muster.api.core.database.tables import MirrorRow
-from muster.api.core.mirror import TOGETHER, Mirror
-from muster.api.core.observability import Metrics
+from muster.api.core.mirror import TOGETHER, ClusterMirror
+from muster.api.core.observability import ApiMetrics
 from muster.api.tenants.usage.repository import UsageRecorder
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.spec import parse_job
 from muster.local.cluster import LocalCluster, RawChange
 
 JOBS = 2 * TOGETHER + 10
 
 
-class Relisted(Local):
+class Relisted(LocalJobCluster):
     """A cluster that was listed anew: what changed meanwhile has one version, as with Kubernetes. Before the last of it
     is read it waits to be `released`."""
 
@@ -44,7 +44,7 @@ class Relisted(Local):
         return await super().find(uid)
 
 
-class Busy(Local):
+class Busy(LocalJobCluster):
     """A cluster in which a job is made whenever somebody looks."""
 
     name = "busy"
@@ -69,7 +69,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, str]:
 
 async def test_a_cancel_goes_through_while_the_mirror_catches_up(tmp_path: Path, options: dict[str, str]) -> None:
     (tmp_path / "cluster").mkdir()
-    there = LocalCluster(State(tmp_path).cluster)
+    there = LocalCluster(StateFolder(tmp_path).cluster)
     spec = parse_job(document()).spec
     uids = [there.create(f"job-{number}", "default", spec, {}).metadata.uid for number in range(JOBS)]
     cluster = Relisted(there, uids[-1])
@@ -97,9 +97,9 @@ async def test_a_cluster_that_always_has_news_is_caught_up_with(tmp_path: Path) 
     """All that was there at the start is read, though no look ever finds nothing new."""
     state = tmp_path / "busy"
     (state / "cluster").mkdir(parents=True)
-    busy = Busy(LocalCluster(State(state).cluster))
+    busy = Busy(LocalCluster(StateFolder(state).cluster))
     async with platform(tmp_path / "idle") as here:
-        mirror = Mirror(here.services.database, busy, here.services.hub, Metrics(), UsageRecorder())
+        mirror = ClusterMirror(here.services.database, busy, here.services.hub, ApiMetrics(), UsageRecorder())
         assert mirror.behind()
         await mirror.step()
         assert mirror.caught_up

@@ -15,7 +15,7 @@ from tests.integration.api.test_api_process import api
 from tests.s3_servers import TOOLS
 
 from muster.api.app import create_app
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 
 # What the generator can't take: YAML bodies, which may be JSON too, and the parts of a resumable upload (tus).
 KNOWN_LOSSES = {
@@ -115,7 +115,7 @@ def node_and_npm() -> tuple[Path, Path]:
 @pytest.fixture
 def described(tmp_path: Path) -> Path:
     path = tmp_path / "openapi.json"
-    path.write_text(json.dumps(create_app(Settings(state=tmp_path / "unused")).openapi()))
+    path.write_text(json.dumps(create_app(ApiSettings(state=tmp_path / "unused")).openapi()))
     return path
 
 

@@ -12,7 +12,7 @@ from tests.integration.api.postgres import PostgresServer
 from tests.integration.api.test_api_files import begin
 
 from muster.api.data.files import service
-from muster.api.data.files.arrivals import Files, drop_expired
+from muster.api.data.files.arrivals import FilePlaces, drop_expired
 from muster.api.webhooks.waits import notify_of_waits
 from muster.contract.status import Phase
 
@@ -36,7 +36,7 @@ async def test_an_upload_is_dropped_when_its_time_is_over(
     place = (await begin(shared)).headers["location"]
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + ahead)
-    gone = await drop_expired(shared.services.database, shared.services[Files])
+    gone = await drop_expired(shared.services.database, shared.services[FilePlaces])
     assert gone == ([place.rpartition("/")[2]] if dropped else [])
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, document, platform
 
-from muster.api.core.cluster.cluster import Local
-from muster.contract.layout import State
+from muster.api.core.cluster.cluster import LocalJobCluster
+from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
 from muster.secrets.box import SecretBox
 
@@ -32,8 +32,8 @@ async def with_rules_of_a_cluster(
     """Its jobs are in a folder."""
     monkeypatch.setenv("MUSTER_API_CLUSTER", "kubernetes")
     (tmp_path / "cluster").mkdir()
-    layout = State(tmp_path)
-    there = Local(LocalCluster(layout.cluster), SecretBox(layout.secret_key, None))
+    layout = StateFolder(tmp_path)
+    there = LocalJobCluster(LocalCluster(layout.cluster), SecretBox(layout.secret_key, None))
     options = {"namespace": SYSTEM, "checkpoint_uri": "s3://checkpoints/all", **more}
     async with platform(tmp_path, there, **options) as running:
         yield running

@@ -16,7 +16,7 @@ from tests.integration.api.openai_house import chat_file, models_file, without_p
 from tests.integration.api.platform import document
 from tests.polling import eventually
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
 
 __all__ = ["without_pauses"]
@@ -105,7 +105,7 @@ def test_twelve_kills_between_commit_and_reply_make_one_job_each(tmp_path: Path)
         listed = [job for page in _pages(url) for job in page]
         assert {job["name"]: job["id"] for job in listed} == ids
         assert (len(listed), lost) == (KILLS, KILLS), "each was committed by a process that did not answer"
-        cluster = LocalCluster(State(tmp_path / "state").cluster)
+        cluster = LocalCluster(StateFolder(tmp_path / "state").cluster)
         eventually(lambda: len(cluster.jobs()) == KILLS, "the hand-over")
         assert {job.metadata.name: job.metadata.uid for job in cluster.jobs()} == ids
         for uid in list(ids.values())[::4]:
@@ -128,7 +128,7 @@ def test_kills_between_commit_and_reply_leave_openais_client_with_one_job_each(
             listed = [job.id for job in client.fine_tuning.jobs.list()]
         assert listed == [job.id for job in reversed(made)], "equal requests that are no retries make a job each"
         assert len(set(listed)) == OPENAI_KILLS
-        cluster = LocalCluster(State(tmp_path / "state").cluster)
+        cluster = LocalCluster(StateFolder(tmp_path / "state").cluster)
         eventually(lambda: len(cluster.jobs()) == OPENAI_KILLS, "the hand-over")
         for job in listed:
             events = httpx2.get(f"{url}/api/v1/jobs/{job.removeprefix('ftjob-')}/events").json()["items"]

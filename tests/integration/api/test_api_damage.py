@@ -12,7 +12,7 @@ from tests.forked import ForkedProgram
 from tests.integration.api.platform import document, platform
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster, UnusableFile
 
 NO_DATABASE = b"not a database, but long enough to be taken for one " * 100
@@ -36,13 +36,13 @@ def start(state: Path, name: str) -> tuple[int, str]:
     return code, text
 
 
-def newer_cluster(state: State) -> None:
+def newer_cluster(state: StateFolder) -> None:
     LocalCluster(state.cluster)
     with sqlite3.connect(state.cluster) as db:
         db.execute("PRAGMA user_version = 99")
 
 
-def newer_history(state: State) -> None:
+def newer_history(state: StateFolder) -> None:
     with sqlite3.connect(state.database) as db:
         db.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
         db.execute("INSERT INTO alembic_version VALUES ('ffff99999999')")
@@ -65,7 +65,7 @@ DAMAGE = {
     ],
 )
 def test_damage_is_said_with_the_next_step(tmp_path: Path, name: str, damage: str) -> None:
-    state = State(tmp_path)
+    state = StateFolder(tmp_path)
     make, words = DAMAGE[damage]
     make(state)
     code, text = start(tmp_path, name)

@@ -17,7 +17,7 @@ from tests.integration.api.test_api_evaluations import evaluation
 from tests.polling import eventually
 
 from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 
 # Each child serves until the controller of evaluations comes to a write, and dies before it, or after it is committed,
 # or at none; its parent makes the next one. A child that does nothing else dies after some rounds in any case.
@@ -95,7 +95,7 @@ def posted(url: str, body: dict[str, Any]) -> str:
             return str(reply.json()["id"])
 
 
-def commit(state: State, uid: str, step: int) -> None:
+def commit(state: StateFolder, uid: str, step: int) -> None:
     made = Commit(
         job="pretrain",
         job_uid=uid,
@@ -130,7 +130,7 @@ def test_killed_processes_leave_one_job_for_each_checkpoint(tmp_path: Path) -> N
         posted(f"{url}/jobs", evaluation())
         while not deaths.exists() or len(deaths.read_text()) < KILLS:
             steps += 1
-            commit(State(tmp_path / "state"), base, steps)
+            commit(StateFolder(tmp_path / "state"), base, steps)
 
             eventually(lambda: evaluated(url, base) == steps, "the evaluation of each checkpoint", 300.0)  # noqa: B023
         jobs = asked(f"{url}/jobs?limit=500")["items"]

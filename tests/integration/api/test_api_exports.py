@@ -16,7 +16,7 @@ from tests.integration.api.platform import Platform, platform
 from tests.s3_servers import BUCKET, moto_server
 
 from muster.api.data.exports import making
-from muster.api.data.exports.making import Exports
+from muster.api.data.exports.making import ModelExports
 
 FILES = {"config.json": b"{}", "model.safetensors": os.urandom(3_000_000), "base/tokenizer.json": b"[1, 2]" * 99}
 
@@ -105,7 +105,7 @@ async def test_a_model_is_written_to_s3_once_below_the_projects_prefix(
 
 async def test_a_model_that_nobody_reads_any_more_is_removed(made: tuple[Platform, str]) -> None:
     here, url = made
-    exports = here.services[Exports]
+    exports = here.services[ModelExports]
     exports.drop_old()
     assert (await here.client.get(url)).status_code == 200
     (folder,) = [path for path in here.state.exports.rglob("step-*") if path.is_dir()]

@@ -22,10 +22,10 @@ from tests.processes import is_alive
 from tests.s3_servers import BUCKET, moto_server
 
 from muster.api.data.files import arrivals, repository, service, staging
-from muster.api.data.files.arrivals import Files, drop_expired
-from muster.api.data.tool import Ended
+from muster.api.data.files.arrivals import FilePlaces, drop_expired
+from muster.api.data.tool import ToolEnd
 from muster.contract.base import dump_json
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.times import epoch_seconds
 from muster.local.cluster import LocalCluster
 
@@ -120,7 +120,7 @@ async def test_an_upload_cut_at_every_tenth_is_gone_on_with_by_another_process(t
         async with platform(tmp_path / "state") as here:
             place = place or (await begin(here)).headers["location"]
             for tenth in half:
-                here.services[Files].staging._digests.clear()
+                here.services[FilePlaces].staging._digests.clear()
                 assert await offset_of(here, place) == sent
                 stop = size * tenth // 10
 
@@ -160,10 +160,10 @@ async def test_a_process_that_ends_between_arrival_and_check_is_followed_by_one_
         raise OSError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("muster.api.data.files.arrivals.Arrivals._check", dies)
+        patch.setattr("muster.api.data.files.arrivals.FileArrivals._check", dies)
         async with platform(tmp_path / "state") as here:
             made = await upload(here)
-            key = State(tmp_path / "state").files / "default" / f"{hashlib.sha256(DATA).hexdigest()}.jsonl"
+            key = StateFolder(tmp_path / "state").files / "default" / f"{hashlib.sha256(DATA).hexdigest()}.jsonl"
 
             async def put_away() -> bool:
                 return key.exists()
@@ -190,7 +190,7 @@ async def test_bytes_that_are_not_those_of_the_checksum_are_dropped(local: Platf
 async def test_what_was_not_compared_when_a_process_was_killed_is_not_kept(local: Platform) -> None:
     place = (await begin(local)).headers["location"]
     name = place.rpartition("/")[2]
-    kept = local.services[Files].staging
+    kept = local.services[FilePlaces].staging
     kept.path(name).write_bytes(DATA[:100])  # as a process leaves it that dies before it has compared
     (kept.folder / f"{name}.from").write_text("0")
     assert await offset_of(local, place) == 0
@@ -253,7 +253,7 @@ async def test_what_can_not_be_kept_is_refused(local: Platform) -> None:
 async def test_a_hundred_gigabytes_are_refused_before_a_byte_where_there_is_no_room(
     local: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = local.services[Files].staging
+    kept = local.services[FilePlaces].staging
     monkeypatch.setattr(kept, "room", lambda: 100 * 10**9)
     await begin(local, size=60 * 10**9)
     refused = (await begin(local, size=60 * 10**9, expect=507)).json()
@@ -289,7 +289,7 @@ async def test_what_lies_on_another_replicas_disk_takes_no_room_and_is_given_up_
 ) -> None:
     async with platform(tmp_path / "state") as here:
         file_id = (await begin(here, size=60 * 10**6)).json()["id"]
-        kept = here.services[Files].staging
+        kept = here.services[FilePlaces].staging
         assert kept.missing({file_id: 60 * 10**6}) == 60 * 10**6
         kept.remove(file_id)
         assert kept.missing({file_id: 60 * 10**6}) == 0
@@ -297,7 +297,7 @@ async def test_what_lies_on_another_replicas_disk_takes_no_room_and_is_given_up_
             row = await repository.get(session, file_id)
             assert row is not None
             row.status, row.key = "checking", f"{row.project}/{'0' * 64}.jsonl"  # what a replica left that is no more
-        arrivals = here.services[Files].arrivals
+        arrivals = here.services[FilePlaces].arrivals
         assert arrivals is not None
         await arrivals._take_in(file_id)
         assert (await here.get(f"/files/{file_id}"))["status"] == "checking", "for it may come back"
@@ -370,7 +370,7 @@ async def test_an_upload_that_is_not_gone_on_with_is_dropped(local: Platform, mo
     monkeypatch.setattr(service, "UPLOAD_SECONDS", -1.0)
     place = (await begin(local)).headers["location"]
     await send(local, place, 0, DATA[:100])
-    gone = await drop_expired(local.services.database, local.services[Files])
+    gone = await drop_expired(local.services.database, local.services[FilePlaces])
     assert gone == [place.rpartition("/")[2]]
     assert list(local.state.uploads.iterdir()) == []
 
@@ -386,7 +386,7 @@ async def test_a_ready_file_expires_when_no_live_job_reads_it_and_its_bytes_with
     training = document()["spec"]["training"] | {"task": "sft"}
     training["data"] = {"train": [{"source": read["id"]}], "sequenceLength": 256}
     job = await here.submit("reader", training=training)
-    database, kept = here.services.database, here.services[Files]
+    database, kept = here.services.database, here.services[FilePlaces]
     assert await drop_expired(database, kept) == []
     async with database.write() as session:
         for file in (read, over):
@@ -432,7 +432,7 @@ class Checks:
     broken_off: list[str] = field(default_factory=list)
     released: dict[str, asyncio.Event] = field(default_factory=dict)
 
-    async def run(self, _module: str, _address: str, _option: str, name: str, *_: str) -> Ended:
+    async def run(self, _module: str, _address: str, _option: str, name: str, *_: str) -> ToolEnd:
         self.under_way.append(name)
         try:
             await self.released.setdefault(name, asyncio.Event()).wait()
@@ -441,7 +441,7 @@ class Checks:
             raise
         finally:
             self.under_way.remove(name)
-        return Ended(0, json.dumps({"samples": 1}).encode(), b"")
+        return ToolEnd(0, json.dumps({"samples": 1}).encode(), b"")
 
     async def are(self, *names: str) -> None:
         async def ask() -> bool:

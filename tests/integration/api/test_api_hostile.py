@@ -19,7 +19,7 @@ from tests.integration.api.platform import document
 from tests.integration.api.test_api_process import Process, api
 from tests.polling import eventually
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 
 BODY_SECONDS_MAX = 1.0  # of the API's own processor time: what a loaded machine adds is no fault of the body
 HEALTH_SECONDS_MAX = 20.0  # some 20 ms where nothing else runs; minutes before bodies were read beside the loop
@@ -91,13 +91,13 @@ def test_health_is_told_while_hostile_bodies_are_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> State:
+def state(tmp_path_factory: pytest.TempPathFactory) -> StateFolder:
     """Of the impatient API."""
-    return State(tmp_path_factory.mktemp("impatient"))
+    return StateFolder(tmp_path_factory.mktemp("impatient"))
 
 
 @pytest.fixture(scope="module")
-def impatient(state: State) -> Iterator[Process]:
+def impatient(state: StateFolder) -> Iterator[Process]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUSTER_API_RECEIVE_SECONDS_MAX", "0.5")
         patch.setenv("MUSTER_API_SEND_SECONDS_MAX", "0.5")
@@ -155,7 +155,7 @@ def test_an_event_stream_outlives_the_time_for_bodies(impatient: Process) -> Non
 
 
 @pytest.mark.parametrize("trickles", [False, True])
-def test_a_reader_that_takes_nothing_is_given_up(impatient: Process, state: State, trickles: bool) -> None:
+def test_a_reader_that_takes_nothing_is_given_up(impatient: Process, state: StateFolder, trickles: bool) -> None:
     """Each holds a connection and what is on its way to it, never a thread or a connection of the database."""
     name = f"trickles-{trickles}".lower()
     uid = httpx2.post(f"{impatient.url}/api/v1/jobs", json=document(name)).json()["id"]

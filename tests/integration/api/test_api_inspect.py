@@ -13,8 +13,8 @@ from tests.integration.api.platform import Platform, document, platform, until
 from tests.integration.api.test_api_files import taken_in, upload
 
 from muster.api.data.inspections import service as inspections
-from muster.api.data.inspections.service import Inspections
-from muster.api.data.tool import Ended
+from muster.api.data.inspections.service import DataInspections
+from muster.api.data.tool import ToolEnd
 
 PATH = "/api/v1/jobs:inspect"
 SAID = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})
@@ -86,8 +86,8 @@ async def test_the_api_reads_on_somebodys_word_only_what_is_known_to_be_theirs(
     limits = {"limits": {"dataPrefixes": [f"file://{folder}", "s3://data/nlp"]}}
     assert (await here.client.put("/api/v1/projects/default", json=limits)).status_code == 200
 
-    async def away(*_: Any, **__: Any) -> Ended:
-        return Ended(83, b"", b'{"error": "s3://data is away"}')
+    async def away(*_: Any, **__: Any) -> ToolEnd:
+        return ToolEnd(83, b"", b'{"error": "s3://data is away"}')
 
     monkeypatch.setattr(inspections, "run_module", away)
     for source, code in (
@@ -106,14 +106,14 @@ async def test_who_can_not_look_says_why(here: Platform, monkeypatch: pytest.Mon
 
     async def code() -> tuple[int, str, str]:
         reply = await here.client.post(PATH, json=body)
-        here.services[Inspections]._looks.clear()
+        here.services[DataInspections]._looks.clear()
         return reply.status_code, reply.json()["code"], reply.json()["detail"]
 
     monkeypatch.setattr(inspections, "available", lambda: False)
     assert (await code())[:2] == (424, "inspection_unavailable")
     monkeypatch.setattr(inspections, "available", lambda: True)
 
-    async def hangs(*_: Any, **__: Any) -> Ended:
+    async def hangs(*_: Any, **__: Any) -> ToolEnd:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -124,12 +124,12 @@ async def test_who_can_not_look_says_why(here: Platform, monkeypatch: pytest.Mon
     assert "longer than 0.1 s" in detail
 
     for ended, expected in (
-        (Ended(-9, b"", b""), (424, "inspection_unavailable")),
-        (Ended(83, b"", b'{"error": "s3://a is away"}'), (503, "storage_unavailable")),
-        (Ended(1, b"", b"Traceback"), (424, "inspection_unavailable")),
+        (ToolEnd(-9, b"", b""), (424, "inspection_unavailable")),
+        (ToolEnd(83, b"", b'{"error": "s3://a is away"}'), (503, "storage_unavailable")),
+        (ToolEnd(1, b"", b"Traceback"), (424, "inspection_unavailable")),
     ):
 
-        async def ends(*_: Any, ended: Ended = ended, **__: Any) -> Ended:
+        async def ends(*_: Any, ended: ToolEnd = ended, **__: Any) -> ToolEnd:
             return ended
 
         monkeypatch.setattr(inspections, "run_module", ends)
@@ -141,9 +141,9 @@ async def test_the_tool_does_not_know_what_is_the_apis_own(here: Platform, monke
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     seen: dict[str, str] = {}
 
-    async def told(*_: Any, environment: dict[str, str], **__: Any) -> Ended:
+    async def told(*_: Any, environment: dict[str, str], **__: Any) -> ToolEnd:
         seen.update(environment)
-        return Ended(-9, b"", b"")
+        return ToolEnd(-9, b"", b"")
 
     monkeypatch.setattr(inspections, "run_module", told)
     of_the_hub = document("a")

@@ -22,9 +22,9 @@ from tests.polling import eventually
 
 from muster.contract.architecture import Architecture
 from muster.contract.base import dump
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.spec import Keep
-from muster.trainer.checkpoint import Saver
+from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.models.decoder import Decoder, build
 
 pytestmark = pytest.mark.long
@@ -42,7 +42,7 @@ def committed(folder: Path) -> Decoder:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
     about = identity(folder.as_uri())
-    saver = Saver(type(about)(**{**about.__dict__, "architecture": dump(model.architecture)}), Keep(), {})
+    saver = CheckpointSaver(type(about)(**{**about.__dict__, "architecture": dump(model.architecture)}), Keep(), {})
     try:
         for step in STEPS:
             saver.save(state(model, torch.optim.AdamW(model.parameters()), step))
@@ -53,7 +53,7 @@ def committed(folder: Path) -> Decoder:
 
 
 def test_a_model_that_was_being_made_when_its_api_was_killed_is_made_by_the_next(tmp_path: Path) -> None:
-    folder = State(tmp_path / "state")
+    folder = StateFolder(tmp_path / "state")
     with api(folder.root) as process:
         uid = httpx2.post(f"{process.url}/api/v1/jobs", json=document(), timeout=60).json()["id"]
     model = committed(folder.checkpoints / uid)
@@ -121,7 +121,7 @@ def test_a_part_that_was_arriving_when_its_api_was_killed_is_sent_again_and_coun
             return reply.content if reply.status_code == 200 else b""
 
         assert eventually(content, "the file") == data
-        left = State(tmp_path / "state").uploads
+        left = StateFolder(tmp_path / "state").uploads
         assert [path.name for path in left.iterdir()] == [], "what the killed one had taken in stays on the disk"
 
 
@@ -134,7 +134,7 @@ def asked(process: Process, path: str, **request: Any) -> dict[str, Any]:
 
 def cut_part(process: Process, path: str, data: bytes, folder: Path) -> socket.socket:
     """The connection over which most of a part has been sent, of which some lies on the disk."""
-    uploads = State(folder).uploads
+    uploads = StateFolder(folder).uploads
     before = set(uploads.iterdir())
     host, _, port = process.url.removeprefix("http://").partition(":")
     connection = socket.create_connection((host, int(port)))

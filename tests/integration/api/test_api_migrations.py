@@ -15,14 +15,14 @@ from tests.integration.api.platform import platform
 from muster.api.core.database.db import Database
 from muster.api.core.database.migrate import alembic_config, migrate
 from muster.api.core.database.tables import Table
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.tenants.authentication import hash_of
 from muster.api.tenants.usage import repository as usage
-from muster.contract.usage import Held
+from muster.contract.usage import HeldNodes
 
 
 def opened(url: str) -> Database:
-    return Database(Settings(database_url=url).database, 10.0)
+    return Database(ApiSettings(database_url=url).database, 10.0)
 
 
 def differences(connection: Connection) -> object:
@@ -142,7 +142,7 @@ async def test_rows_of_the_first_schema_are_carried_over(tmp_path: Path, empty_d
             ]
             held = await usage.held_by(session, "default", 0.0, 10.0)
         assert kept == [1, 1, 1]
-        assert held == [Held("j1", "old", "admin", 2.0, 9.0, 2)]
+        assert held == [HeldNodes("j1", "old", "admin", 2.0, 9.0, 2)]
 
 
 @pytest.mark.both_databases

@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import select
 from tests.integration.api.platform import Platform, document, platform, until
 
-from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, Local, Outcome
+from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, LocalJobCluster, Outcome
 from muster.api.core.database.tables import AttemptRow, JobRow
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.signals import Cause
 from muster.contract.spec import parse_job
 from muster.contract.status import (
@@ -289,7 +289,7 @@ async def test_a_job_removed_from_the_cluster_keeps_its_history(here: Platform) 
     await here.submit()  # the name is free
 
 
-class FlakyCluster(Local):
+class FlakyCluster(LocalJobCluster):
     """Does its work and then loses the answer, as often as told."""
 
     def __init__(self, cluster: LocalCluster, losses: int) -> None:
@@ -304,7 +304,7 @@ class FlakyCluster(Local):
         return answers
 
 
-class RefusingCluster(Local):
+class RefusingCluster(LocalJobCluster):
     """Takes no job, as a cluster whose rights or policies forbid it."""
 
     async def apply(self, jobs: Any) -> list[ApplyResult]:
@@ -313,7 +313,7 @@ class RefusingCluster(Local):
 
 async def test_a_job_that_the_cluster_does_not_take_says_why(tmp_path: Path) -> None:
     """To its owner, and without the values of its variables, which a refusal may repeat."""
-    async with platform(tmp_path, RefusingCluster(LocalCluster(State(tmp_path).cluster))) as here:
+    async with platform(tmp_path, RefusingCluster(LocalCluster(StateFolder(tmp_path).cluster))) as here:
         uid = (await here.submit(runtime={"env": [{"name": "A", "value": "value-x"}]}))["id"]
 
         async def refused() -> bool:
@@ -327,7 +327,7 @@ async def test_a_job_that_the_cluster_does_not_take_says_why(tmp_path: Path) -> 
         )
 
 
-class ReluctantCluster(Local):
+class ReluctantCluster(LocalJobCluster):
     """Refuses each job once; no operator ever looks at one."""
 
     def __init__(self, cluster: LocalCluster) -> None:
@@ -346,7 +346,7 @@ class ReluctantCluster(Local):
 
 async def test_a_job_that_the_cluster_takes_at_last_says_no_more_that_it_does_not(tmp_path: Path) -> None:
     """Nobody else would say so before an operator has looked at the job, and there may be none."""
-    async with platform(tmp_path, ReluctantCluster(LocalCluster(State(tmp_path).cluster))) as here:
+    async with platform(tmp_path, ReluctantCluster(LocalCluster(StateFolder(tmp_path).cluster))) as here:
         uid = (await here.submit())["id"]
 
         async def taken() -> bool:
@@ -358,7 +358,7 @@ async def test_a_job_that_the_cluster_takes_at_last_says_no_more_that_it_does_no
 
 async def test_a_lost_answer_takes_back_no_status(tmp_path: Path) -> None:
     """The cluster took the job, and its operator ended it, before the hand-over was found to have failed."""
-    cluster = LosingCluster(LocalCluster(State(tmp_path).cluster))
+    cluster = LosingCluster(LocalCluster(StateFolder(tmp_path).cluster))
     async with platform(tmp_path, cluster) as here:
         cluster.here = here
         uid = (await here.submit())["id"]
@@ -367,7 +367,7 @@ async def test_a_lost_answer_takes_back_no_status(tmp_path: Path) -> None:
         assert (await here.get(f"/jobs/{uid}"))["status"]["because"] == "done"
 
 
-class LosingCluster(Local):
+class LosingCluster(LocalJobCluster):
     """Takes a job and ends it, and when the mirror knows that, says that it timed out."""
 
     here: Platform
@@ -387,7 +387,7 @@ class LosingCluster(Local):
 async def test_jobs_made_in_one_second_are_listed_as_they_were_made(tmp_path: Path) -> None:
     """By others, at once: a cluster's times of creation are whole seconds."""
     (tmp_path / "cluster").mkdir()
-    there = LocalCluster(State(tmp_path).cluster)
+    there = LocalCluster(StateFolder(tmp_path).cluster)
     spec = parse_job(document()).spec
     made = [there.create(f"job-{number}", "default", spec, {}).metadata.uid for number in range(40)]
     async with platform(tmp_path, SecondsCluster(there)) as here:
@@ -399,7 +399,7 @@ async def test_jobs_made_in_one_second_are_listed_as_they_were_made(tmp_path: Pa
         assert [job["id"] for job in (await here.get("/jobs", limit=100))["items"]] == made[::-1]
 
 
-class SecondsCluster(Local):
+class SecondsCluster(LocalJobCluster):
     """Says of every job that it was made in the same second."""
 
     async def find(self, uid: str) -> FoundJob | None:
@@ -409,7 +409,7 @@ class SecondsCluster(Local):
 
 async def test_a_lost_answer_makes_no_second_job(tmp_path: Path, database_url: str) -> None:
     state = tmp_path / "state"
-    cluster = FlakyCluster(LocalCluster(State(state).cluster), losses=3)
+    cluster = FlakyCluster(LocalCluster(StateFolder(state).cluster), losses=3)
     async with platform(state, cluster, database_url=database_url) as here:
         uids = {(await here.submit(f"job-{number}"))["id"] for number in range(5)}
         for uid in uids:
@@ -425,8 +425,8 @@ async def test_a_job_that_came_and_went_is_not_made_again(tmp_path: Path, databa
         await here.services.background.stop()
         uid = (await here.submit())["id"]
     wish = DesiredJob(uid, "demo", "default", {}, parse_job(document()).spec, seen=False)
-    cluster = LocalCluster(State(state).cluster)
-    assert [answer.outcome for answer in await Local(cluster).apply([wish])] == ["done"]
+    cluster = LocalCluster(StateFolder(state).cluster)
+    assert [answer.outcome for answer in await LocalJobCluster(cluster).apply([wish])] == ["done"]
     job = cluster.get(uid)
     cluster.write_status(uid, job.status.model_copy(update={"phase": Phase.SUCCEEDED}), job.metadata.resource_version)
     cluster.remove(uid)

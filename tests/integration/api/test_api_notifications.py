@@ -90,7 +90,7 @@ async def test_replicas_whose_connections_are_cut_hear_each_other_again(pair: tu
 
 
 async def test_news_that_come_while_a_stream_reads_end_its_next_wait() -> None:
-    there = hub.Hub()
+    there = hub.NotificationHub()
     with there.following("job") as news:
         there.tell("job")  # between its read and its wait
         waiting = asyncio.create_task(news.wait(_FAR_SECONDS))

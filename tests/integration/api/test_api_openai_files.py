@@ -15,7 +15,7 @@ import pytest
 from tests.integration.api.openai_house import openai_platform, preference_file, uid_of, without_pauses
 from tests.integration.api.platform import Platform, until
 
-from muster.api.data.files.arrivals import Files, drop_expired
+from muster.api.data.files.arrivals import FilePlaces, drop_expired
 
 __all__ = ["without_pauses"]
 
@@ -228,7 +228,7 @@ async def test_an_upload_is_cancelled_or_dropped_with_its_parts(house: House, mo
     await client.uploads.parts.create(late.id, data=b"1")
     (here.state.uploads / "spool-of-a-killed-request").write_bytes(b"1")
     monkeypatch.setattr("muster.api.data.files.arrivals.ELSEWHERE_SECONDS", -60.0)
-    await drop_expired(here.services.database, here.services[Files])
+    await drop_expired(here.services.database, here.services[FilePlaces])
     assert list(here.state.uploads.iterdir()) == []
 
 

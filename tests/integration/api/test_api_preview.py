@@ -17,8 +17,8 @@ from muster.contract.preview import PATH
 from muster.contract.status import CheckpointStatus, GangStatus, Phase
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
-from muster.operator.preview import Previews
-from muster.operator.server import Liveness, Reply, Request, serve_pages
+from muster.operator.preview import PreviewHandler
+from muster.operator.server import HttpReply, HttpRequest, LoopLiveness, serve_pages
 
 TOKEN = "a-token-of-some-length"
 
@@ -27,8 +27,8 @@ TOKEN = "a-token-of-some-length"
 async def operator(here: Platform) -> AsyncIterator[str]:
     """Two nodes with 4 GPUs each, and the server of an operator that looks at the platform's own jobs."""
     world = LocalWorld(here.state.root, VirtualNodes(2, 4), (), reads_only=True)
-    previews = Previews(lambda: TOKEN)
-    server = serve_pages(Liveness(), "127.0.0.1", 0, {}, {PATH: previews})
+    previews = PreviewHandler(lambda: TOKEN)
+    server = serve_pages(LoopLiveness(), "127.0.0.1", 0, {}, {PATH: previews})
     url = f"http://127.0.0.1:{server.server_address[1]}"
     here.state.operator.write_text(json.dumps({"pid": 1, "url": url}))
     here.state.webhook_token.write_text(TOKEN)
@@ -136,15 +136,15 @@ async def test_what_is_no_question_is_refused_and_one_that_does_not_lead_is_aske
             reply = await asyncio.to_thread(httpx2.post, f"{url}{PATH}", content=body, headers=headers)
             assert reply.status_code == status, reply.text
 
-        asked, idle, leads = [], Previews(lambda: TOKEN), Previews(lambda: TOKEN)
+        asked, idle, leads = [], PreviewHandler(lambda: TOKEN), PreviewHandler(lambda: TOKEN)
         world = LocalWorld(here.state.root, VirtualNodes(2, 4), (), reads_only=True)
 
-        def service(request: Request) -> Reply:
+        def service(request: HttpRequest) -> HttpReply:
             """Two replicas, of which the third request meets the one that leads."""
             asked.append(request)
             return leads(request) if len(asked) > 2 else idle(request)
 
-        server = serve_pages(Liveness(), "127.0.0.1", 0, {}, {PATH: service})
+        server = serve_pages(LoopLiveness(), "127.0.0.1", 0, {}, {PATH: service})
         here.state.operator.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_address[1]}"}))
         try:
             with leads.opened(world):

@@ -25,7 +25,7 @@ from tests.forked import ForkedProgram
 from tests.integration.api.platform import document
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
 
 API = "muster.api"
@@ -271,7 +271,7 @@ def check(url: str, answered: dict[str, str], state: Path) -> None:
             break
         cursor = {"cursor": page["nextCursor"]}
     assert listed == answered
-    cluster = LocalCluster(State(state).cluster)
+    cluster = LocalCluster(StateFolder(state).cluster)
     in_cluster = eventually(
         lambda: (found := cluster.jobs()) and len(found) == len(answered) and found, "the hand-over"
     )

@@ -16,7 +16,7 @@ from tests.integration.api.platform import Platform, document, frames, platform,
 
 from muster.api.core.database.recent import KEPT_SECONDS
 from muster.api.core.database.tables import TokenRow
-from muster.api.tenants.authentication import Authentication
+from muster.api.tenants.authentication import CallerAuthentication
 from muster.api.tenants.projects.quotas import QuotaWriter
 from muster.contract.names import Label
 from muster.contract.quotas import ProjectQuota, Quota, read_quotas
@@ -309,7 +309,7 @@ async def expire(here: Platform, token: str) -> None:
     """Let the token's time be up."""
     async with here.services.database.write() as session:
         await session.execute(update(TokenRow).where(TokenRow.id == token).values(expires_at=time.time() - 1))
-    here.services[Authentication].callers.forget()
+    here.services[CallerAuthentication].callers.forget()
 
 
 async def test_a_request_that_began_in_time_is_finished_and_the_next_is_not(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ async def test_a_request_that_began_in_time_is_finished_and_the_next_is_not(tmp_
             yield body[50:]
 
         async def judged() -> bool:
-            return token["id"] in here.services[Authentication].token_uses
+            return token["id"] in here.services[CallerAuthentication].token_uses
 
         headers = bearer(token["token"]) | {"content-type": "application/json"}
         sent = await here.client.post("/api/v1/jobs", content=slowly(), headers=headers)

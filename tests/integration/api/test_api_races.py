@@ -12,8 +12,8 @@ import pytest
 from tests.integration.api.platform import Platform, platform
 from tests.integration.api.postgres import PostgresServer
 
-from muster.api.core.cluster.cluster import Local
-from muster.contract.layout import State
+from muster.api.core.cluster.cluster import LocalJobCluster
+from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
 
 pytestmark = pytest.mark.postgres
@@ -29,7 +29,7 @@ def url(postgres: PostgresServer, migrated: str) -> str:
 async def replicas(tmp_path: Path, url: str) -> AsyncIterator[list[Platform]]:
     """Over one cluster and one database."""
     (tmp_path / "cluster").mkdir()
-    cluster = Local(LocalCluster(State(tmp_path).cluster))
+    cluster = LocalJobCluster(LocalCluster(StateFolder(tmp_path).cluster))
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(platform(tmp_path / str(number), cluster, database_url=url))

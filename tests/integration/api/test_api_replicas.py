@@ -24,9 +24,9 @@ from tests.integration.api.postgres import PostgresServer
 from tests.polling import eventually
 from tests.ports import free_port
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.status import Phase
-from muster.local.cluster import Conflict, LocalCluster
+from muster.local.cluster import LocalCluster, VersionConflict
 
 KILLS, KILL_SECONDS = 3, 2.0  # each replica once, and on until a request and a stream were cut
 
@@ -148,13 +148,13 @@ class Load:
 
     def operate(self) -> None:
         """Each job runs, and ends with the next look."""
-        cluster = LocalCluster(State(self.there.state).cluster)
+        cluster = LocalCluster(StateFolder(self.there.state).cluster)
         following = {Phase.QUEUED: Phase.RUNNING, Phase.RUNNING: Phase.SUCCEEDED}
         while not self.stop.is_set() or any(job.status.phase in following for job in cluster.jobs()):
             for job in cluster.jobs():
                 if (phase := following.get(job.status.phase)) is not None:
                     told = {"phase": phase, "code": "Test", "because": str(phase), "since": time.time()}
-                    with contextlib.suppress(Conflict):
+                    with contextlib.suppress(VersionConflict):
                         status = job.status.model_copy(update=told)
                         cluster.write_status(job.metadata.uid, status, job.metadata.resource_version)
             time.sleep(0.5)  # not a wait: how often the operator looks

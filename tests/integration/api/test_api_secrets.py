@@ -12,7 +12,7 @@ from sqlalchemy import text
 from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform
 
-from muster.api.core.cluster.cluster import Local
+from muster.api.core.cluster.cluster import LocalJobCluster
 from muster.secrets.box import SecretBox
 
 VALUE = "hf_a-value-that-nobody-is-shown"
@@ -152,7 +152,7 @@ async def test_a_key_is_replaced_by_one_above_it(tmp_path: Path) -> None:
     assert after != before
     key_file.write_text(key_file.read_text().splitlines()[0])
     assert SecretBox(key_file).open("default", "hf-token", after) == {"value": VALUE}
-    local = Local(here.cluster, SecretBox(key_file))
+    local = LocalJobCluster(here.cluster, SecretBox(key_file))
     key_file.write_text(f"{Fernet.generate_key().decode()}\n{Fernet.generate_key().decode()}\n")
     assert local.renew_secrets() == ("default/hf-token",), "no key opens it any more"
 

@@ -18,9 +18,9 @@ from tests.integration.api.people import People, bearer
 from tests.integration.api.platform import Platform, document, platform, served, until
 from tests.oidc_provider import CLIENT, Provider, oidc_provider
 
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.tenants.signin.provider import LEEWAY_SECONDS, REFETCH_SECONDS, ProviderUnreachable, SignInRefused
-from muster.api.tenants.signin.provider import Provider as Keys
+from muster.api.tenants.signin.provider import IdentityProvider as Keys
 from muster.cli import login, signing_in
 from muster.cli.errors import CliError
 from muster.client import address, signed_in
@@ -61,7 +61,7 @@ class Ticks:
 
 
 def keys(provider: Provider, ticks: Callable[[], float] = time.monotonic) -> Keys:
-    return Keys(Settings(**settings(provider)), ticks=ticks)
+    return Keys(ApiSettings(**settings(provider)), ticks=ticks)
 
 
 REFUSED: dict[str, tuple[Callable[[Provider], str], str]] = {
@@ -163,7 +163,7 @@ async def test_while_the_provider_is_away_known_keys_count() -> None:
 
 
 async def test_muster_login_may_be_a_client_of_its_own(provider: Provider) -> None:
-    verifier = Keys(Settings(**settings(provider, oidc_login_client_id="muster-login")))
+    verifier = Keys(ApiSettings(**settings(provider, oidc_login_client_id="muster-login")))
     for taken in (
         provider.token(),
         provider.token(aud="muster-login"),
@@ -176,7 +176,7 @@ async def test_muster_login_may_be_a_client_of_its_own(provider: Provider) -> No
 
 
 async def test_a_provider_that_calls_itself_otherwise_is_none(provider: Provider) -> None:
-    wrong = Settings(**settings(provider, oidc_issuer=provider.issuer.replace("127.0.0.1", "localhost")))
+    wrong = ApiSettings(**settings(provider, oidc_issuer=provider.issuer.replace("127.0.0.1", "localhost")))
     with pytest.raises(ProviderUnreachable, match="calls itself"):
         await Keys(wrong).verify(provider.token())
 
@@ -192,7 +192,7 @@ async def test_a_provider_that_calls_itself_otherwise_is_none(provider: Provider
 )
 def test_settings_that_would_let_others_in_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Settings(**wrong)
+        ApiSettings(**wrong)
 
 
 @pytest.fixture

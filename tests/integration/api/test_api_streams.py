@@ -13,13 +13,13 @@ from sqlalchemy import text
 from tests.integration.api.platform import Frame, Platform, document, frames, platform, served, until
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.api.__main__ import Server
-from muster.api.core.access import Reader
+from muster.api.__main__ import ApiServer
+from muster.api.core.access import StreamReader
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import TokenRow
 from muster.api.core.errors import ApiError
 from muster.api.tenants import authentication
-from muster.api.tenants.authentication import Authentication
+from muster.api.tenants.authentication import CallerAuthentication
 from muster.contract.status import Phase
 
 STREAM = {"accept": "text/event-stream"}
@@ -202,10 +202,10 @@ async def test_the_streams_of_a_reader_ask_together_who_it_is(tmp_path: Path, mo
             caller = await look_up(session, TokenRow.hash == authentication.hash_of(token))
         assert caller is not None
         monkeypatch.setattr(authentication, "_look_up", counted)
-        readers = [Reader(services, caller, "default") for _ in range(300)]
+        readers = [StreamReader(services, caller, "default") for _ in range(300)]
         assert all(await asyncio.gather(*(reader.may_read() for reader in readers)))
         assert len(looks) == 1
-        services[Authentication].callers.forget()
+        services[CallerAuthentication].callers.forget()
         assert all(await asyncio.gather(*(reader.may_read() for reader in readers)))
         assert len(looks) == 2, "what has changed is looked at anew"
 
@@ -271,7 +271,7 @@ async def test_a_body_of_fifty_megabytes_is_refused_and_the_sender_hears_why(tmp
             yield b" " * 1_000_000
 
     async with served(tmp_path / "state") as (here, server):
-        assert isinstance(server, Server)
+        assert isinstance(server, ApiServer)
         headers = {"content-type": "application/json"}
         for content in (chunks(), b" " * 50_000_000):
             reply = await here.client.post("/api/v1/jobs", content=content, headers=headers)

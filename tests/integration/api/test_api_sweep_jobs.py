@@ -16,7 +16,7 @@ from tests.integration.api.platform import Platform, platform, until
 from tests.integration.api.test_api_history import record, worker_dir
 
 from muster.api.core.database.tables import JobRow
-from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.service import SubmissionService
 from muster.api.sweeps import controller
 from muster.api.sweeps.controller import SweepWork
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
@@ -263,8 +263,8 @@ async def test_trials_that_differ_by_numbers_alone_are_judged_once(
         calls += 1
         return await draft(*given)
 
-    draft = Submissions.draft
-    monkeypatch.setattr(Submissions, "draft", counted)
+    draft = SubmissionService.draft
+    monkeypatch.setattr(SubmissionService, "draft", counted)
     async with platform(tmp_path / "state") as here:
         await here.services.background.stop()  # which would start the trials, and judge each again
         await create(here)

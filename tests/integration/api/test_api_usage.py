@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, platform, until
 
-from muster.api.tenants.projects.accounting import Accounting, spent_of
+from muster.api.tenants.projects.accounting import UsageAccounting, spent_of
 from muster.api.tenants.projects.quotas import QuotaWriter
 from muster.contract.quotas import ProjectQuota, read_quotas
 from muster.contract.status import Attempt, Phase
@@ -160,7 +160,7 @@ async def test_a_budget_goes_to_the_operator_with_what_was_used_and_nobody_else_
     services, now = used.services, time.time()
     current = [False]
 
-    told = Accounting(services.database, services.prices, services.metrics, lambda: current[0])
+    told = UsageAccounting(services.database, services.prices, services.metrics, lambda: current[0])
     writer = QuotaWriter(services.database, used.services.cluster, lambda: spent_of(told.counted))
 
     def kept() -> ProjectQuota | None:

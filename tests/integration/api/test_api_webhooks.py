@@ -19,12 +19,12 @@ from tests.integration.api.webhook_receiver import Receiver, receiver
 
 from muster.api.core.events import repository as events
 from muster.api.core.events.types import EventType, NewEvent
-from muster.api.tenants.projects.accounting import Counted
+from muster.api.tenants.projects.accounting import CountedUsage
 from muster.api.webhooks import delivering, sending
 from muster.api.webhooks.budgets import notify_of_budgets
-from muster.api.webhooks.delivering import Deliveries
-from muster.api.webhooks.reach import Reach
-from muster.api.webhooks.service import Webhooks
+from muster.api.webhooks.delivering import DeliverySender
+from muster.api.webhooks.reach import NetworkReach
+from muster.api.webhooks.service import WebhookServices
 from muster.api.webhooks.waits import notify_of_waits
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
 from muster.contract.status import Phase
@@ -66,7 +66,7 @@ async def told(here: Platform, hears: Receiver, path: str, count: int = 1) -> li
 
 async def send_due(here: Platform) -> None:
     """Do a round of the deliveries now, and see its messages off, instead of waiting for the next round."""
-    deliveries = here.services[Webhooks].deliveries
+    deliveries = here.services[WebhookServices].deliveries
     await deliveries.step()
     await asyncio.gather(*deliveries._sending, return_exceptions=True)
 
@@ -166,7 +166,7 @@ async def test_what_is_refused_is_sent_again_under_its_id_until_it_is_taken(hous
 @pytest.mark.both_databases
 async def test_what_waits_is_measured_but_not_of_a_webhook_that_is_off(house: Platform, hears: Receiver) -> None:
     await make(house, f"{hears.url}/500/1", kinds=["job.cancelled"])
-    deliveries, count = house.services[Webhooks].deliveries, house.services.metrics.registry.get_sample_value
+    deliveries, count = house.services[WebhookServices].deliveries, house.services.metrics.registry.get_sample_value
     await _cancelled(house)
     await send_due(house)  # it is given up now, not while we measure
     async with house.services.database.write() as session:
@@ -190,7 +190,7 @@ async def test_a_message_is_given_up_after_its_time_and_may_be_replayed(house: P
         await session.execute(text("UPDATE webhook_deliveries SET give_up_at = 0"))
     (given_up,) = await _until_failed(house)
     count = house.services.metrics.registry.get_sample_value
-    await house.services[Webhooks].deliveries.measure()
+    await house.services[WebhookServices].deliveries.measure()
     assert count("muster_api_webhook_attempts_total", {"outcome": "given_up"}) == 1.0
     assert (count("muster_api_webhook_waiting"), count("muster_api_webhook_oldest_seconds")) == (0.0, 0.0)
     replay = f"{HOOKS}/hook/deliveries/{given_up['id']}:replay"
@@ -406,7 +406,7 @@ async def test_a_budget_is_told_at_eighty_per_cent_and_when_it_is_used_up(house:
         people = {"ann": Spent(money=used / 20), "bob": Spent(gpu_hours=used, money=used / 12)}
         spent = MonthSpent(month="2026-11", as_of=1.0, total=Spent(gpu_hours=used), people=people)
         nothing = usage([], house.services.prices, 0.0, 1.0, 1.0)
-        counted = {"default": Counted(nothing, spent)}
+        counted = {"default": CountedUsage(nothing, spent)}
         await notify_of_budgets(house.services.database, quota, counted)
     messages = await told(house, hears, "/ok/budget", 3)
     budgets = [json.loads(message["body"])["data"]["budget"] for message in messages]
@@ -447,10 +447,10 @@ async def test_two_processes_send_each_message_once(house: Platform, hears: Rece
     job = await house.submit("llama")
     await house.handed_over(job["id"])
     services = house.services
-    other = Deliveries(
+    other = DeliverySender(
         services.database,
-        services[Webhooks].sealing,
-        Reach(services.settings.webhook_networks),
+        services[WebhookServices].sealing,
+        NetworkReach(services.settings.webhook_networks),
         services.metrics.webhooks,
     )
     async with services.database.write() as session:
@@ -458,7 +458,7 @@ async def test_two_processes_send_each_message_once(house: Platform, hears: Rece
         await events.append(session, job["id"], failed)
 
     async def ask() -> bool:
-        services[Webhooks].deliveries.freed.set()
+        services[WebhookServices].deliveries.freed.set()
         await other.step()
         return len(hears.heard("/ok/two")) >= 30
 
@@ -475,16 +475,16 @@ async def test_a_claim_that_ran_out_is_taken_up_under_the_same_id(
 ) -> None:
     """A process that dies between the delivery and its record: twice with one id, and never lost."""
     await make(house, f"{hears.url}/ok/died")
-    record = Deliveries._record
+    record = DeliverySender._record
     died: list[str] = []
 
-    async def dies_once(self: Deliveries, claimed: Any, result: Any) -> None:
+    async def dies_once(self: DeliverySender, claimed: Any, result: Any) -> None:
         if not died:
             died.append(claimed.message.id)
             return
         await record(self, claimed, result)
 
-    monkeypatch.setattr(Deliveries, "_record", dies_once)
+    monkeypatch.setattr(DeliverySender, "_record", dies_once)
     monkeypatch.setattr(delivering, "CLAIM_SECONDS", 0.2)
     await house.finish((await house.submit())["id"])
     messages = await told(house, hears, "/ok/died", 2)

@@ -24,7 +24,7 @@ from tests.integration.api.platform import document
 from tests.integration.api.webhook_receiver import receiver
 from tests.polling import eventually
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.status import Phase
 from muster.local.cluster import LocalCluster
 
@@ -90,7 +90,7 @@ def api(state: Path, trusted: Path, how: str) -> Iterator[tuple[subprocess.Popen
 
 def finish(state: Path, job: str) -> None:
     """Write the status of its end, as the operator would."""
-    cluster = LocalCluster(State(state).cluster)
+    cluster = LocalCluster(StateFolder(state).cluster)
     found = cluster.get(job)
     ended = {"phase": Phase.SUCCEEDED, "code": "Done", "because": "done", "since": time.time()}
     cluster.write_status(job, found.status.model_copy(update=ended), found.metadata.resource_version)

@@ -89,10 +89,10 @@ def _rank(rank: int, order: dict[str, Any]) -> None:
 def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
     """Train and save after each step; the outcomes, a digest of the state at each, and the samples of each step."""
     from muster.contract.spec import Keep
-    from muster.trainer.checkpoint import Saver, TrainState, resume
+    from muster.trainer.checkpoint import CheckpointSaver, TrainState, resume
 
     model, optimizer = build(order["shard"], seed=0, frozen=order.get("frozen", False))
-    saver = Saver(identity(order), Keep(last=order.get("last", 3)), {"shard": order["shard"]})
+    saver = CheckpointSaver(identity(order), Keep(last=order.get("last", 3)), {"shard": order["shard"]})
     saver.prepare(model, optimizer)
     cursor, first = None, 1
     if (resumed := order.get("resume")) is not None:
@@ -146,9 +146,9 @@ def _load(rank: int, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def identity(order: dict[str, Any]) -> Any:
-    from muster.trainer.checkpoint import Identity
+    from muster.trainer.checkpoint import SaverIdentity
 
-    return Identity(
+    return SaverIdentity(
         "job", "uid", order.get("attempt", 1), order.get("fence"), order["folder"], {"seed": 0}, {"dim": 16}, {}
     )
 
@@ -241,15 +241,15 @@ def samples(rank: int, ranks: int, cursor: Any) -> Any:
 
     from muster.contract.checkpoint import DataCursor
     from muster.trainer.config import DataParallel
-    from muster.trainer.data.loader import Loader
-    from muster.trainer.data.packing import Sample
+    from muster.trainer.data.loader import RankLoader
+    from muster.trainer.data.packing import PackedSample
 
     class Numbered:
         seed, samples_per_epoch = 0, SAMPLES_PER_EPOCH
 
-        def sample(self, epoch: int, index: int) -> Sample:
+        def sample(self, epoch: int, index: int) -> PackedSample:
             row = np.full(2, epoch * SAMPLES_PER_EPOCH + index, np.int32)
-            return Sample(row, row, row, row)
+            return PackedSample(row, row, row, row)
 
     start = cursor or DataCursor(seed=0, epoch=0, sample=0)
-    return Loader(Numbered(), start, SAMPLES_PER_STEP, 1, DataParallel(ranks, (rank,)), "cpu")
+    return RankLoader(Numbered(), start, SAMPLES_PER_STEP, 1, DataParallel(ranks, (rank,)), "cpu")

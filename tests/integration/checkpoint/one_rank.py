@@ -12,11 +12,11 @@ from torch import nn
 
 from muster.contract.checkpoint import DataCursor
 from muster.contract.spec import Keep
-from muster.trainer.checkpoint import Identity, SaveOutcome, Saver, TrainState
+from muster.trainer.checkpoint import CheckpointSaver, SaveOutcome, SaverIdentity, TrainState
 
 
-def identity(folder: str, attempt: int = 1, fence: str | None = None) -> Identity:
-    return Identity("job", "uid", attempt, fence, folder, {"seed": 0}, {"dim": 16}, {"kind": "bytes"})
+def identity(folder: str, attempt: int = 1, fence: str | None = None) -> SaverIdentity:
+    return SaverIdentity("job", "uid", attempt, fence, folder, {"seed": 0}, {"dim": 16}, {"kind": "bytes"})
 
 
 def state(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, **more: Any) -> TrainState:
@@ -25,8 +25,8 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, **more:
 
 
 @contextlib.contextmanager
-def saver(folder: str, keep: Keep | None = None, **about: Any) -> Iterator[Saver]:
-    made = Saver(identity(folder, **about), keep or Keep(), {"shard": "none"})
+def saver(folder: str, keep: Keep | None = None, **about: Any) -> Iterator[CheckpointSaver]:
+    made = CheckpointSaver(identity(folder, **about), keep or Keep(), {"shard": "none"})
     try:
         yield made
     finally:
@@ -46,7 +46,7 @@ def trained(folder: str, steps: int) -> dict[int, dict[str, str]]:
     return digests
 
 
-def outcomes(saving: Saver, seconds: float = 60) -> list[tuple[int, bool, str | None]]:
+def outcomes(saving: CheckpointSaver, seconds: float = 60) -> list[tuple[int, bool, str | None]]:
     return [_brief(outcome) for outcome in saving.drain(seconds)]
 
 

@@ -32,7 +32,7 @@ from muster.trainer.checkpoint import (
     resume,
 )
 from muster.trainer.checkpoint.__main__ import ls
-from muster.trainer.checkpoint.collect import Seen, collect
+from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in, read_commit
 from muster.trainer.checkpoint.failures import UnknownFormat
 from muster.trainer.checkpoint.node_cache import NodeCache
@@ -369,7 +369,7 @@ def test_ten_thousand_remnants_are_swept(tmp_path: Path) -> None:
             (folder / f"shard-{shard:05d}-of-00100.safetensors").touch()
     assert sum(1 for _ in store.objects("step-")) == 10_000
     trained(tmp_path.as_uri(), 1)
-    kept, seen = {"commits/step-00000001.json", commit_in(store, 1).files[0].key}, Seen()
+    kept, seen = {"commits/step-00000001.json", commit_in(store, 1).files[0].key}, CollectionState()
     for left in (10_002, 2):  # what one listing shows is not enough to delete by
         collect(store, attempt=2, newest_step=1, keep=Keep(), seen=seen)
         assert sum(1 for _ in store.objects("")) == left

@@ -21,7 +21,7 @@ from muster.contract.checkpoint import Slice
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
 from muster.storage.file_store import FileStore
-from muster.trainer.checkpoint import Saver
+from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.convert import hugging_face
 from muster.trainer.convert.export import export, main
 from muster.trainer.convert.pieces import runs_of
@@ -47,7 +47,7 @@ def decoder(tied: bool) -> Decoder:
 def committed(model: Decoder, folder: Path) -> None:
     about = identity(folder.as_uri())
     about = type(about)(**{**about.__dict__, "architecture": dump(model.architecture)})
-    saver = Saver(about, Keep(), {})
+    saver = CheckpointSaver(about, Keep(), {})
     try:
         saver.save(state(model, torch.optim.AdamW(model.parameters()), 5))
         assert outcomes(saver) == [(5, True, None)]

@@ -22,7 +22,7 @@ from muster.contract.base import dump
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
 from muster.storage.file_store import FileStore
-from muster.trainer.checkpoint import Saver
+from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.convert import hugging_face, merge
 from muster.trainer.convert.export import export, main
 from muster.trainer.errors import UserError
@@ -48,7 +48,7 @@ def decoder(adapter: Adapter | None = ADAPTER) -> Decoder:
 
 def committed(model: Decoder, folder: Path, adapter: dict[str, Any] | None) -> FileStore:
     config = {"model": {"from": ORIGIN}} | ({"adapter": adapter} if adapter else {})
-    saving = Saver(replace(identity(folder.as_uri()), architecture=dump(SHAPE), config=config), Keep(), {})
+    saving = CheckpointSaver(replace(identity(folder.as_uri()), architecture=dump(SHAPE), config=config), Keep(), {})
     try:
         saving.save(state(model, torch.optim.AdamW(model.parameters()), 5))
         assert outcomes(saving) == [(5, True, None)]
@@ -129,7 +129,7 @@ def test_any_part_of_a_weight_gets_its_part_of_the_product(data: st.DataObject, 
     part = memoryview(bytearray(weight.tobytes()))[4 * first : 4 * last]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge, "BLOCK_ELEMENTS", data.draw(st.sampled_from([1, 7, 2**18])))
-        merge.Delta(a, b).add_to(part, 4 * first)
+        merge.WeightDelta(a, b).add_to(part, 4 * first)
     found = np.frombuffer(part, "f4")
     np.testing.assert_allclose(found, (weight + b @ a).reshape(-1)[first:last], rtol=1e-5, atol=1e-6)
 

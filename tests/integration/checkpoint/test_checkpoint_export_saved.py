@@ -15,7 +15,7 @@ from muster.contract.base import dump
 from muster.contract.spec import Keep
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
-from muster.trainer.checkpoint import Saver
+from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.convert.export import export
 from muster.trainer.convert.load_model import of_commit
 from muster.trainer.data import load_tokenizer
@@ -42,7 +42,7 @@ def committed(root: Path, family: str, adapter: Adapter) -> FileStore:
         config=config,
         tokenizer=load_tokenizer(str(root / "model")).describe(),
     )
-    saving = Saver(about, Keep(), {})
+    saving = CheckpointSaver(about, Keep(), {})
     try:
         saving.save(state(model, torch.optim.AdamW(learning), 5))
         assert outcomes(saving) == [(5, True, None)]

@@ -20,7 +20,7 @@ from muster.contract.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.storage.model_source import model_facts
-from muster.trainer.checkpoint import Saver, read_commit
+from muster.trainer.checkpoint import CheckpointSaver, read_commit
 from muster.trainer.convert.export import export
 from muster.trainer.convert.load_model import of_commit
 from muster.trainer.convert.weights import begin_with
@@ -67,7 +67,7 @@ def committed(root: Path, definition: ModelDefinition, model: nn.Module, config:
     tokenizer = load_tokenizer(str(root / "model") if (root / "model").exists() else "bytes").describe()
     described = definition.describe()
     about = replace(identity((root / "uid").as_uri()), architecture=described, config=config, tokenizer=tokenizer)
-    saving = Saver(about, Keep(), {})
+    saving = CheckpointSaver(about, Keep(), {})
     try:
         learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
         saving.save(state(model, torch.optim.AdamW(learning), 5))

@@ -19,7 +19,7 @@ from tests.s3_servers import BUCKET, S3Server
 from muster.contract.checkpoint import is_frozen_key
 from muster.contract.spec import Keep
 from muster.storage.file_store import FileStore
-from muster.trainer.checkpoint import Saver, load, read_commit, resume
+from muster.trainer.checkpoint import CheckpointSaver, load, read_commit, resume
 from muster.trainer.checkpoint.__main__ import main
 from muster.trainer.checkpoint.commits import commit_in, list_commits
 from muster.trainer.checkpoint.verify import verify
@@ -33,7 +33,7 @@ def frozen_files(folder: Path) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def saved(saving: Saver, model: Model, steps: range) -> None:
+def saved(saving: CheckpointSaver, model: Model, steps: range) -> None:
     for step in steps:
         gang.step_once(*model, step)
         saving.save(state(*model, step), emergency=True)

@@ -21,10 +21,10 @@ from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
 from muster.storage.pins import pin
 from muster.storage.readers import being_read, reading
-from muster.storage.store import Object, Store
+from muster.storage.store import Store, StoredObject
 from muster.trainer.checkpoint import UnusableCommit, list_commits, load, resume
 from muster.trainer.checkpoint.__main__ import main
-from muster.trainer.checkpoint.collect import Seen, collect
+from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.quarantine import must_not_lose_all, quarantine
 from muster.trainer.checkpoint.verify import verify
@@ -37,7 +37,7 @@ class Lagging(FileStore):
 
     behind: int | None = 0
 
-    def objects(self, prefix: str) -> Iterator[Object]:
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         found = list(super().objects(prefix))
         if prefix.startswith("step-") or self.behind == 0:
             return iter(found)
@@ -60,7 +60,7 @@ def loadable(folder: str, digests: dict[int, dict[str, str]]) -> list[int]:
 
 @pytest.mark.parametrize("behind", [1, 2, None])
 def test_no_listing_makes_the_collector_delete_what_is_committed(tmp_path: Path, behind: int | None) -> None:
-    folder, store, seen = (tmp_path / "uid").as_uri(), Lagging(tmp_path / "uid"), Seen()
+    folder, store, seen = (tmp_path / "uid").as_uri(), Lagging(tmp_path / "uid"), CollectionState()
     digests = trained(folder, STEPS)
     for store.behind in (behind, behind, 0, behind, 0, behind):
         assert collect(store, 1, STEPS, Keep(last=STEPS), seen) == []
@@ -69,7 +69,7 @@ def test_no_listing_makes_the_collector_delete_what_is_committed(tmp_path: Path,
 
 
 def test_retention_goes_on_while_listings_lag(tmp_path: Path) -> None:
-    folder, store, seen = (tmp_path / "uid").as_uri(), Lagging(tmp_path / "uid"), Seen()
+    folder, store, seen = (tmp_path / "uid").as_uri(), Lagging(tmp_path / "uid"), CollectionState()
     digests = trained(folder, STEPS)
     store.behind = 1
     assert collect(store, 1, STEPS, Keep(last=1), seen) == [1, 2]
@@ -80,12 +80,12 @@ def test_retention_goes_on_while_listings_lag(tmp_path: Path) -> None:
 def test_the_commit_just_made_stays_beside_newer_ones_of_an_older_attempt(tmp_path: Path) -> None:
     folder, store = (tmp_path / "uid").as_uri(), FileStore(tmp_path / "uid")
     digests = trained(folder, STEPS)
-    assert collect(store, 2, 1, Keep(last=1), Seen()) == [2]
+    assert collect(store, 2, 1, Keep(last=1), CollectionState()) == [2]
     assert loadable(folder, digests) == [1, 3]
 
 
 def test_what_a_failed_save_left_goes_when_two_listings_say_so(tmp_path: Path) -> None:
-    folder, store, seen = (tmp_path / "uid").as_uri(), Lagging(tmp_path / "uid"), Seen()
+    folder, store, seen = (tmp_path / "uid").as_uri(), Lagging(tmp_path / "uid"), CollectionState()
     trained(folder, 2)
     left = "step-00000001/attempt-0/shard-00000-of-00001.safetensors"
     store.create(left, b"of an attempt that ended")
@@ -103,7 +103,7 @@ def test_a_pin_that_no_listing_shows_keeps_its_commit(tmp_path: Path) -> None:
     digests = trained(folder, STEPS)
     pin(store, 1)
     store.behind = None
-    assert collect(store, 1, STEPS, Keep(last=1), Seen(frozenset({1, 2, 3}))) == [2]
+    assert collect(store, 1, STEPS, Keep(last=1), CollectionState(frozenset({1, 2, 3}))) == [2]
     assert loadable(folder, digests) == [1, 3]
 
 
@@ -127,9 +127,9 @@ def test_removing_by_hand_leaves_what_a_listing_that_lags_may_not_show(
             assert outcomes(saving) == [(step, True, None)]
     real = FileStore.objects
 
-    def lags(store: FileStore, prefix: str) -> Iterator[Object]:
+    def lags(store: FileStore, prefix: str) -> Iterator[StoredObject]:
         shown = (entry for entry in real(store, prefix) if prefix != "commits/" or "2.json" not in entry.key)
-        return iter([*shown] if prefix != "commits/" else [Object("commits/step-00000001.json", 1, 0.0, "")])
+        return iter([*shown] if prefix != "commits/" else [StoredObject("commits/step-00000001.json", 1, 0.0, "")])
 
     with monkeypatch.context() as stale:
         stale.setattr(FileStore, "objects", lags)

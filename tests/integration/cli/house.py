@@ -17,7 +17,7 @@ import yaml
 from tests import processes
 from tests.polling import eventually
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import HEARTBEAT
 from muster.contract.signals import Heartbeat
 
@@ -31,7 +31,7 @@ class House:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self.state = State(self.root / "state")
+        self.state = StateFolder(self.root / "state")
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
         self.environ = {

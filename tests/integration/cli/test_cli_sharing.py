@@ -66,7 +66,7 @@ class Team:
 
 @pytest.fixture
 async def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Team]:
-    monkeypatch.setattr(output._Format, "json", False)
+    monkeypatch.setattr(output._OutputFormat, "json", False)
     # The server's log goes to standard output, which a command of this process has for itself.
     with structlog.testing.capture_logs():
         async with served(tmp_path / "state", auth=True, webhook_networks=["127.0.0.0/8"]) as (here, _):

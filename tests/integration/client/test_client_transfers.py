@@ -18,7 +18,7 @@ from muster.client.address import Server
 from muster.client.connection import Connection
 from muster.client.errors import InvalidRequest, MusterError
 from muster.client.source_folder import pack
-from muster.client.transfers import Transfers, inside
+from muster.client.transfers import FileTransfers, inside
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 DATA = b"".join(json.dumps({**CHAT, "id": number}).encode() + b"\n" for number in range(40_000))  # 4 MB
@@ -47,9 +47,9 @@ async def test_a_file_arrives_is_gone_on_with_and_comes_back(
 
     def transfer() -> dict[str, object]:
         with connected(here) as connection:
-            with pytest.raises(KeyboardInterrupt), Transfers(connection) as first:
+            with pytest.raises(KeyboardInterrupt), FileTransfers(connection) as first:
                 first.upload(path, "fine-tune", progress=killed)
-            with Transfers(connection) as second:
+            with FileTransfers(connection) as second:
                 made = second.upload(path, "fine-tune", progress=lambda done, _: seen.append(done))
                 found = second.until_checked(str(made["id"]))
                 part = target.with_name("back.jsonl.part")
@@ -71,7 +71,7 @@ async def test_a_source_folder_is_uploaded_once_by_its_content(here: Platform, t
     (folder / "train.py").write_text("print(1)")
 
     def transfer() -> tuple[list[str], list[dict[str, object]]]:
-        with connected(here) as connection, Transfers(connection) as sender:
+        with connected(here) as connection, FileTransfers(connection) as sender:
             ids = [sender.upload_source(pack(folder, tmp_path)) for _ in range(2)]
             (folder / "train.py").write_text("print(2)")
             ids.append(sender.upload_source(pack(folder, tmp_path)))
@@ -120,7 +120,7 @@ async def test_a_file_that_changes_while_it_is_sent_is_refused(here: Platform, t
                 file.write(b"{")
 
     def transfer() -> None:
-        with connected(here) as connection, Transfers(connection) as sender:
+        with connected(here) as connection, FileTransfers(connection) as sender:
             with pytest.raises(InvalidRequest, match="changed while it was sent"):
                 sender.upload(path, "fine-tune", progress=writes)
             assert connection.get("files")["items"] == []
@@ -196,7 +196,7 @@ async def test_a_download_is_written_through_no_link(here: Platform, tmp_path: P
     target.with_name("back.jsonl.part").symlink_to(elsewhere)
 
     def transfer() -> None:
-        with connected(here) as connection, Transfers(connection) as transfers:
+        with connected(here) as connection, FileTransfers(connection) as transfers:
             made = transfers.upload(path, "user_data")
             with pytest.raises(InvalidRequest, match="no regular file"):
                 transfers.download(f"files/{made['id']}/content", target, 10_000)
@@ -212,7 +212,7 @@ def test_an_export_goes_into_no_linked_folder(tmp_path: Path, monkeypatch: pytes
     connection = Connection(Server("http://127.0.0.1:9", "a test"))
     said = {"state": "ready", "total": 1, "files": [{"path": "../../escaped", "bytes": 1}]}
     monkeypatch.setattr(connection, "get", lambda *_, **__: said)
-    with Transfers(connection) as transfers:
+    with FileTransfers(connection) as transfers:
         with pytest.raises(MusterError, match="outside"):
             transfers.export("0123456789", 7, target)
         (tmp_path / "model.unfinished.01234567.7").symlink_to(elsewhere, target_is_directory=True)

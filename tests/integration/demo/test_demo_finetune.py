@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muster.cli import demo_finetune
-from muster.cli.demo_checks import Evidence
+from muster.cli.demo_checks import DemoEvidence
 
 
 @pytest.mark.long
@@ -32,10 +32,10 @@ def test_every_stage_is_better_and_opens_in_transformers(tmp_path: Path) -> None
     assert not state.exists()
 
 
-def job_of(source: str, adapter: dict[str, Any] | None = None, **metrics: Any) -> Evidence:
+def job_of(source: str, adapter: dict[str, Any] | None = None, **metrics: Any) -> DemoEvidence:
     training = {"adapter": adapter, "model": {"source": f"file:///x/{source}"}}
     job = {"id": "x", "spec": {"training": training}, "status": {}}
-    return Evidence("http://x", job, (), (), {"points": [], **metrics}, None, "", ())
+    return DemoEvidence("http://x", job, (), (), {"points": [], **metrics}, None, "", ())
 
 
 def evaluations(*accuracies: float | None) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from tests.polling import eventually
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.spec import parse_job
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster, NotFound
@@ -24,7 +24,7 @@ FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_worker.py")))
 
 class House:
     def __init__(self, root: Path, worker_command: tuple[str, ...] | None = FAKE, *options: str) -> None:
-        self.state = State(Path(os.path.realpath(root)))
+        self.state = StateFolder(Path(os.path.realpath(root)))
         self.cluster = LocalCluster(self.state.cluster)
         self.options = options
         self.environment = dict(os.environ)

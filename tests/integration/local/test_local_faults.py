@@ -22,12 +22,12 @@ from muster.operator.core.codes import Code
 from muster.operator.local import processes
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
-from muster.operator.runner import Listener, Runner, serve
+from muster.operator.runner import JobRunner, RunnerListener, serve
 
 STEPS = 40
 
 
-class Errors(Listener):
+class Errors(RunnerListener):
     def __init__(self) -> None:
         self.seen: list[Exception] = []
 
@@ -41,7 +41,7 @@ async def operator(house: House, clock: Callable[[], float] = time.time) -> Asyn
     errors = Errors()
     world = LocalWorld(house.state.root, VirtualNodes(4), FAKE, clock=clock, on_error=errors.seen.append)
     await world.adopt()
-    serving = asyncio.create_task(serve(Runner(world, errors)))
+    serving = asyncio.create_task(serve(JobRunner(world, errors)))
     try:
         yield errors
     finally:

@@ -112,9 +112,9 @@ def looks() -> tuple[WorkerExit | None, bool, WorkerExit | None, WorkerExit | No
         for _ in children:
             os.read(ready, 1)
         room = before + 2 * size + (48 << 20)
-        within = limits.Limits(room, 10).look()
+        within = limits.ProcessLimits(room, 10).look()
         looks_twice = sum(limits.held_bytes_at_most(pid) for pid in (os.getpid(), *children)) > room
-        return within, looks_twice, limits.Limits(before + size, 10).look(), limits.Limits(None, 3).look()
+        return within, looks_twice, limits.ProcessLimits(before + size, 10).look(), limits.ProcessLimits(None, 3).look()
     finally:
         limits.kill_tree()
         for child in children:

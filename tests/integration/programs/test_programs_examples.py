@@ -13,7 +13,7 @@ from tests.unit.programs.gang_of_keepers import Bench, surroundings
 import muster.run
 from muster.contract.names import STOP, Env
 from muster.storage.small_files import write_whole
-from muster.trainer.programs import Surroundings
+from muster.trainer.programs import WorkerOrders
 from muster.trainer.programs.prepare import prepare
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "programs"
@@ -78,7 +78,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(
     assert weights(resumed) == weights(whole)
 
 
-def environment(around: Surroundings) -> dict[str, str]:
+def environment(around: WorkerOrders) -> dict[str, str]:
     return {
         "PYTHONPATH": str(SOURCES),
         Env.WORKER_DIR: str(around.worker_dir),

@@ -9,7 +9,7 @@ from tests.integration.trainer.gangs import ARCHITECTURE, Job
 from muster.contract.architecture import Architecture
 from muster.contract.base import dump
 from muster.contract.spec import Keep
-from muster.trainer.checkpoint import Saver
+from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.models.decoder import build
 from muster.trainer.models.init import initialize
 from muster.trainer.models.scoring import ScoreHead
@@ -22,7 +22,7 @@ def write_base(job: Job, scores: ScoreHead | None = None) -> None:
     initialize(decoder, decoder.architecture, 5, local_rows)
     described = dump(decoder.architecture) | (scores.describe() if scores else {})
     about = replace(identity(f"file://{job.folder}"), architecture=described)
-    saving = Saver(about, Keep(), {})
+    saving = CheckpointSaver(about, Keep(), {})
     try:
         saving.save(state(decoder, torch.optim.AdamW(decoder.parameters()), 8))
         assert outcomes(saving) == [(8, True, None)]

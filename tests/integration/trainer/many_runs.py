@@ -16,19 +16,19 @@ from tests.fork_server import Order, fork_server
 
 from muster.storage.small_files import write_whole
 from muster.trainer.checkpoint import upload_process, uploader
-from muster.trainer.checkpoint.channel import Channel
-from muster.trainer.config import Ranks, read_ranks, read_run
+from muster.trainer.checkpoint.channel import MessageChannel
+from muster.trainer.config import RankPosition, read_ranks, read_run
 from muster.trainer.launch.process_control import process_started_at
 from muster.trainer.train.rank_state import RankState
 
 if TYPE_CHECKING:
-    from muster.trainer.data import Loader, StepBatch
+    from muster.trainer.data import RankLoader, StepBatch
 
 
-def watched(rank_state: RankState, ranks: Ranks, path: Path, stop_after: int | None) -> "type[Loader]":
-    from muster.trainer.data import Loader
+def watched(rank_state: RankState, ranks: RankPosition, path: Path, stop_after: int | None) -> "type[RankLoader]":
+    from muster.trainer.data import RankLoader
 
-    class Watched(Loader):
+    class Watched(RankLoader):
         def next(self) -> "StepBatch":
             batch = super().next()
             step = rank_state.step + 1
@@ -54,9 +54,9 @@ def rank(connection: socket.socket, order: Order) -> None:
     faulthandler.enable()
     uploads = fork_server(upload)
 
-    def start_upload() -> tuple[upload_process.Process, Channel]:
+    def start_upload() -> tuple[upload_process.ProcessHandle, MessageChannel]:
         process, channel = uploads.start({})
-        return process, Channel(channel)
+        return process, MessageChannel(channel)
 
     upload_process._start_anew = start_upload
     ranks, environment = read_ranks(), dict(os.environ)
@@ -64,7 +64,7 @@ def rank(connection: socket.socket, order: Order) -> None:
         train(Path(line.rstrip("\n")), ranks, environment)
 
 
-def train(plan: Path, ranks: Ranks, environment: dict[str, str]) -> None:
+def train(plan: Path, ranks: RankPosition, environment: dict[str, str]) -> None:
     from muster.trainer.train import loop
 
     codes = []
@@ -75,6 +75,6 @@ def train(plan: Path, ranks: Ranks, environment: dict[str, str]) -> None:
         run = read_run()
         run.worker_dir.mkdir(parents=True, exist_ok=True)
         rank_state = RankState(run.worker_dir, run.attempt, ranks.rank, process_started_at())
-        loop.Loader = watched(rank_state, ranks, run.worker_dir / f"samples-{ranks.rank}.jsonl", part["stop_after"])  # type: ignore[misc]
+        loop.RankLoader = watched(rank_state, ranks, run.worker_dir / f"samples-{ranks.rank}.jsonl", part["stop_after"])  # type: ignore[misc]
         codes.append(int(loop.train(run, ranks, rank_state)))
     write_whole(plan.with_suffix(f".{ranks.rank}.done"), json.dumps(codes))

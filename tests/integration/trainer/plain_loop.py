@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from muster.contract.training import TrainingConfig
-from muster.trainer.data import Dataset
+from muster.trainer.data import SampleSet
 from muster.trainer.train.schedule import learning_rate
 
 
-def plain_losses(model: Any, config: TrainingConfig, data: Dataset, steps: int) -> list[float]:
+def plain_losses(model: Any, config: TrainingConfig, data: SampleSet, steps: int) -> list[float]:
     """The losses of the first steps, per counted token. model: in training mode, with what is frozen set so."""
     weights = [p for p in model.parameters() if p.requires_grad]
     groups = [

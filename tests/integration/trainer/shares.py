@@ -23,13 +23,13 @@ from muster.contract.checkpoint import DataCursor
 from muster.contract.evaluation_config import Generation
 from muster.contract.training import TrainingConfig
 from muster.trainer.checkpoint import randomness
-from muster.trainer.config import DataParallel, Ranks, read_ranks
-from muster.trainer.data import Loader, Sample, load_tokenizer
+from muster.trainer.config import DataParallel, RankPosition, read_ranks
+from muster.trainer.data import PackedSample, RankLoader, load_tokenizer
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
-from muster.trainer.train.evaluation import Evaluator, HeldOutSet
+from muster.trainer.train.evaluation import HeldOutEvaluator, HeldOutSet
 from muster.trainer.train.rank_state import RankState
-from muster.trainer.train.reduction import Requests, all_reduce_sum
+from muster.trainer.train.reduction import StepRequests, all_reduce_sum
 from muster.trainer.train.samples import SampleMaker
 from muster.trainer.train.step import TrainStep
 
@@ -48,19 +48,19 @@ class Numbered:
 
     seed, samples_per_epoch, names = SEED, 20, ("even", "odd")
 
-    def sample(self, epoch: int, index: int) -> Sample:
+    def sample(self, epoch: int, index: int) -> PackedSample:
         dice = np.random.default_rng((epoch, index))
         tokens = dice.integers(0, 250, LENGTH, dtype=np.int32)
         labels = np.roll(tokens, -1)
         labels[LENGTH - 1 - index % 5 :] = -100
         documents = np.where(labels == -100, -1, 0).astype(np.int32)
-        return Sample(tokens, labels, np.arange(LENGTH, dtype=np.int32), documents)
+        return PackedSample(tokens, labels, np.arange(LENGTH, dtype=np.int32), documents)
 
     def source_of(self, epoch: int, index: int) -> int:
         return index % 2
 
 
-def trained(config: TrainingConfig, ranks: Ranks, division: DataParallel, directory: Path) -> dict[str, Any]:
+def trained(config: TrainingConfig, ranks: RankPosition, division: DataParallel, directory: Path) -> dict[str, Any]:
     """What this rank saw of STEPS steps: numbers by step, the samples that it computed, and the held-out loss."""
     device = torch.device("cpu")
     randomness.seed(config.seed, ranks.rank)
@@ -69,14 +69,14 @@ def trained(config: TrainingConfig, ranks: Ranks, division: DataParallel, direct
     model = sharding.ParallelModel(model_of, config, layout, ranks, device)
     step = TrainStep(config, STEPS, model, ranks, RankState(directory, 1, ranks.rank, 0.0))
     start = DataCursor(seed=SEED, epoch=0, sample=0)
-    loader = Loader(Numbered(), start, config.samples_per_step(), config.batch.micro_batch, division, device)
-    nothing = Requests(stop=False, save=False, snapshot=False)
+    loader = RankLoader(Numbered(), start, config.samples_per_step(), config.batch.micro_batch, division, device)
+    nothing = StepRequests(stop=False, save=False, snapshot=False)
     try:
         outcomes = [step.run(number, loader, lambda: nothing) for number in range(1, STEPS + 1)]
     finally:
         loader.close()
     sets = [HeldOutSet("", Numbered(), HELD_OUT), HeldOutSet("few", Numbered(), 1)]
-    evaluator = Evaluator(sets, 2, division, step.objective, device, by_token=True)
+    evaluator = HeldOutEvaluator(sets, 2, division, step.objective, device, by_token=True)
     held_out = evaluator.run(model.model, all_reduce_sum, lambda: False)
     asked = Generation(prompts=("abc", "a longer one"), max_tokens=8)
     made = SimpleNamespace(task="pretrain", evaluation=SimpleNamespace(generate=asked))

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from tests.fork_server import Order, end_with, must_have_no_threads
 
-from muster.trainer.checkpoint.channel import Channel, Closed
+from muster.trainer.checkpoint.channel import ChannelClosed, MessageChannel
 from muster.worker import ranks
 
 RANK = [sys.executable, "-u", "-m", "muster.trainer"]
@@ -36,12 +36,12 @@ class YoungRank:
             for each in older:
                 each._channel.close()
             ours.close()
-            _wait_and_train(Channel(theirs), launcher)
+            _wait_and_train(MessageChannel(theirs), launcher)
         theirs.close()
-        self._channel = Channel(ours)
+        self._channel = MessageChannel(ours)
 
     def start(self, environment: dict[str, str]) -> None:
-        with contextlib.suppress(Closed):  # it was killed, which whoever waits for it hears
+        with contextlib.suppress(ChannelClosed):  # it was killed, which whoever waits for it hears
             self._channel.send({"environment": environment})
         self._channel.close()
 
@@ -49,7 +49,7 @@ class YoungRank:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _wait_and_train(orders: Channel, launcher: int) -> NoReturn:
+def _wait_and_train(orders: MessageChannel, launcher: int) -> NoReturn:
     try:
         end_with(launcher)
         order = orders.receive()
@@ -69,9 +69,9 @@ def _die_in_a_step() -> None:
     """Do what hooks/sitecustomize.py does in a process that is still to load torch."""
     from tests.integration.trainer.hooks import sitecustomize
 
-    from muster.trainer.data.loader import Loader
+    from muster.trainer.data.loader import RankLoader
 
-    Loader.next = sitecustomize.deadly(Loader.next)  # type: ignore[method-assign]
+    RankLoader.next = sitecustomize.deadly(RankLoader.next)  # type: ignore[method-assign]
 
 
 def run_module(name: str) -> NoReturn:

@@ -39,7 +39,7 @@ from tests.integration.web.pages import Browser, notes, write_log
 from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.core.http import documents
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.web import live
 from muster.web.app import create_app
 
@@ -105,7 +105,7 @@ class Session:
 
 def routes() -> set[tuple[str, str]]:
     """Method and path of everything that answers and is not in the OpenAPI document."""
-    app = create_app(Settings(state=Path("unused")))
+    app = create_app(ApiSettings(state=Path("unused")))
     return {
         (method, str(route.path))
         for route in iter_route_contexts(app.routes)

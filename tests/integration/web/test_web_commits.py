@@ -11,7 +11,7 @@ import pytest
 from tests.integration.api.platform import Platform, platform
 from tests.integration.web.pages import Browser, data_report, lived, notes
 
-from muster.api.data.exports.making import Progress
+from muster.api.data.exports.making import ExportProgress
 from muster.contract.checkpoint import FileEntry
 from muster.contract.data_report import DATA_REPORT_KEY
 from muster.web.app import create_app
@@ -58,7 +58,7 @@ async def test_a_model_is_downloaded_once_it_is_made(
     here: Platform, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uid = await lived(here)
-    address, half_made = f"/jobs/{uid}/checkpoints/120/export", Progress(done=1 << 20, total=4 << 20)
+    address, half_made = f"/jobs/{uid}/checkpoints/120/export", ExportProgress(done=1 << 20, total=4 << 20)
     monkeypatch.setattr("muster.api.data.exports.routes.WAIT_SECONDS", 0.01)
     monkeypatch.setattr("muster.api.data.exports.routes._made_here", lambda *_: (half_made, True))
     making = await browser.get(address)

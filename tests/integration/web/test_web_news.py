@@ -11,11 +11,11 @@ import pytest
 from tests.integration.api.platform import Platform, platform
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.api.core.hub import Hub
+from muster.api.core.hub import NotificationHub
 from muster.web import api
 from muster.web.api import ANY_JOB, Services
 from muster.web.app import create_app
-from muster.web.news import News
+from muster.web.news import NewsBoard
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> Questions:
 
 async def test_pages_that_wake_together_cost_one_question_and_one_more(here: Platform, questions: Questions) -> None:
     jobs = [(await here.submit(f"job-{number}"))["id"] for number in range(5)]
-    news, services = News(), replace(here.services, hub=Hub())  # a hub that only this test tells
+    news, services = NewsBoard(), replace(here.services, hub=NotificationHub())  # a hub that only this test tells
     questions.answers.clear()
     first = asyncio.gather(*(news.version(services, job) for job in [ANY_JOB, *jobs] * 20))
     await questions.begun.wait()
@@ -76,7 +76,7 @@ async def test_pages_that_wake_together_cost_one_question_and_one_more(here: Pla
 
 
 async def test_what_was_committed_before_the_question_is_in_the_answer(here: Platform, questions: Questions) -> None:
-    news = News()
+    news = NewsBoard()
     questions.answers.clear()
     before = asyncio.create_task(news.newest(here.services, ANY_JOB))
     await questions.begun.wait()
@@ -88,7 +88,7 @@ async def test_what_was_committed_before_the_question_is_in_the_answer(here: Pla
 
 
 async def test_all_who_wait_for_a_job_are_woken_by_its_news(here: Platform) -> None:
-    news, services = News(), replace(here.services, hub=Hub())
+    news, services = NewsBoard(), replace(here.services, hub=NotificationHub())
     waiting = [asyncio.create_task(news.wait(services, job)) for job in ("one", "one", ANY_JOB, "two")]
     await asyncio.sleep(0)
     waiting[1].cancel()  # a page that is closed takes nobody's news away

@@ -13,7 +13,7 @@ from tests.integration.api.platform import Platform, platform, until
 from tests.integration.api.webhook_receiver import Receiver, receiver
 from tests.integration.web.pages import Browser, notes
 
-from muster.api.webhooks.service import Webhooks
+from muster.api.webhooks.service import WebhookServices
 from muster.web.app import create_app
 
 PLACE = "/settings/projects/nlp/webhooks"
@@ -64,7 +64,7 @@ async def test_a_webhook_is_made_tried_replayed_and_deleted(here: Platform, hear
     assert "is told again" in await _said(browser, replays[0], form)
 
     async def heard_twice() -> bool:
-        here.services[Webhooks].deliveries.freed.set()
+        here.services[WebhookServices].deliveries.freed.set()
         return len(hears.heard("/ok/hidden")) == 2
 
     await until(heard_twice, "the message that is sent again")

@@ -16,14 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.polling import eventually
 
 from muster.agent import folder
-from muster.agent.board import Board
-from muster.agent.disks import Disks
-from muster.agent.fabric import Fabric
-from muster.agent.gpus import Gpus
-from muster.agent.metrics import Metrics
+from muster.agent.board import NoticeBoard
+from muster.agent.disks import DiskSource
+from muster.agent.fabric import FabricSource
+from muster.agent.gpus import GpuSource
+from muster.agent.metrics import AgentMetrics
 from muster.agent.server import serve
-from muster.agent.watching import Watching, keep_file
-from muster.agent.xid import Xids, read_table
+from muster.agent.watching import SourcePoller, keep_file
+from muster.agent.xid import XidSource, read_table
 from muster.contract.notices import NodeNotices, Notice, Remedy
 from muster.contract.signals import SignalKind
 
@@ -54,7 +54,7 @@ class Fake:
 
 
 def test_the_board_keeps_when_a_finding_was_first_seen() -> None:
-    board = Board("n", "boot", clock=lambda: 9.0)
+    board = NoticeBoard("n", "boot", clock=lambda: 9.0)
     board.put("a", (notice(at=5.0),))
     board.put("b", (notice(at=7.0, kind=SignalKind.REBALANCE, remedy=Remedy.RECORD),))
     board.put("a", (notice(at=8.0),))
@@ -68,14 +68,14 @@ def test_the_board_keeps_when_a_finding_was_first_seen() -> None:
 
 
 def test_a_process_that_is_lost_again_is_lost_again() -> None:
-    board = Board("n")
+    board = NoticeBoard("n")
     for at in (5.0, 8.0):
         board.put("a", (notice(at, SignalKind.GPU_FAULT, Remedy.RESTART),))
     assert [found.at for found in board.now().notices] == [8.0]
 
 
 def test_only_news_wakes_who_waits() -> None:
-    board = Board("n")
+    board = NoticeBoard("n")
     board.put("a", (notice(),))
     version = board.wait(0, 5.0)
     board.put("a", (notice(at=6.0),))
@@ -85,9 +85,9 @@ def test_only_news_wakes_who_waits() -> None:
 
 
 def test_a_source_that_fails_keeps_its_word_and_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    source, board = Fake(), Board("n")
+    source, board = Fake(), NoticeBoard("n")
     source.found = (notice(),)
-    watching = Watching([source], board)
+    watching = SourcePoller([source], board)
     watching.start()
     try:
         eventually(lambda: board.now().notices, "the first finding")
@@ -105,13 +105,13 @@ def test_a_source_that_fails_keeps_its_word_and_is_asked_again(caplog: pytest.Lo
 
 
 def test_a_source_that_does_not_come_back_is_named() -> None:
-    watching = Watching([Fake()], Board("n"))
+    watching = SourcePoller([Fake()], NoticeBoard("n"))
     watching._looked["fake"] -= 3600
     assert "fake" in watching.stuck()
 
 
 def test_the_file_is_there_while_there_is_something_to_say(tmp_path: Path) -> None:
-    board, stop = Board("local-1"), threading.Event()
+    board, stop = NoticeBoard("local-1"), threading.Event()
     keeper = threading.Thread(target=keep_file, args=(tmp_path / "notices", board, stop))
     keeper.start()
     path = tmp_path / "notices" / "local-1.json"
@@ -130,7 +130,7 @@ def test_the_file_is_there_while_there_is_something_to_say(tmp_path: Path) -> No
 def test_a_full_disk_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     blocked = tmp_path / "notices"
     blocked.write_text("a file where the folder should be")
-    board, stop = Board("n"), threading.Event()
+    board, stop = NoticeBoard("n"), threading.Event()
     board.put("a", (notice(),))
     keeper = threading.Thread(target=keep_file, args=(blocked, board, stop))
     keeper.start()
@@ -146,7 +146,7 @@ def test_a_full_disk_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFix
 @pytest.fixture
 def page() -> Iterator[Callable[[str], tuple[int, bytes]]]:
     why = {"stuck": ""}
-    board = Board("n")
+    board = NoticeBoard("n")
     board.put("a", (notice(),))
     server = serve("127.0.0.1", 0, board.now, lambda: b"metric 1\n", lambda: why["stuck"])
 
@@ -184,15 +184,15 @@ def test_disks_and_counters_and_links_are_metrics(tmp_path: Path) -> None:
         (tmp_path / "class/net" / name / "operstate").write_text(f"{state}\n")
         (tmp_path / "class/net" / name / "flags").write_text(f"{flags}\n")
     (tmp_path / "class/net/lo").mkdir()
-    fabric, disks = Fabric(tmp_path), Disks((tmp_path, tmp_path / "absent"))
+    fabric, disks = FabricSource(tmp_path), DiskSource((tmp_path, tmp_path / "absent"))
     assert (fabric.look(), disks.look()) == ((), ())
     assert fabric.counters == {("rdmap0s6", "1", "rx_drops"): 7.0}
     assert fabric.links == {"rdmap0s6/1": True, "eth0": True, "eth1": False}
-    xids = Xids(read_table())
+    xids = XidSource(read_table())
     xids.read("NVRM: Xid (PCI:0000:3b:00): 79, gone", 1.0, is_news=True)
-    board = Board("n")
+    board = NoticeBoard("n")
     board.put("a", (notice(),))
-    text = Metrics(board.now, lambda: {"imds": 0.5}, Gpus(), xids, fabric, disks).text().decode()
+    text = AgentMetrics(board.now, lambda: {"imds": 0.5}, GpuSource(), xids, fabric, disks).text().decode()
     samples: dict[tuple[Any, ...], float] = {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -211,7 +211,7 @@ def test_disks_and_counters_and_links_are_metrics(tmp_path: Path) -> None:
 def test_a_file_system_that_turned_read_only_is_left(tmp_path: Path) -> None:
     found = list(os.statvfs(tmp_path))
     found[8] |= os.ST_RDONLY
-    (told,) = Disks((tmp_path,), lambda path: os.statvfs_result(found)).look()
+    (told,) = DiskSource((tmp_path,), lambda path: os.statvfs_result(found)).look()
     assert (told.kind, told.remedy) == (SignalKind.NODE_DRAIN, Remedy.DRAIN)
     assert told.asks_to_leave
 

@@ -12,13 +12,13 @@ from tests.unit.agent import fake_nvml
 from tests.unit.agent.fake_nvml import FakeNvml
 
 import muster.agent.gpus as module
-from muster.agent.gpus import ABSENT_SECONDS, Gpus
+from muster.agent.gpus import ABSENT_SECONDS, GpuSource
 from muster.contract.notices import Remedy
 from muster.contract.signals import SignalKind
 
 
-def look(nvml: FakeNvml) -> tuple[Gpus, list[tuple[SignalKind, Remedy, str]]]:
-    gpus = Gpus(nvml)
+def look(nvml: FakeNvml) -> tuple[GpuSource, list[tuple[SignalKind, Remedy, str]]]:
+    gpus = GpuSource(nvml)
     return gpus, [(notice.kind, notice.remedy, notice.device) for notice in gpus.look()]
 
 
@@ -89,7 +89,7 @@ def test_a_healthy_gpu_is_only_numbers() -> None:
 )
 def test_what_a_gpus_state_asks_for(state: dict[str, object], found: list[tuple[SignalKind, Remedy]]) -> None:
     nvml = FakeNvml(gpus=2)
-    gpus = Gpus(nvml)
+    gpus = GpuSource(nvml)
     gpus.look()
     nvml.gpus[1] |= state
     notices = gpus.look()
@@ -117,7 +117,7 @@ def test_a_library_without_a_function_costs_only_that(monkeypatch: pytest.Monkey
 def test_a_driver_that_is_not_there_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     nvml = FakeNvml()
     nvml.broken = "no driver"
-    gpus = Gpus(nvml)
+    gpus = GpuSource(nvml)
     assert (gpus.look(), gpus.look()) == ((), ())
     assert gpus.pause_seconds == ABSENT_SECONDS
     assert len(caplog.messages) == 1
@@ -137,6 +137,6 @@ def test_a_driver_that_is_replaced_under_us_is_found_again(caplog: pytest.LogCap
 
 
 def test_this_machine_is_asked_without_harm() -> None:
-    gpus = Gpus()
+    gpus = GpuSource()
     gpus.look()
     assert gpus.pause_seconds in (module.PAUSE_SECONDS, ABSENT_SECONDS)

@@ -12,7 +12,7 @@ import pytest
 from tests.polling import eventually
 
 from muster.agent import watching
-from muster.agent.board import Board
+from muster.agent.board import NoticeBoard
 from muster.agent.node import NodeObject
 from muster.contract.base import dump_json
 from muster.contract.notices import (
@@ -204,7 +204,7 @@ def test_an_api_server_that_is_away_is_tried_again(
 ) -> None:
     monkeypatch.setattr(watching, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(watching, "HEARTBEAT_SECONDS", 0.05)
-    api, board, stop, acknowledged = FakeApi(), Board("n", "boot-1"), threading.Event(), threading.Event()
+    api, board, stop, acknowledged = FakeApi(), NoticeBoard("n", "boot-1"), threading.Event(), threading.Event()
     api.down = True
     node = NodeObject(api, "n", "boot-1")  # type: ignore[arg-type]
     keeper = threading.Thread(target=asyncio.run, args=(watching.publish_on_node(node, board, stop, acknowledged.set),))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.agent.kernel_log import ABSENT_SECONDS, KernelLog, record
-from muster.agent.xid import FATAL_MAX, BadTable, Xid, Xids, parse, read_table
+from muster.agent.xid import FATAL_MAX, BadTable, XidError, XidSource, parse, read_table
 from muster.contract.notices import Remedy
 from muster.contract.signals import SignalKind
 
@@ -22,7 +22,7 @@ def said(code: int, text: str = "Ch 00000008", device: str = "0000:3B:00") -> st
 
 
 def judged(*lines: str) -> list[Remedy]:
-    xids = Xids(read_table())
+    xids = XidSource(read_table())
     for index, line in enumerate(lines):
         xids.read(line, NOW + index, is_news=True)
     return [notice.remedy for notice in xids.standing(NOW + len(lines))]
@@ -31,22 +31,22 @@ def judged(*lines: str) -> list[Remedy]:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        (said(31), Xid(31, "0000:3b:00", "pid=1234, name=python, Ch 00000008")),
+        (said(31), XidError(31, "0000:3b:00", "pid=1234, name=python, Ch 00000008")),
         (
             "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-            Xid(79, "0000:05:00", "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),
+            XidError(79, "0000:05:00", "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),
         ),
-        ("NVRM: Xid (0000:03:00): 14, Channel 00000001", Xid(14, "0000:03:00", "Channel 00000001")),
+        ("NVRM: Xid (0000:03:00): 14, Channel 00000001", XidError(14, "0000:03:00", "Channel 00000001")),
         (
             "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46",
-            Xid(28006, "0000:c1:00.0", "Non-fatal, Link 46", switch=True),
+            XidError(28006, "0000:c1:00.0", "Non-fatal, Link 46", switch=True),
         ),
         ("NVRM: loading NVIDIA UNIX x86_64 Kernel Module", None),
         ("python[1]: NVRM: Xid (PCI:zz): 79", None),
         ("", None),
     ],
 )
-def test_lines_of_the_driver(line: str, found: Xid | None) -> None:
+def test_lines_of_the_driver(line: str, found: XidError | None) -> None:
     assert parse(line) == found
 
 
@@ -105,14 +105,14 @@ def test_a_gpu_with_many_fatal_errors_is_for_a_person() -> None:
 
 
 def test_errors_of_another_day_are_forgotten() -> None:
-    xids = Xids(read_table())
+    xids = XidSource(read_table())
     for index in range(FATAL_MAX):
         xids.read(said(119), NOW + index * 86_400, is_news=True)
     assert {notice.remedy for notice in xids.standing(NOW + 9 * 86_400)} == {Remedy.RESET}
 
 
 def test_the_same_program_error_twice_on_one_gpu_names_the_diagnosis() -> None:
-    xids = Xids(read_table())
+    xids = XidSource(read_table())
     xids.read(said(31), NOW, is_news=True)
     assert "dcgmi" not in xids.standing(NOW)[0].message
     xids.read(said(31), NOW + 60, is_news=True)
@@ -120,7 +120,7 @@ def test_the_same_program_error_twice_on_one_gpu_names_the_diagnosis() -> None:
 
 
 def test_a_lost_process_is_past_after_a_while_and_a_lost_gpu_is_not() -> None:
-    xids = Xids(read_table())
+    xids = XidSource(read_table())
     xids.read(said(31), NOW, is_news=True)
     xids.read(said(79), NOW, is_news=True)
     assert [notice.remedy for notice in xids.standing(NOW + 3600)] == [Remedy.REBOOT]
@@ -131,7 +131,7 @@ def test_a_lost_process_is_past_after_a_while_and_a_lost_gpu_is_not() -> None:
 def test_a_reset_that_the_driver_tells_of_settles_its_gpu_alone() -> None:
     well = said(154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
     other = said(119, device="0000:99:00")
-    xids = Xids(read_table())
+    xids = XidSource(read_table())
     for line in (said(119), other, well):
         xids.read(line, NOW, is_news=True)
     assert [notice.device for notice in xids.standing(NOW)] == ["0000:99:00"]
@@ -177,7 +177,7 @@ def kmsg(text: str, seconds_ago: float = 0.0) -> str:
 def test_a_log_is_followed_line_by_line(tmp_path: Path) -> None:
     fifo = tmp_path / "kmsg"
     os.mkfifo(fifo)
-    xids = Xids(read_table())
+    xids = XidSource(read_table())
     log = KernelLog(fifo, xids)
     assert log.look() == ()
     writer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
@@ -198,7 +198,7 @@ def test_a_log_is_followed_line_by_line(tmp_path: Path) -> None:
 def test_what_was_there_before_is_counted_and_asks_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_text(kmsg(said(79), seconds_ago=50.0))
-    xids = Xids(read_table())
+    xids = XidSource(read_table())
     log = KernelLog(path, xids)
     assert log.look() == ()
     assert xids.counts == {("0000:3b:00", 79): 1}
@@ -214,7 +214,7 @@ def test_a_clock_that_jumps_hides_no_error_and_brings_none_back(
 ) -> None:
     path = tmp_path / "kmsg"
     path.write_text(kmsg(said(79), seconds_ago=50.0))
-    log = KernelLog(path, Xids(read_table()))
+    log = KernelLog(path, XidSource(read_table()))
     jumped = time.time() + jump
     monkeypatch.setattr(time, "time", lambda: jumped)
     assert log.look() == ()
@@ -225,7 +225,7 @@ def test_a_clock_that_jumps_hides_no_error_and_brings_none_back(
 
 
 def test_a_log_that_is_not_there_is_looked_for_seldom(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = KernelLog(tmp_path / "kmsg", Xids(read_table()))
+    log = KernelLog(tmp_path / "kmsg", XidSource(read_table()))
     assert (log.look(), log.look()) == ((), ())
     assert log.pause_seconds == ABSENT_SECONDS
     assert len(caplog.messages) == 1

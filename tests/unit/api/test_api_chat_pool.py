@@ -10,7 +10,7 @@ import pytest
 from muster.api.core.errors import ApiError
 from muster.api.openai.chat import pool as pools
 from muster.api.openai.chat.pool import WorkerPool
-from muster.api.openai.chat.worker import ModelPlace, Worker
+from muster.api.openai.chat.worker import ModelPlace, ModelWorker
 
 
 class Fake:
@@ -31,9 +31,9 @@ def place(name: str) -> ModelPlace:
 def pool(workers_max: int = 1) -> tuple[WorkerPool, list[Any]]:
     started: list[Any] = []
 
-    async def start(where: ModelPlace) -> Worker:
+    async def start(where: ModelPlace) -> ModelWorker:
         started.append(Fake(where))
-        return cast(Worker, started[-1])
+        return cast(ModelWorker, started[-1])
 
     return WorkerPool(workers_max, start), started
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.api.core.logs import files
-from muster.api.core.logs.files import Follower, Logs, page, tail_offset
-from muster.contract.layout import State
+from muster.api.core.logs.files import JobLogs, LogFollower, page, tail_offset
+from muster.contract.layout import StateFolder
 
 TEXT = st.text(alphabet="ab\nü€", max_size=60)
 
 
-def write(state: State, attempt: int, worker: int, data: bytes) -> None:
+def write(state: StateFolder, attempt: int, worker: int, data: bytes) -> None:
     folder = state.worker("u", attempt, worker)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log").open("ab") as file:
@@ -26,9 +26,9 @@ def write(state: State, attempt: int, worker: int, data: bytes) -> None:
 def test_what_is_followed_is_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, attempts: list[list[str]], cut_every: int, piece: int
 ) -> None:
-    state = State(tmp_path_factory.mktemp("logs"))
-    logs = Logs(state, "u")
-    follower, read, since_cut = Follower(logs, 1, 0), [], 0
+    state = StateFolder(tmp_path_factory.mktemp("logs"))
+    logs = JobLogs(state, "u")
+    follower, read, since_cut = LogFollower(logs, 1, 0), [], 0
 
     def take(final: bool) -> None:
         nonlocal follower, since_cut
@@ -38,7 +38,7 @@ def test_what_is_followed_is_what_was_written(
                 since_cut += 1
                 if since_cut == cut_every:  # the reader is cut and comes back with the id of its last line
                     since_cut = 0
-                    follower = Follower(logs, None, 0)
+                    follower = LogFollower(logs, None, 0)
                     follower.resume(line.position)
                     break
             else:
@@ -79,10 +79,10 @@ def test_tail_is_the_last_lines(tmp_path_factory: pytest.TempPathFactory, text: 
 
 
 def test_a_line_of_megabytes_hides_no_line_of_the_tail(tmp_path: Path) -> None:
-    state = State(tmp_path)
+    state = StateFolder(tmp_path)
     lines = ["first", "second", "x" * 3_000_000, "fourth", "last"]
     write(state, 1, 0, "".join(f"{line}\n" for line in ["older", *lines]).encode())
-    follower = Follower(Logs(state, "u"), 1, 0)
+    follower = LogFollower(JobLogs(state, "u"), 1, 0)
     follower.start_at_tail(5)
     read = []
     while found := follower.lines(final=True):
@@ -102,11 +102,11 @@ def test_a_tail_has_a_bound_and_is_never_nothing(tmp_path: Path, end: str) -> No
 @pytest.mark.parametrize("position", ["", "x", "1", "1/0", "1/0:", "1/0:5,", "-1/0:5", "1/0:5;1:6", "1/0:" + "9" * 20])
 def test_a_position_of_somebody_else_is_refused(tmp_path: Path, position: str) -> None:
     with pytest.raises(ValueError):
-        Follower(Logs(State(tmp_path), "u"), None, 0).resume(position)
+        LogFollower(JobLogs(StateFolder(tmp_path), "u"), None, 0).resume(position)
 
 
 def test_positions_come_back(tmp_path: Path) -> None:
-    follower = Follower(Logs(State(tmp_path), "u"), None, None)
+    follower = LogFollower(JobLogs(StateFolder(tmp_path), "u"), None, None)
     for position in ("0/", "3/", "3/0:17,1:4"):
         follower.resume(position)
         assert follower.position == position

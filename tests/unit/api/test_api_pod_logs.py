@@ -10,8 +10,8 @@ import pytest
 
 from muster.api.core.cluster import pod_logs
 from muster.api.core.cluster.pod_logs import PodLogs
-from muster.api.core.logs.files import Follower, Logs, page
-from muster.contract.layout import State
+from muster.api.core.logs.files import JobLogs, LogFollower, page
+from muster.contract.layout import StateFolder
 
 BYTES_MAX = 256 << 10  # of some blocks, so that there can be holes
 JOB: dict[str, Any] = {
@@ -35,7 +35,7 @@ def numbered(count: int) -> list[str]:
     return [f"{number:07d} {'.' * 90}\n" for number in range(count)]
 
 
-async def mirror(state: State, lines: list[str]) -> PodLogs:
+async def mirror(state: StateFolder, lines: list[str]) -> PodLogs:
     logs = PodLogs(ApiServer(lines), state, lambda uid: JOB)  # type: ignore[arg-type]
     logs.note("u", JOB)
     await logs.fetch("u", 1, 0)
@@ -50,9 +50,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_of_a_long_log_the_newest_part_is_kept_at_its_place(tmp_path: Path, small: None) -> None:
-    state, lines = State(tmp_path), numbered(20_000)
+    state, lines = StateFolder(tmp_path), numbered(20_000)
     await mirror(state, lines)
-    file = Logs(state, "u").file(1, 0)
+    file = JobLogs(state, "u").file(1, 0)
     assert file.stat().st_size == len("".join(lines)), "places of readers stay true"
     assert file.stat().st_blocks * 512 <= BYTES_MAX + 4096
     kept = page(file, 0)
@@ -63,9 +63,9 @@ async def test_of_a_long_log_the_newest_part_is_kept_at_its_place(tmp_path: Path
 
 
 async def test_who_reads_along_goes_on_where_something_is_left(tmp_path: Path, small: None) -> None:
-    state, lines = State(tmp_path), numbered(20_000)
+    state, lines = StateFolder(tmp_path), numbered(20_000)
     await mirror(state, lines[:1_000])
-    follower = Follower(Logs(state, "u"), 1, 0)
+    follower = LogFollower(JobLogs(state, "u"), 1, 0)
     told = follower.lines(final=False)
     await mirror(state, lines)  # as an API that was started anew: what is there is not written twice
     while more := follower.lines(final=False):
@@ -76,7 +76,7 @@ async def test_who_reads_along_goes_on_where_something_is_left(tmp_path: Path, s
 
 
 async def test_the_logs_of_a_job_go_with_it(tmp_path: Path) -> None:
-    state = State(tmp_path)
+    state = StateFolder(tmp_path)
     logs = await mirror(state, numbered(3))
     for uid in ("a", "b"):
         state.worker(uid, 1, 0).mkdir(parents=True)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from muster.api.core.metrics import steps as step_files
 from muster.api.core.metrics.curves import CurveQuery, curves_document
 from muster.api.core.metrics.service import tokens_at
-from muster.api.core.metrics.steps import History, StepLogs, chosen, shown, thinned
+from muster.api.core.metrics.steps import StepHistory, StepLogs, chosen, shown, thinned
 from muster.api.core.metrics.tables import SERIES_MAX
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 
 Records = list[dict[str, Any]]
 
@@ -26,7 +26,7 @@ def record(step: int, **more: Any) -> dict[str, Any]:
     return {"type": "step", "step": step, "at": 1000.0 + step, "tokens": 10, "loss": float(step), **more}
 
 
-def write(state: State, attempt: int, records: Records, uid: str = "u") -> Path:
+def write(state: StateFolder, attempt: int, records: Records, uid: str = "u") -> Path:
     folder = state.worker(uid, attempt, 0)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "steps.jsonl"
@@ -35,7 +35,7 @@ def write(state: State, attempt: int, records: Records, uid: str = "u") -> Path:
     return path
 
 
-def attempts_and_steps(history: History) -> list[tuple[int, int]]:
+def attempts_and_steps(history: StepHistory) -> list[tuple[int, int]]:
     return [(span.attempt, step) for span in history.trained for step in span.table.steps[span.begin : span.end]]
 
 
@@ -47,7 +47,7 @@ lives = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 120)), max_size=6)
 def test_history_holds_each_step_once_as_it_was_trained_last(lives: list[tuple[float, int]]) -> None:
     """Each life resumes at or before where training stood and does some steps."""
     with tempfile.TemporaryDirectory() as folder:
-        state, stood = State(Path(folder)), 0
+        state, stood = StateFolder(Path(folder)), 0
         expected: dict[int, int] = {}
         for number, (share, length) in enumerate(lives, start=1):
             resumed = int(share * stood)
@@ -66,7 +66,7 @@ def test_history_holds_each_step_once_as_it_was_trained_last(lives: list[tuple[f
 def test_curves_keep_every_extreme_and_the_mean(lives: list[tuple[float, int]], points: int, data: Any) -> None:
     """Whatever is thinned and whatever part is asked for: against all records at once."""
     with tempfile.TemporaryDirectory() as folder:
-        state, stood = State(Path(folder)), 0
+        state, stood = StateFolder(Path(folder)), 0
         expected: dict[int, float] = {}
         for number, (share, length) in enumerate(lives, start=1):
             resumed = int(share * stood)
@@ -102,8 +102,8 @@ def test_the_records_that_are_chosen_keep_order_ends_and_the_limit(length: int, 
 
 def test_a_spike_of_one_step_in_many_is_kept_on_every_axis(tmp_path: Path) -> None:
     records = [record(step, loss=50.0 if step == 7_777 else 2.0) for step in range(1, 20_001)]
-    write(State(tmp_path), 1, records)
-    history = StepLogs(State(tmp_path)).history("u")
+    write(StateFolder(tmp_path), 1, records)
+    history = StepLogs(StateFolder(tmp_path)).history("u")
     for axis, unit in (("step", 1), ("tokens", 10), ("seconds", 1)):
         found = curves_document(history, CurveQuery(100, axis))  # type: ignore[arg-type]
         peak = found["series"]["loss"]["max"]
@@ -115,8 +115,8 @@ def test_a_spike_of_one_step_in_many_is_kept_on_every_axis(tmp_path: Path) -> No
 
 
 def test_a_file_is_read_as_it_grows(tmp_path: Path) -> None:
-    logs, state = StepLogs(State(tmp_path)), State(tmp_path)
-    assert logs.history("u") == History((), (), None, 0)
+    logs, state = StepLogs(StateFolder(tmp_path)), StateFolder(tmp_path)
+    assert logs.history("u") == StepHistory((), (), None, 0)
     folder = state.worker("u", 1, 0)
     folder.mkdir(parents=True)
     (folder.parent / "not-a-worker").mkdir()
@@ -137,9 +137,9 @@ def test_a_file_is_read_as_it_grows(tmp_path: Path) -> None:
 def test_what_one_look_does_not_read_is_told_and_read_at_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(State(tmp_path), 1, [record(step) for step in range(1, 1001)])
+    path = write(StateFolder(tmp_path), 1, [record(step) for step in range(1, 1001)])
     monkeypatch.setattr(step_files, "READ_BYTES_MAX", 30_000)
-    logs, seen = StepLogs(State(tmp_path)), []
+    logs, seen = StepLogs(StateFolder(tmp_path)), []
     while not seen or seen[-1][1]:
         found = curves_document(logs.history("u"), CurveQuery())
         seen.append((found["total"], found["unread"]))
@@ -150,7 +150,7 @@ def test_what_one_look_does_not_read_is_told_and_read_at_the_next(
 
 def test_whatever_a_job_writes_into_its_records_is_survived(tmp_path: Path) -> None:
     """A job is code: its file may hold anything, and only its own curves suffer."""
-    path = write(State(tmp_path), 1, [record(1)])
+    path = write(StateFolder(tmp_path), 1, [record(1)])
     hostile = [
         '{"step": 2, "loss": 1e999, "tokens": -5, "at": "yesterday"}',
         '{"step": 3, "loss": NaN, "gradNorm": Infinity, "values": {"a": "x", "<b>": 3, "n": null}}',
@@ -166,7 +166,7 @@ def test_whatever_a_job_writes_into_its_records_is_survived(tmp_path: Path) -> N
     ]
     with path.open("a") as file:
         file.write("\n".join(hostile) + "\n")
-    history = StepLogs(State(tmp_path)).history("u")
+    history = StepLogs(StateFolder(tmp_path)).history("u")
     assert [step for _, step in attempts_and_steps(history)] == [1, 2, 3, 4, 7, 8, 9]
     found = json.loads(json.dumps(curves_document(history, CurveQuery()), allow_nan=False))
     assert found["series"]["loss"]["mean"] == [1.0, None, None, None, None, 8.0, 3.0]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.api.core.errors import ApiError
-from muster.api.sweeps.decisions import Measured, Results, Rules, Trial, best_of, decide, is_rung, judged
+from muster.api.sweeps.decisions import Measured, Results, SweepRules, SweepTrial, best_of, decide, is_rung, judged
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 from muster.api.sweeps.search import trials_of
 from muster.api.sweeps.service import parse_document
@@ -65,9 +65,9 @@ def test_the_trials_of_a_seed_never_change() -> None:
 class World:
     """A stand-in for the database and the cluster: trials' rows, and jobs that train at the world's pace."""
 
-    rules: Rules
+    rules: SweepRules
     curves: list[list[float]]  # the metric of each trial after each step, from step 1 on
-    rows: dict[int, Trial] = field(default_factory=dict)
+    rows: dict[int, SweepTrial] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)  # how far each job has come
     cancelled: set[int] = field(default_factory=set)
     submitted: list[int] = field(default_factory=list)
@@ -80,7 +80,7 @@ class World:
         if not self.ended(number):
             self.steps[number] = min(self.steps[number] + steps, len(self.curves[number - 1]))
 
-    def observed(self) -> list[Trial]:
+    def observed(self) -> list[SweepTrial]:
         found = []
         for number, row in self.rows.items():
             seen = range(row.results.read_step + 1, self.steps[number] + 1)
@@ -100,7 +100,7 @@ class World:
                 self.cancelled.add(number)
             else:
                 assert number not in self.rows, "a number never has two jobs"
-                self.rows[number], self.steps[number] = Trial(number, True), 0
+                self.rows[number], self.steps[number] = SweepTrial(number, True), 0
                 self.submitted.append(number)
             self.most = max(self.most, sum(not self.ended(each) for each in self.rows))
         return decision.phase
@@ -110,7 +110,9 @@ class World:
 @given(st.data())
 def test_a_sweep_ends_with_the_best_whatever_is_killed_when(data: st.DataObject) -> None:
     count, better = data.draw(st.integers(1, 9)), data.draw(st.sampled_from(["lower", "higher"]))
-    rules = Rules(count, data.draw(st.integers(1, 4)), better, data.draw(st.sampled_from([None, Asha(min_steps=2)])))
+    rules = SweepRules(
+        count, data.draw(st.integers(1, 4)), better, data.draw(st.sampled_from([None, Asha(min_steps=2)]))
+    )
     values = st.lists(st.floats(-5, 5), min_size=1, max_size=12)
     world = World(rules, data.draw(st.lists(values, min_size=count, max_size=count)))
     chance, phase = random.Random(data.draw(st.integers(0, 2**32))), SweepPhase.RUNNING
@@ -167,9 +169,9 @@ def test_rungs_are_powers_of_the_factor() -> None:
 
 
 def test_a_loser_is_told_its_place_and_an_ended_trial_is_not_stopped() -> None:
-    rules = Rules(3, 3, "lower", Asha(min_steps=2, factor=3))
+    rules = SweepRules(3, 3, "lower", Asha(min_steps=2, factor=3))
     at = (Measured(step=2, value=1.0),), (Measured(step=2, value=3.0),), (Measured(step=2, value=2.0),)
-    trials = [Trial(1, True, fresh=at[0]), Trial(2, True, fresh=at[1]), Trial(3, False, fresh=at[2])]
+    trials = [SweepTrial(1, True, fresh=at[0]), SweepTrial(2, True, fresh=at[1]), SweepTrial(3, False, fresh=at[2])]
     decision = decide(rules, trials)
     assert [trial.stopped for trial in decision.trials] == [None, "place 2 of 2 at step 2; 1 went on", None]
     again = decide(rules, decision.trials)
@@ -177,13 +179,13 @@ def test_a_loser_is_told_its_place_and_an_ended_trial_is_not_stopped() -> None:
 
 
 def test_a_sweep_without_a_value_has_failed_and_a_cancelled_one_waits_for_its_trials() -> None:
-    rules = Rules(2, 1, "lower")
-    assert decide(rules, [Trial(1, False), Trial(2, False)]).phase == SweepPhase.FAILED
+    rules = SweepRules(2, 1, "lower")
+    assert decide(rules, [SweepTrial(1, False), SweepTrial(2, False)]).phase == SweepPhase.FAILED
     good = Results(best=Measured(step=1, value=1.0))
-    assert decide(rules, [Trial(1, False, good), Trial(2, False)]).phase == SweepPhase.SUCCEEDED
-    assert (decide(rules, [Trial(1, False)]).starts, decide(rules, [Trial(1, True)]).starts) == ((2,), ())
-    assert decide(rules, [Trial(1, True)], cancelled=True).phase == SweepPhase.STOPPING
-    ended = decide(rules, [Trial(1, False)], cancelled=True)
+    assert decide(rules, [SweepTrial(1, False, good), SweepTrial(2, False)]).phase == SweepPhase.SUCCEEDED
+    assert (decide(rules, [SweepTrial(1, False)]).starts, decide(rules, [SweepTrial(1, True)]).starts) == ((2,), ())
+    assert decide(rules, [SweepTrial(1, True)], cancelled=True).phase == SweepPhase.STOPPING
+    ended = decide(rules, [SweepTrial(1, False)], cancelled=True)
     assert (ended.phase, ended.starts) == (SweepPhase.CANCELLED, ())
 
 

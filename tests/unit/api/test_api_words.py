@@ -18,7 +18,7 @@ from muster.api.core.callers import ANONYMOUS, Principal, Scope
 from muster.api.core.errors import KINDS, ApiError, problem_body
 from muster.api.core.events.types import EventType, events_between
 from muster.api.core.http.paging import cursor_of, seq_of
-from muster.api.core.settings import Settings, is_loopback
+from muster.api.core.settings import ApiSettings, is_loopback
 from muster.api.core.submission.clone import merge_patch
 from muster.api.tenants.authentication import hash_of, is_acceptable, new_token
 from muster.contract.advice import advice
@@ -227,20 +227,20 @@ def test_tokens() -> None:
 def test_without_tokens_only_loopback(host: str) -> None:
     assert not is_loopback(host)
     with pytest.raises(ValidationError, match="authentication is off"):
-        Settings(host=host, auth=False)
-    Settings(host=host or "0.0.0.0", auth=True)
+        ApiSettings(host=host, auth=False)
+    ApiSettings(host=host or "0.0.0.0", auth=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
 def test_loopback(host: str) -> None:
     assert is_loopback(host)
-    Settings(host=host, auth=False)
+    ApiSettings(host=host, auth=False)
 
 
 def test_database_addresses(tmp_path: Path) -> None:
-    assert Settings(state=tmp_path).database == f"sqlite+aiosqlite:///{tmp_path}/muster.db"
-    assert Settings(database_url="postgres://a@b/c").database == "postgresql+asyncpg://a@b/c"
-    assert "hunter2" not in repr(Settings(database_url="postgresql://me:hunter2@b/c"))
+    assert ApiSettings(state=tmp_path).database == f"sqlite+aiosqlite:///{tmp_path}/muster.db"
+    assert ApiSettings(database_url="postgres://a@b/c").database == "postgresql+asyncpg://a@b/c"
+    assert "hunter2" not in repr(ApiSettings(database_url="postgresql://me:hunter2@b/c"))
 
 
 def test_every_problem_reads_as_rfc_9457_and_as_openai() -> None:
@@ -265,7 +265,7 @@ def test_every_problem_reads_as_rfc_9457_and_as_openai() -> None:
     ],
 )
 def test_several_servers_of_a_database_are_spelled_in_two_ways(spelled: str, host: Any, ports: Any) -> None:
-    url = make_url(Settings(database_url=SecretStr(spelled)).database)
+    url = make_url(ApiSettings(database_url=SecretStr(spelled)).database)
     _, arguments = url.get_dialect()().create_connect_args(url)
     assert (arguments["host"], arguments["port"], arguments["database"]) == (host, ports, "muster")
     assert (url.username, url.password) == ("u", "p@s" if "%40" in spelled else "p")
@@ -291,8 +291,8 @@ def test_next_steps_are_commands_with_the_jobs_name() -> None:
 def test_the_namespace_of_its_own_pod_is_the_platforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation without the chart sets no MUSTER_API_NAMESPACE, and is protected all the same."""
     monkeypatch.setattr(api_settings, "SERVICE_ACCOUNT", tmp_path)
-    assert Settings().namespace == ""
+    assert ApiSettings().namespace == ""
     (tmp_path / "namespace").write_text("muster-system\n")
-    assert Settings(cluster="kubernetes").is_system_namespace("muster-system")
+    assert ApiSettings(cluster="kubernetes").is_system_namespace("muster-system")
     monkeypatch.setenv("MUSTER_API_NAMESPACE", "elsewhere")
-    assert Settings().namespace == "elsewhere"
+    assert ApiSettings().namespace == "elsewhere"

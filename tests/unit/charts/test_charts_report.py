@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from muster.charts import assets, svg
-from muster.charts.report import Report, render_report, shown
+from muster.charts.report import JobReport, render_report, shown
 
 T = 1_795_000_000.0
 HOSTILE = "</script></pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'{{7*7}}\x1b[31m\u202e\x00"
@@ -27,7 +27,7 @@ def attempt(number: int, **more: Any) -> dict[str, Any]:
     return {"number": number, "nodes": ["node-0"], **known, **more}
 
 
-def report(**changes: Any) -> Report:
+def report(**changes: Any) -> JobReport:
     status = {
         "phase": "Succeeded",
         "because": "done",
@@ -58,7 +58,7 @@ def report(**changes: Any) -> Report:
         "samples": [sample],
         "made_at": T + 100,
     }
-    return Report(**{**made, **changes})
+    return JobReport(**{**made, **changes})
 
 
 class Elements(HTMLParser):

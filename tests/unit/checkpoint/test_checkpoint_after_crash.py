@@ -19,14 +19,14 @@ from muster.contract.names import STEP_LOG, Env
 from muster.contract.spec import Keep
 from muster.storage.opening import open_store
 from muster.trainer.checkpoint import snapshot
-from muster.trainer.checkpoint.channel import Channel
+from muster.trainer.checkpoint.channel import MessageChannel
 from muster.trainer.checkpoint.commits import read_commit
-from muster.trainer.checkpoint.coordinator import Coordinator, Job
+from muster.trainer.checkpoint.coordinator import SaveCoordinator, SavedJob
 from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.optimizer_state import settings_of
-from muster.trainer.checkpoint.staging import Staging
-from muster.trainer.checkpoint.uploader import STEP_LOG_BYTES_BEFORE, Uploader
+from muster.trainer.checkpoint.staging import StagingMemory
+from muster.trainer.checkpoint.uploader import STEP_LOG_BYTES_BEFORE, ShareUploader
 from muster.trainer.launch.process_control import LAUNCHER
 from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 
@@ -43,16 +43,16 @@ def test_an_order_is_left_only_while_the_bytes_are_whole() -> None:
     memory.close()
 
 
-def coordinator(folder: Path, world: int = 3) -> Coordinator:
-    job = Job({}, "uid", attempt=1, fence=None, world_size=world, keep=Keep())
-    return Coordinator(open_store(f"file://{folder}"), job, None, "token")
+def coordinator(folder: Path, world: int = 3) -> SaveCoordinator:
+    job = SavedJob({}, "uid", attempt=1, fence=None, world_size=world, keep=Keep())
+    return SaveCoordinator(open_store(f"file://{folder}"), job, None, "token")
 
 
 def left(*steps: int, at: float = 1e12) -> dict[str, list[float]]:
     return {str(step): [step, at] for step in steps}
 
 
-def chosen(there: Coordinator, by_rank: list[dict[str, list[float]]], seconds: float = 20.0) -> list[int | None]:
+def chosen(there: SaveCoordinator, by_rank: list[dict[str, list[float]]], seconds: float = 20.0) -> list[int | None]:
     """What each rank is told; the last to tell is rank 0."""
     answers: dict[int, int | None] = {}
 
@@ -98,9 +98,9 @@ def test_a_save_that_a_dead_rank_had_no_copy_of_ends_at_once(tmp_path: Path) -> 
 def test_who_waits_for_a_save_that_rank_0_never_ordered_is_told_and_tells(tmp_path: Path) -> None:
     """Rank 0 died between the copies of its peers and its own order: they have the step, and so has its memory."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        job = Job({}, "uid", attempt=1, fence=None, world_size=2, keep=Keep())
-        there = Coordinator(open_store(f"file://{tmp_path}"), job, listener, "token")
-        peer = Channel(socket.create_connection(listener.getsockname()[:2]))
+        job = SavedJob({}, "uid", attempt=1, fence=None, world_size=2, keep=Keep())
+        there = SaveCoordinator(open_store(f"file://{tmp_path}"), job, listener, "token")
+        peer = MessageChannel(socket.create_connection(listener.getsockname()[:2]))
         peer.send({"token": "token", "rank": 1})
         report = {"seq": 5, "step": 5, "file": {"key": "of rank 1"}, "slices": {}, "rng": {}}
         peer.send(report)
@@ -136,7 +136,7 @@ class Copies:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.memories: dict[int, SharedMemory] = {}
         self.layouts: list[dict[str, object]] = []
-        self.staging = Staging(self.memories.__setitem__)
+        self.staging = StagingMemory(self.memories.__setitem__)
         self.staging.reserve(self.model, self.optimizer, 2)
 
     def take(self, step: int) -> None:
@@ -196,7 +196,7 @@ def test_records_that_lie_far_behind_in_the_log_are_not_written_again(
     monkeypatch.setenv(Env.WORKER_DIR, str(tmp_path))
     rank, process = socket.socketpair()
     init = {"uri": (tmp_path / "uid").as_uri(), "rank": 1, "world_size": 2, "job_uid": "uid", "attempt": 1}
-    uploader = Uploader(Channel(process), init, None)
+    uploader = ShareUploader(MessageChannel(process), init, None)
     lines, log = [f'{{"step":{number}}}' for number in range(1, 60_001)], tmp_path / STEP_LOG
     log.write_text("\n".join(lines[:40]) + "\n")
     monkeypatch.setattr(uploader, "_write", lambda key, order: {})
@@ -228,7 +228,7 @@ def test_what_a_rank_left_is_saved_as_it_was_laid_out_although_nobody_hears_that
 
     rank, process = socket.socketpair()
     (tmp_path / STEP_LOG).write_text(written)
-    listener, channel, folder = socket.create_server(("127.0.0.1", 0)), Channel(rank), tmp_path / "uid"
+    listener, channel, folder = socket.create_server(("127.0.0.1", 0)), MessageChannel(rank), tmp_path / "uid"
     fixed = {"job": "job", "job_uid": "uid", "attempt": 1, "config": {}, "architecture": {}}
     init = {"uri": folder.as_uri(), "rank": 0, "world_size": 1, "job_uid": "uid", "attempt": 1, "fence": None}
     init |= {"token": "token", "coordinator": ["127.0.0.1", 0], "keep": {}, "identity": fixed}

@@ -4,7 +4,7 @@ import pytest
 
 from muster.contract.checkpoint_interval import PRIOR_SAVE_SECONDS
 from muster.storage.checksum import PART_BYTES
-from muster.trainer.checkpoint.emergency_save import Plan, Standing, in_flight_seconds, new_seconds, plan
+from muster.trainer.checkpoint.emergency_save import EmergencyPlan, EmergencyState, in_flight_seconds, new_seconds, plan
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,13 @@ from muster.trainer.checkpoint.emergency_save import Plan, Standing, in_flight_s
     ],
 )
 def test_what_becomes_of_the_upload_in_flight(in_flight: float | None, left: float | None, do: str) -> None:
-    ranks = [Standing(in_flight, 40.0, left), Standing(in_flight, 20.0)]
-    assert plan(ranks) == Plan(do, left)  # type: ignore[arg-type]
-    assert plan(ranks[::-1]) == Plan(do, left)  # type: ignore[arg-type]
+    ranks = [EmergencyState(in_flight, 40.0, left), EmergencyState(in_flight, 20.0)]
+    assert plan(ranks) == EmergencyPlan(do, left)  # type: ignore[arg-type]
+    assert plan(ranks[::-1]) == EmergencyPlan(do, left)  # type: ignore[arg-type]
 
 
 def test_what_one_rank_has_seen_end_has_ended() -> None:
-    assert plan([Standing(None, 40.0, 50.0), Standing(300.0, 40.0)]).do == "wait"
+    assert plan([EmergencyState(None, 40.0, 50.0), EmergencyState(300.0, 40.0)]).do == "wait"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_shards_of_the_terminating_go_first(
     terminating: tuple[int, ...], left: float | None, first: tuple[int, ...]
 ) -> None:
     standings = [
-        Standing(None, 10.0, left if rank in terminating or not terminating else None, rank in terminating)
+        EmergencyState(None, 10.0, left if rank in terminating or not terminating else None, rank in terminating)
         for rank in range(4)
     ]
     assert plan(standings).first == first

@@ -18,7 +18,7 @@ from muster.storage.file_store import FileStore
 from muster.storage.listing import CommitListing, steps_in
 from muster.storage.model_source import model_facts
 from muster.trainer.checkpoint.__main__ import main as checkpoint_tool
-from muster.trainer.checkpoint.collect import Seen, collect
+from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in, publish, read_commit
 from muster.trainer.checkpoint.quarantine import first_good, put_back, quarantined
 from muster.trainer.convert.export import export
@@ -96,7 +96,7 @@ def test_retention_removes_a_folder_whole_and_spares_the_files_that_a_later_one_
     first = commit(store, 1, {"same.pt": b"same"})
     commit(store, 2, {"last.pt": b"2"}, reused=first)
     commit(store, 3, {"last.pt": b"3"}, reused=first)
-    assert collect(store, 1, 3, Keep(last=1, best=0), Seen()) == [1, 2]
+    assert collect(store, 1, 3, Keep(last=1, best=0), CollectionState()) == [1, 2]
     there = sorted(p.relative_to(tmp_path / "uid").as_posix() for p in (tmp_path / "uid").rglob("*") if p.is_file())
     assert there == [
         "commits/step-00000003.json",
@@ -108,7 +108,7 @@ def test_retention_removes_a_folder_whole_and_spares_the_files_that_a_later_one_
 
 def test_what_a_failed_upload_left_is_swept(store: FileStore, tmp_path: Path) -> None:
     store.write(folder_file_key(1, 1, "deep/left.bin"), memoryview(b"left"))
-    seen = Seen()
+    seen = CollectionState()
     for step in (2, 3):
         commit(store, step)
         collect(store, 1, step, Keep(), seen)

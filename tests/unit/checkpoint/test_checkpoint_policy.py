@@ -10,31 +10,31 @@ from muster.contract.checkpoint_interval import optimal_interval_seconds
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.collect import as_kept
 from muster.trainer.checkpoint.policy import (
-    History,
-    Kept,
-    Policy,
+    RetainedCommit,
+    SaveHistory,
+    SavePolicy,
     retained,
     seconds_between_failures,
 )
 
 
 def test_steps_are_counted_in_multiples_so_that_a_resumed_run_saves_at_the_same_steps() -> None:
-    policy = Policy(20)
-    assert [step for step in range(31, 101) if policy.due(step, 0.0, History(0.0, started_step=30))] == [
+    policy = SavePolicy(20)
+    assert [step for step in range(31, 101) if policy.due(step, 0.0, SaveHistory(0.0, started_step=30))] == [
         40,
         60,
         80,
         100,
     ]
-    assert not policy.due(40, 0.0, History(0.0, started_step=40))
+    assert not policy.due(40, 0.0, SaveHistory(0.0, started_step=40))
 
 
 def test_a_time_counts_from_the_last_save_or_the_start() -> None:
-    policy = Policy("10m")
-    assert not policy.due(5, 599.0, History(0.0))
-    assert policy.due(5, 600.0, History(0.0))
-    assert not policy.due(9, 1_199.0, History(0.0, saved_at=600.0))
-    assert policy.due(9, 1_200.0, History(0.0, saved_at=600.0))
+    policy = SavePolicy("10m")
+    assert not policy.due(5, 599.0, SaveHistory(0.0))
+    assert policy.due(5, 600.0, SaveHistory(0.0))
+    assert not policy.due(9, 1_199.0, SaveHistory(0.0, saved_at=600.0))
+    assert policy.due(9, 1_200.0, SaveHistory(0.0, saved_at=600.0))
 
 
 def test_the_interval_solves_its_equation() -> None:
@@ -51,44 +51,65 @@ def test_the_interval_solves_its_equation() -> None:
 
 
 def test_a_job_that_fails_often_outweighs_the_prior_at_once() -> None:
-    assert seconds_between_failures(History(0.0, failures=3, observed_seconds=900.0)) == pytest.approx(300.0)
-    prior = seconds_between_failures(History(0.0))
-    assert seconds_between_failures(History(0.0, failures=1, observed_seconds=3 * prior)) == pytest.approx(2 * prior)
+    assert seconds_between_failures(SaveHistory(0.0, failures=3, observed_seconds=900.0)) == pytest.approx(300.0)
+    prior = seconds_between_failures(SaveHistory(0.0))
+    assert seconds_between_failures(SaveHistory(0.0, failures=1, observed_seconds=3 * prior)) == pytest.approx(
+        2 * prior
+    )
 
 
 def test_auto_saves_more_often_when_failures_are_seen_and_never_faster_than_it_uploads() -> None:
-    policy = Policy("auto", interval_seconds_min=0.0, interval_seconds_max=math.inf)
-    quiet = History(0.0, blocked_seconds=(0.1,), upload_seconds=(1.0,), failures=0, observed_seconds=86_400.0)
-    stormy = History(0.0, blocked_seconds=(0.1,), upload_seconds=(1.0,), failures=20, observed_seconds=86_400.0)
+    policy = SavePolicy("auto", interval_seconds_min=0.0, interval_seconds_max=math.inf)
+    quiet = SaveHistory(0.0, blocked_seconds=(0.1,), upload_seconds=(1.0,), failures=0, observed_seconds=86_400.0)
+    stormy = SaveHistory(0.0, blocked_seconds=(0.1,), upload_seconds=(1.0,), failures=20, observed_seconds=86_400.0)
     assert policy.interval_seconds(stormy) < policy.interval_seconds(quiet)
-    slow_store = History(
+    slow_store = SaveHistory(
         0.0, blocked_seconds=(0.01,), upload_seconds=(500.0,), failures=10_000, observed_seconds=86_400.0
     )
     assert policy.interval_seconds(slow_store) == 625.0
 
 
 def test_more_nodes_fail_more_often() -> None:
-    assert seconds_between_failures(History(0.0, nodes=8)) == pytest.approx(seconds_between_failures(History(0.0)) / 8)
+    assert seconds_between_failures(SaveHistory(0.0, nodes=8)) == pytest.approx(
+        seconds_between_failures(SaveHistory(0.0)) / 8
+    )
 
 
 @pytest.mark.parametrize(
     ("commits", "keep", "pins", "in_use", "deleted"),
     [
         ([], Keep(), (), (), ()),
-        ([Kept(s) for s in (10, 20, 30, 40)], Keep(last=2, best=0), (), (), (10, 20)),
-        ([Kept(s) for s in (10, 20, 30, 40)], Keep(last=1, best=0, every=20), (), (), (10, 30)),
-        ([Kept(s) for s in (10, 20, 30, 40)], Keep(last=1, best=0), (10,), (20,), (30,)),
+        ([RetainedCommit(s) for s in (10, 20, 30, 40)], Keep(last=2, best=0), (), (), (10, 20)),
+        ([RetainedCommit(s) for s in (10, 20, 30, 40)], Keep(last=1, best=0, every=20), (), (), (10, 30)),
+        ([RetainedCommit(s) for s in (10, 20, 30, 40)], Keep(last=1, best=0), (10,), (20,), (30,)),
         # The newest verified one outlives a newer one that can't be read; that one stays until all is newer than it.
-        ([Kept(10), Kept(20), Kept(30, verified=False)], Keep(last=1, best=0), (), (), (10,)),
-        ([Kept(10, verified=False), Kept(20), Kept(30)], Keep(last=1, best=0), (), (), (10, 20)),
-        ([Kept(10, verified=False), Kept(20, verified=False)], Keep(last=1, best=0), (), (), ()),
+        (
+            [RetainedCommit(10), RetainedCommit(20), RetainedCommit(30, verified=False)],
+            Keep(last=1, best=0), (), (), (10,),
+        ),
+        (
+            [RetainedCommit(10, verified=False), RetainedCommit(20), RetainedCommit(30)],
+            Keep(last=1, best=0), (), (), (10, 20),
+        ),
+        ([RetainedCommit(10, verified=False), RetainedCommit(20, verified=False)], Keep(last=1, best=0), (), (), ()),
         # The lowest losses stay; where none is known, the newest that was best when it was made.
-        ([Kept(1, True, 3.0), Kept(2, True, 2.0), Kept(3, False, 2.5), Kept(4)], Keep(last=1, best=2), (), (), (1,)),
-        ([Kept(10, True), Kept(20, True), Kept(30), Kept(40)], Keep(last=1, best=1), (), (), (10, 30)),
+        (
+            [
+                RetainedCommit(1, True, 3.0),
+                RetainedCommit(2, True, 2.0),
+                RetainedCommit(3, False, 2.5),
+                RetainedCommit(4),
+            ],
+            Keep(last=1, best=2), (), (), (1,),
+        ),
+        (
+            [RetainedCommit(10, True), RetainedCommit(20, True), RetainedCommit(30), RetainedCommit(40)],
+            Keep(last=1, best=1), (), (), (10, 30),
+        ),
     ],
 )  # fmt: skip
 def test_what_goes(
-    commits: list[Kept], keep: Keep, pins: tuple[int, ...], in_use: tuple[int, ...], deleted: tuple[int, ...]
+    commits: list[RetainedCommit], keep: Keep, pins: tuple[int, ...], in_use: tuple[int, ...], deleted: tuple[int, ...]
 ) -> None:
     assert retained(commits, keep, pins, in_use) == deleted
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.storage.retry import FIRST_WAIT_SECONDS, WAIT_SECONDS_MAX, Retry
+from muster.storage.retry import FIRST_WAIT_SECONDS, WAIT_SECONDS_MAX, StoreRetry
 
 
 class Clock:
@@ -16,8 +16,8 @@ class Clock:
         self.now += seconds
 
 
-def retry(clock: Clock, seconds_max: float = 60.0) -> Retry:
-    return Retry(seconds_max, lambda: clock.now, clock.sleep, lambda low, high: high)
+def retry(clock: Clock, seconds_max: float = 60.0) -> StoreRetry:
+    return StoreRetry(seconds_max, lambda: clock.now, clock.sleep, lambda low, high: high)
 
 
 def failing(times: int, error: Exception):  # type: ignore[no-untyped-def]
@@ -40,7 +40,7 @@ def test_the_waits_double_up_to_a_bound() -> None:
 
 def test_the_jitter_is_full() -> None:
     clock = Clock()
-    lazy = Retry(60, lambda: clock.now, clock.sleep, lambda low, high: low)
+    lazy = StoreRetry(60, lambda: clock.now, clock.sleep, lambda low, high: low)
     assert lazy.call(failing(3, OSError("reset")), lambda error: (False, None)) == "answer"
     assert clock.sleeps == []
 

@@ -18,8 +18,8 @@ from muster.storage.errors import NotFound
 from muster.storage.listing import steps_in
 from muster.storage.pins import pin, pinned, unpin
 from muster.storage.readers import being_read, reading
-from muster.storage.store import Object
-from muster.trainer.checkpoint.collect import Seen, collect
+from muster.storage.store import StoredObject
+from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.quarantine import quarantine
@@ -66,13 +66,15 @@ class ModelStore:
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         into[:] = self.read(key, start + len(into))[start : start + len(into)]
 
-    def objects(self, prefix: str) -> Iterator[Object]:
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         yield from [
-            Object(k, len(v), 0.0, crc32(v)) for k, v in sorted(self.objects_by_key.items()) if k.startswith(prefix)
+            StoredObject(k, len(v), 0.0, crc32(v))
+            for k, v in sorted(self.objects_by_key.items())
+            if k.startswith(prefix)
         ]
 
-    def about(self, key: str) -> Object:
-        return Object(key, len(self.read(key, 1)), 0.0, "")
+    def about(self, key: str) -> StoredObject:
+        return StoredObject(key, len(self.read(key, 1)), 0.0, "")
 
     def delete(self, key: str) -> None:
         self._change()
@@ -101,7 +103,7 @@ class Job:
     frozen: list[FileEntry] | None
     attempt: int = 1
     step: int = 0
-    seen: Seen = dataclasses.field(default_factory=Seen)
+    seen: CollectionState = dataclasses.field(default_factory=CollectionState)
 
     def save(self) -> None:
         self.step += self.dice.randint(1, 5)
@@ -123,7 +125,7 @@ class Job:
 
     def crash(self) -> None:
         self.store.operations_left = None
-        self.attempt, self.seen = self.attempt + 1, Seen()
+        self.attempt, self.seen = self.attempt + 1, CollectionState()
         # Usually from the newest; the operator may also go back further, and train the same steps again.
         steps = steps_in(self.store)
         self.step = self.dice.choice(steps) if steps and self.dice.random() < 0.3 else max(steps, default=0)

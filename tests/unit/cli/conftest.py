@@ -10,7 +10,7 @@ from muster.cli import output
 @pytest.fixture(autouse=True)
 def fresh_consoles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr(output._Format, "json", False)
+    monkeypatch.setattr(output._OutputFormat, "json", False)
     output.answers.cache_clear()
     output.messages.cache_clear()
     yield

@@ -10,8 +10,8 @@ import pytest
 from muster.cli import demo, demo_report
 from muster.cli.demo_checks import (
     CHECKS,
-    Evidence,
-    Kill,
+    DemoEvidence,
+    DemoKill,
     detection_seconds,
     recovery_seconds,
     run_checks,
@@ -25,7 +25,7 @@ STEPS = 100
 KILLED_AT = 1_030.0
 
 
-def honest() -> Evidence:
+def honest() -> DemoEvidence:
     """A job of 100 steps: a commit at 40, a SIGKILL at step 49, resumed at 40, done."""
 
     def event(number: int, kind: str, at: float, attempt: int | None, **data: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def honest() -> Evidence:
 
     points = [{"step": s, "attempt": 1, "at": 1_005.0 + s / 2, "loss": 5 - s / 50} for s in range(1, 41)]
     points += [{"step": s, "attempt": 2, "at": 1_020.0 + s / 2, "loss": 5 - s / 50} for s in range(41, STEPS + 1)]
-    return Evidence(
+    return DemoEvidence(
         server="http://127.0.0.1:40000",
         job={
             "id": JOB,
@@ -75,17 +75,17 @@ def honest() -> Evidence:
             "points": with_times(points),
             "evaluations": [{"step": s, "loss": 5.0 - s / 50, "attempt": 1, "at": 0.0} for s in (0, 50, STEPS)],
         },
-        kill=Kill(KILLED_AT, 4711, 1, 1, 1, 49, 40),
+        kill=DemoKill(KILLED_AT, 4711, 1, 1, 1, 49, 40),
         sample="def demo():\n    return 1\n",
         left_running=(),
     )  # fmt: skip
 
 
-def broken(evidence: Evidence) -> set[str]:
+def broken(evidence: DemoEvidence) -> set[str]:
     return {result.promise for result in run_checks(evidence) if not result.kept}
 
 
-def doctored(change: Callable[[Evidence], Any]) -> Evidence:
+def doctored(change: Callable[[DemoEvidence], Any]) -> DemoEvidence:
     """An honest record whose documents were changed in place."""
     evidence = copy.deepcopy(honest())
     change(evidence)
@@ -129,7 +129,7 @@ def test_an_honest_record_is_believed() -> None:
         ("time accounted for", lambda e: e.job["status"]["ledger"]["seconds"].update(productive=65.0, lost=-1.0)),
     ],
 )
-def test_one_doctored_document_breaks_its_promise(promise: str, change: Callable[[Evidence], Any]) -> None:
+def test_one_doctored_document_breaks_its_promise(promise: str, change: Callable[[DemoEvidence], Any]) -> None:
     assert promise in broken(doctored(change))
 
 

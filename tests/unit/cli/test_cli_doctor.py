@@ -14,12 +14,12 @@ import yaml
 from kubernetes import client
 
 from muster.cli.cluster_checks import _leader, _operator, _storage_class
-from muster.cli.cluster_connection import Cluster
+from muster.cli.cluster_connection import NamedCluster
 from muster.cli.cluster_rights import OPERATOR_RIGHTS, operator_rights
 from muster.cli.examined_cluster import ExaminedCluster
 from muster.cli.machine_checks import ExaminedMachine, examine_machine, torch_against_driver
 from muster.cli.store_probe import checkpoint_store, probe_pod, verdict
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 
 IMAGE, URI = "registry.example/muster:1", "s3://checkpoints/team"
 SETTINGS = {
@@ -165,7 +165,7 @@ class Recorded(ExaminedCluster):
 
 
 def examined(settings: dict[str, str], pods: list[client.V1Pod] | None = None, namespace: str = "team") -> Recorded:
-    return Recorded(Cluster("here", namespace, None), "muster-system").prepare(settings, pods)
+    return Recorded(NamedCluster("here", namespace, None), "muster-system").prepare(settings, pods)
 
 
 @pytest.mark.parametrize("only", ["", "team"])
@@ -226,7 +226,9 @@ def test_it_asks_for_the_leader_and_not_only_for_ready_pods(
 ) -> None:
     """Two of two operators were ready, and none of them could speak to the API server."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    ((found, message, *next_step),) = _leader(Leased(Cluster("here", "team", None), "muster-system").prepare(*leases))
+    ((found, message, *next_step),) = _leader(
+        Leased(NamedCluster("here", "team", None), "muster-system").prepare(*leases)
+    )
     assert (found, message[: len(words)]) == (state, words)
     assert state == "ok" or next_step == [
         "kubectl -n muster-system logs -l app.kubernetes.io/component=operator --tail=20"
@@ -251,7 +253,7 @@ class Classes(ExaminedCluster):
 
 
 def test_a_storage_class_is_missed_where_a_volume_needs_it_and_by_the_charts_own_key() -> None:
-    cluster = Cluster("here", "team", None)
+    cluster = NamedCluster("here", "team", None)
     ((state, told),) = _storage_class(Classes(cluster, "muster-system").prepare(database=True))
     assert (state, told) == ("ok", "none is the default, and the API keeps its history in a database")
     ((state, told, next_step),) = _storage_class(Classes(cluster, "muster-system").prepare(database=False))
@@ -315,7 +317,9 @@ def test_a_machine_without_a_cluster_is_examined(tmp_path: Path, monkeypatch: py
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        found = {each.check: each for each in examine_machine(ExaminedMachine(State(tmp_path / "new" / "state"), port))}
+        found = {
+            each.check: each for each in examine_machine(ExaminedMachine(StateFolder(tmp_path / "new" / "state"), port))
+        }
     assert list(found) == ["python", "packages", "gpus", "torch", "disk", "port", "shared memory", "isolation of jobs"]
     assert (found["python"].state, found["packages"].state, found["gpus"].state) == ("ok", "ok", "ok")
     assert f"free for {tmp_path}/new/state" in found["disk"].message

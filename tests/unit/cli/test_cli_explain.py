@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.job_file import explaining, read_job_file
 from muster.cli.main import app
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 from muster.contract.reference import job_reference
 from muster.contract.spec import parse_job
 from muster.documents.reader import read
@@ -78,16 +78,16 @@ def test_json_says_the_same() -> None:
 def test_an_unknown_key_is_refused_with_a_near_one(path: str, near: str) -> None:
     result = CliRunner().invoke(app, ["explain", path])
     assert isinstance(result.exception, CliError)
-    assert result.exception.exit_code == Exit.USAGE
+    assert result.exception.exit_code == ExitStatus.USAGE
     assert near in result.exception.next_step
 
 
 def test_a_fault_of_a_document_leads_to_the_section_that_it_is_in(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("spec: {}\n")
     file = read_job_file(str(tmp_path / "job.yaml"))
-    faults = (file.fault(Problem("spec.training.data.train[0].formt", "unknown key", "format")),)
+    faults = (file.fault(DocumentProblem("spec.training.data.train[0].formt", "unknown key", "format")),)
     assert explaining(faults) == "`muster explain training.data.train` lists the keys of that section"
-    assert explaining((file.fault(Problem("spec.training", "is required")),)) == ""
+    assert explaining((file.fault(DocumentProblem("spec.training", "is required")),)) == ""
     assert explain("training.data.train")
 
 

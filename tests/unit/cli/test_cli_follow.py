@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from muster.cli import follow, output
-from muster.cli.errors import Exit
-from muster.cli.follow import Display, Moment, conclude, moments
+from muster.cli.errors import ExitStatus
+from muster.cli.follow import JobMoment, MomentDisplay, conclude, moments
 from muster.client import following
 
 JOB_ID = "6f1f7a0e-8f0a-4c6e-9a55-0d0f3c1c3a11"
@@ -65,26 +65,26 @@ def test_each_look_brings_what_is_new() -> None:
 
 def test_progress_is_that_of_the_newest_step_and_of_the_status_at_the_end() -> None:
     told = {"step": 3, "steps": 20, "loss": 4.7, "evaluationLoss": 4.9, "etaSeconds": 99.0}
-    running = Moment(job(progress=told), steps=(step(5), step(6, tokensPerSecond=100.0)))
+    running = JobMoment(job(progress=told), steps=(step(5), step(6, tokensPerSecond=100.0)))
     assert running.progress == {
         "step": 6, "steps": 20, "loss": 4.4, "tokensPerSecond": 100.0, "evaluationLoss": 4.9, "etaSeconds": 7.0,
     }  # fmt: skip
-    assert Moment(job("Succeeded", progress=told), steps=(step(6),)).progress == told
-    assert Moment(job()).progress == {}
-    at_the_start = Moment(job(), steps=(step(0, stepSeconds=0.0),)).progress
+    assert JobMoment(job("Succeeded", progress=told), steps=(step(6),)).progress == told
+    assert JobMoment(job()).progress == {}
+    at_the_start = JobMoment(job(), steps=(step(0, stepSeconds=0.0),)).progress
     assert at_the_start["etaSeconds"] is None, "nothing is known of the speed yet: no `ETA 0s`"
 
 
 def test_a_pipe_gets_a_line_per_phase_and_the_happenings(capsys: pytest.CaptureFixture[str]) -> None:
     failed = {"id": 2, "type": "attempt.failed", "at": 0.0, "attempt": 1, "message": "rank 1 was killed by SIGKILL"}
     quiet = {"id": 1, "type": "job.queued", "at": 0.0, "attempt": None, "message": "nothing to tell"}
-    with Display("mine") as display:
+    with MomentDisplay("mine") as display:
         for moment in (
-            Moment(job("Queued", attempt=0), (quiet,)),
-            Moment(job("Queued", attempt=0)),
-            Moment(job(), steps=(step(1), step(2))),
-            Moment(job(), steps=(step(3),)),
-            Moment(job("Restarting"), (failed,)),
+            JobMoment(job("Queued", attempt=0), (quiet,)),
+            JobMoment(job("Queued", attempt=0)),
+            JobMoment(job(), steps=(step(1), step(2))),
+            JobMoment(job(), steps=(step(3),)),
+            JobMoment(job("Restarting"), (failed,)),
         ):
             display.show(moment)
     lines = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
@@ -100,8 +100,8 @@ def test_a_pipe_gets_a_line_per_phase_and_the_happenings(capsys: pytest.CaptureF
 def test_the_live_picture_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    display = Display("mine", losses=[5.0, 4.0])
-    picture = display._picture(Moment(job(), steps=(step(6, tokensPerSecond=51_234.0),)))
+    display = MomentDisplay("mine", losses=[5.0, 4.0])
+    picture = display._picture(JobMoment(job(), steps=(step(6, tokensPerSecond=51_234.0),)))
     Console(width=160).print(picture)
     text = capsys.readouterr().out
     for word in ("mine", "Running", "attempt 1", "6/20", "4.4000", "51.2k tokens/s", "ETA 7s"):
@@ -111,12 +111,14 @@ def test_the_live_picture_names_everything(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("phase", "code", "words"),
     [
-        ("Succeeded", Exit.OK, "mine succeeded: step 20/20"),
-        ("Failed", Exit.FAILED, "mine failed: because Failed"),
-        ("Cancelled", Exit.FAILED, "mine was cancelled: because Cancelled"),
+        ("Succeeded", ExitStatus.OK, "mine succeeded: step 20/20"),
+        ("Failed", ExitStatus.FAILED, "mine failed: because Failed"),
+        ("Cancelled", ExitStatus.FAILED, "mine was cancelled: because Cancelled"),
     ],
 )
-def test_the_end_decides_the_exit_code(phase: str, code: Exit, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_decides_the_exit_code(
+    phase: str, code: ExitStatus, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     failure = {"cause": "user_error", "attempt": 1, "message": "no such file: x", "logTail": "a\n[b] c\n"}
     ended = job(phase, progress={"step": 20, "steps": 20}, lastFailure=failure if phase == "Failed" else None)
     assert conclude(ended) is code
@@ -150,9 +152,9 @@ def test_a_long_start_is_said_every_fifteen_seconds(
 ) -> None:
     clock = iter([100.0, 110.0, 116.0, 120.0, 132.0])
     monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: next(clock), time=lambda: 0.0))
-    with Display("mine") as display:
+    with MomentDisplay("mine") as display:
         for _ in range(5):
-            display.show(Moment(job("Starting")))
+            display.show(JobMoment(job("Starting")))
     lines = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
     assert lines == [
         "Starting (attempt 1): because Starting",
@@ -163,11 +165,11 @@ def test_a_long_start_is_said_every_fifteen_seconds(
 
 def test_ctrl_c_detaches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object) -> Any:
-        yield Moment(job())
+        yield JobMoment(job())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(follow, "moments", interrupted)
-    assert follow.follow(None, job()) is Exit.INTERRUPTED  # type: ignore[arg-type]
+    assert follow.follow(None, job()) is ExitStatus.INTERRUPTED  # type: ignore[arg-type]
     text = capsys.readouterr().err
     assert "Detached; mine goes on." in text
     assert "muster cancel mine" in text
@@ -177,7 +179,7 @@ def test_following_with_json_is_a_document_per_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It was one document over many lines, and only at the end."""
-    monkeypatch.setattr(output._Format, "json", True)
+    monkeypatch.setattr(output._OutputFormat, "json", True)
     progress = {"step": 1, "steps": 20}
     api = FakeApi(
         (job("Queued", attempt=0), [], []),
@@ -185,6 +187,6 @@ def test_following_with_json_is_a_document_per_line(
         (job(progress=progress), [], []),
         (job("Succeeded", progress={"step": 20, "steps": 20}), [], []),
     )
-    assert follow.follow(api, job()) is Exit.OK  # type: ignore[arg-type]
+    assert follow.follow(api, job()) is ExitStatus.OK  # type: ignore[arg-type]
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["status"]["phase"] for line in lines] == ["Queued", "Running", "Succeeded"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from muster.cli.foreign.jobs import Imported, NotReadable, import_document, import_torchrun
-from muster.cli.foreign.torchrun import Command, read_line, read_words
+from muster.cli.foreign.jobs import ImportedJob, NotReadable, import_document, import_torchrun
+from muster.cli.foreign.torchrun import ProgramCommand, read_line, read_words
 from muster.contract.spec import parse_job
 from muster.documents.yaml_text import read_yaml
 
@@ -86,13 +86,13 @@ run: |
 """
 
 
-def read(text: str) -> Imported:
+def read(text: str) -> ImportedJob:
     imported = import_document(read_yaml(text).data)
     parse_job(imported.document)  # as the API reads it
     return imported
 
 
-def places(imported: Imported) -> set[str]:
+def places(imported: ImportedJob) -> set[str]:
     return {sentence.partition(": ")[0] for sentence in imported.left}
 
 
@@ -202,20 +202,23 @@ def test_a_sky_task_keeps_its_script_and_its_folder() -> None:
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("python train.py --a b", Command(("train.py", "--a", "b"))),
-        ("/opt/bin/python3.11 -m pkg.main", Command(("-m", "pkg.main"))),
-        ("python -c 'print(1)'", Command(("python", "-c", "print(1)"))),
-        ("lm_eval --model hf", Command(("lm_eval", "--model", "hf"))),
-        ("torchrun --standalone --nproc-per-node 2 train.py", Command(("train.py",), ranks=2, has_ranks=True)),
+        ("python train.py --a b", ProgramCommand(("train.py", "--a", "b"))),
+        ("/opt/bin/python3.11 -m pkg.main", ProgramCommand(("-m", "pkg.main"))),
+        ("python -c 'print(1)'", ProgramCommand(("python", "-c", "print(1)"))),
+        ("lm_eval --model hf", ProgramCommand(("lm_eval", "--model", "hf"))),
+        ("torchrun --standalone --nproc-per-node 2 train.py", ProgramCommand(("train.py",), ranks=2, has_ranks=True)),
         (
             "torchrun --nnodes=1:4 --nproc_per_node=8 -m pkg x",
-            Command(("-m", "pkg", "x"), nodes=(1, 4), ranks=8, has_ranks=True),
+            ProgramCommand(("-m", "pkg", "x"), nodes=(1, 4), ranks=8, has_ranks=True),
         ),
-        ("python -m torch.distributed.run --nnodes 2 run x", Command(("python", "run", "x"), nodes=2, has_ranks=True)),
-        ("torchrun --no-python --nnodes 2 ./run.sh", Command(("./run.sh",), nodes=2, has_ranks=True)),
+        (
+            "python -m torch.distributed.run --nnodes 2 run x",
+            ProgramCommand(("python", "run", "x"), nodes=2, has_ranks=True),
+        ),
+        ("torchrun --no-python --nnodes 2 ./run.sh", ProgramCommand(("./run.sh",), nodes=2, has_ranks=True)),
     ],
 )
-def test_commands_are_read_with_what_their_torchrun_says(line: str, command: Command) -> None:
+def test_commands_are_read_with_what_their_torchrun_says(line: str, command: ProgramCommand) -> None:
     assert read_words(shlex.split(line)) == command
 
 

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from muster.cli import jobs
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.client.address import Server
 from muster.client.connection import Connection
 
@@ -49,7 +49,7 @@ def test_checkpoints_are_deleted_only_by_somebody_who_confirms(requests: list[st
     """Neither a script nor `--json` is a person: both must say --yes."""
     with pytest.raises(CliError, match="nothing was deleted") as raised:
         jobs.rm([UID], checkpoints=True, json=json)
-    assert raised.value.exit_code == Exit.USAGE
+    assert raised.value.exit_code == ExitStatus.USAGE
     assert raised.value.next_step == "add --yes, or leave out --checkpoints to keep them"
     assert requests == []
     jobs.rm([UID], checkpoints=True, yes=True)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.job_file import JobFile, in_place_of_others, read_job_file, set_value
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 
 
 def read(tmp_path: Path, text: str, name: str = "job.yaml") -> JobFile:
@@ -53,7 +53,7 @@ def test_faults_are_named_with_their_place(
     with pytest.raises(CliError) as raised:
         read_job_file("job.yaml")
     assert str(raised.value).startswith(message)
-    assert raised.value.exit_code == Exit.USAGE
+    assert raised.value.exit_code == ExitStatus.USAGE
     (fault,) = raised.value.faults
     assert fault.excerpt == text.splitlines()[(fault.line or 0) - 1]
 
@@ -71,7 +71,7 @@ def test_faults_are_named_with_their_place(
 def test_what_is_no_job_at_all(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CliError, match=message) as raised:
         read(tmp_path, text)
-    assert raised.value.exit_code == Exit.USAGE
+    assert raised.value.exit_code == ExitStatus.USAGE
 
 
 def test_json_files(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_files_that_can_not_be_read(tmp_path: Path) -> None:
     ]:
         with pytest.raises(CliError, match=message) as raised:
             read_job_file(str(tmp_path / name))
-        assert raised.value.exit_code == Exit.USAGE
+        assert raised.value.exit_code == ExitStatus.USAGE
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +107,9 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_problem_of_the_server_finds_its_line(tmp_path: Path) -> None:
     file = read(tmp_path, "spec:\n  training:\n    data:\n      train:\n        - source: x\n          formt: text\n")
-    fault = file.fault(Problem("spec.training.data.train[0].formt", "unknown key", "format"))
+    fault = file.fault(DocumentProblem("spec.training.data.train[0].formt", "unknown key", "format"))
     assert (fault.line, fault.column, fault.excerpt) == (6, 11, "          formt: text")
-    assert file.fault(Problem("metadata.name", "must be …")).line is None
+    assert file.fault(DocumentProblem("metadata.name", "must be …")).line is None
 
 
 def test_set_reaches_into_mappings_and_lists() -> None:
@@ -134,4 +134,4 @@ def test_set_reaches_into_mappings_and_lists() -> None:
 def test_set_refuses_what_leads_nowhere(assignment: str) -> None:
     with pytest.raises(CliError) as raised:
         set_value(JobFile({"spec": {"training": {"data": {"train": []}}}}, "job.yaml"), assignment)
-    assert raised.value.exit_code == Exit.USAGE
+    assert raised.value.exit_code == ExitStatus.USAGE

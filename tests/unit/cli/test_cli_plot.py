@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.cli.plot import Point, curve, smoothed, sparkline
+from muster.cli.plot import PlotPoint, curve, smoothed, sparkline
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_sparkline_without_unicode_is_ascii() -> None:
 
 
 def test_a_falling_line_falls() -> None:
-    lines = curve([Point(step, 10.0 - step) for step in range(11)], width=11, height=11, unicode=False)
+    lines = curve([PlotPoint(step, 10.0 - step) for step in range(11)], width=11, height=11, unicode=False)
     labels = [line[:2].strip() for line in lines[:11]]
     assert labels == ["10", *[""] * 4, "5", *[""] * 4, "0"]
     for row, line in enumerate(lines[:11]):
@@ -42,14 +42,14 @@ def test_a_falling_line_falls() -> None:
 
 
 def test_smoothing_looks_back_only() -> None:
-    points = [Point(1, 4.0), Point(2, 2.0), Point(3, math.nan), Point(4, 6.0), Point(5, 1.0)]
+    points = [PlotPoint(1, 4.0), PlotPoint(2, 2.0), PlotPoint(3, math.nan), PlotPoint(4, 6.0), PlotPoint(5, 1.0)]
     assert smoothed(points, 1) == [point for point in points if point.x != 3]
-    assert smoothed(points, 2) == [Point(1, 4.0), Point(2, 3.0), Point(4, 4.0), Point(5, 3.5)]
+    assert smoothed(points, 2) == [PlotPoint(1, 4.0), PlotPoint(2, 3.0), PlotPoint(4, 4.0), PlotPoint(5, 3.5)]
     assert smoothed([], 5) == []
 
 
 def test_a_curve_has_no_gaps() -> None:
-    points = [Point(0, 0.0), Point(50, 9.0), Point(51, 1.0), Point(100, 5.0)]
+    points = [PlotPoint(0, 0.0), PlotPoint(50, 9.0), PlotPoint(51, 1.0), PlotPoint(100, 5.0)]
     lines = curve(points, width=40, height=8, unicode=False)[:8]
     area = [line[lines[0].index("|") + 1 :].ljust(40) for line in lines]
     columns = [{row for row, line in enumerate(area) if line[column] == "*"} for column in range(40)]
@@ -58,8 +58,10 @@ def test_a_curve_has_no_gaps() -> None:
         assert min(abs(a - b) for a in left for b in right) <= 1
 
 
-@pytest.mark.parametrize("points", [[], [Point(1, 2)], [Point(1, 2), Point(1, 3)], [Point(1, math.nan), Point(2, 1)]])
-def test_what_is_no_line_is_not_drawn(points: list[Point]) -> None:
+@pytest.mark.parametrize(
+    "points", [[], [PlotPoint(1, 2)], [PlotPoint(1, 2), PlotPoint(1, 3)], [PlotPoint(1, math.nan), PlotPoint(2, 1)]]
+)
+def test_what_is_no_line_is_not_drawn(points: list[PlotPoint]) -> None:
     assert curve(points) == []
 
 
@@ -70,7 +72,7 @@ def test_what_is_no_line_is_not_drawn(points: list[Point]) -> None:
     st.booleans(),
 )
 def test_any_points_fit_into_the_frame(points: list[tuple[int, float]], width: int, height: int, unicode: bool) -> None:
-    lines = curve([Point(x, y) for x, y in points], width, height, unicode)
+    lines = curve([PlotPoint(x, y) for x, y in points], width, height, unicode)
     if not lines:
         assert len({x for x, _ in points}) == 1
         return

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from muster.cli.errors import CliError
-from muster.cli.serve import Commands, commands_for
+from muster.cli.serve import ServeCommands, commands_for
 from muster.contract.spec import JobSpec, parse_job
 
 
@@ -23,7 +23,7 @@ def spec(**changes: Any) -> JobSpec:
     return parse_job({"metadata": {"name": "my-sft"}, "spec": {"training": training}}).spec
 
 
-def commands(**changes: Any) -> Commands:
+def commands(**changes: Any) -> ServeCommands:
     return commands_for("my-sft", spec(**changes), "my-sft", "best", "./my-sft")
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from muster.cli import submit
 from muster.cli.cluster_client import ClusterClient
-from muster.cli.cluster_connection import Cluster
+from muster.cli.cluster_connection import NamedCluster
 from muster.cli.cluster_objects import ClusterObjects
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, ExitStatus
 from muster.cli.job_file import read_job_file
 from muster.cli.output import show_error
 from muster.client.address import Server
@@ -87,7 +87,7 @@ def test_a_relative_path_to_another_machine_is_refused_with_its_line(file: Path)
         submit.prepare(str(file), None, [], local=False)
     (fault,) = raised.value.faults
     assert (fault.problem.path, fault.line) == ("spec.training.data.train[0].source", 6)
-    assert raised.value.exit_code == Exit.USAGE
+    assert raised.value.exit_code == ExitStatus.USAGE
 
 
 def test_files_of_this_machine_are_sent_once_each_to_the_jobs_project(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_dry_run_in_a_cluster_without_an_api_says_that_the_queue_is_not_asked(
 ) -> None:
     asked = []
     monkeypatch.setattr(ClusterObjects, "create", lambda _, submission, dry_run: asked.append(dry_run))
-    client = ClusterClient(Cluster("desk", "team", api=None))
+    client = ClusterClient(NamedCluster("desk", "team", api=None))
     data = {"train": [{"source": "s3://bucket/a"}], "sequenceLength": 16}
     training = {
         "model": {"preset": "muster-1m"}, "data": data, "batch": {"tokensPerStep": 16}, "length": {"steps": 1},
@@ -279,5 +279,5 @@ def test_what_a_submission_would_be_refused_for_stops_it(file: Path, capsys: pyt
         submit.request_plan(answering(200, {**PLAN, "accepted": False, "refusals": [refusal]}), document)
     show_error(raised.value)
     assert capsys.readouterr().err.count("job mine exists already") == 1
-    assert (raised.value.exit_code, raised.value.code) == (Exit.FAILED, "name_taken")
+    assert (raised.value.exit_code, raised.value.code) == (ExitStatus.FAILED, "name_taken")
     assert raised.value.faults[0].line == 1

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.polling import eventually
 
-from muster.cli.supervise import HEALTHY_SECONDS, Child, backoff_seconds, how_it_ended
+from muster.cli.supervise import HEALTHY_SECONDS, ChildProcess, backoff_seconds, how_it_ended
 
 
 @pytest.fixture
-def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildProcess]:
     """A module of ours that says what it was told, then waits for its standard input to end or a file to appear."""
     (tmp_path / "toy.py").write_text(
         "import sys, time\nprint('arguments', sys.argv[1:], flush=True)\n"
@@ -21,13 +21,13 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
         "time.sleep(600)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = Child("the toy", "toy", ["live"], tmp_path / "logs" / "toy.log")
+    made = ChildProcess("the toy", "toy", ["live"], tmp_path / "logs" / "toy.log")
     yield made
     made.send_signal(signal.SIGKILL)
     made.reap()
 
 
-def test_a_child_is_told_its_parent_and_has_a_session_of_its_own(child: Child) -> None:
+def test_a_child_is_told_its_parent_and_has_a_session_of_its_own(child: ChildProcess) -> None:
     child.start()
     assert child.process is not None
     assert os.getsid(child.process.pid) == child.process.pid
@@ -35,7 +35,7 @@ def test_a_child_is_told_its_parent_and_has_a_session_of_its_own(child: Child) -
     eventually(lambda: told in child.log_tail(), "the child's first line")
 
 
-def test_a_killed_child_is_started_again_after_a_pause(child: Child) -> None:
+def test_a_killed_child_is_started_again_after_a_pause(child: ChildProcess) -> None:
     said: list[str] = []
     child.start()
     assert child.process is not None
@@ -53,13 +53,13 @@ def test_a_killed_child_is_started_again_after_a_pause(child: Child) -> None:
     assert len(said) == 1
 
 
-def is_alive(child: Child) -> bool:
+def is_alive(child: ChildProcess) -> bool:
     """Asked anew each time: a type checker takes a property for a constant."""
     return child.alive
 
 
 @pytest.mark.parametrize(("lived", "deaths"), [(HEALTHY_SECONDS - 1, 5), (HEALTHY_SECONDS, 1)])
-def test_only_deaths_in_a_row_lengthen_the_pause(child: Child, lived: float, deaths: int) -> None:
+def test_only_deaths_in_a_row_lengthen_the_pause(child: ChildProcess, lived: float, deaths: int) -> None:
     child.deaths = 4
     child.start()
     child.send_signal(signal.SIGKILL)
@@ -68,7 +68,7 @@ def test_only_deaths_in_a_row_lengthen_the_pause(child: Child, lived: float, dea
     assert child.deaths == deaths
 
 
-def test_log_tail_is_that_of_this_life(child: Child) -> None:
+def test_log_tail_is_that_of_this_life(child: ChildProcess) -> None:
     child.log.parent.mkdir()
     child.log.write_text("an older life\n")
     child.arguments = ["die"]
@@ -91,7 +91,7 @@ def test_how_it_ended(code: int, words: str) -> None:
     assert how_it_ended(code) == words
 
 
-def test_this_python_runs_the_children(child: Child) -> None:
+def test_this_python_runs_the_children(child: ChildProcess) -> None:
     child.start()
     assert child.process is not None
     assert child.process.args[0] == sys.executable  # type: ignore[index]

@@ -12,11 +12,11 @@ from muster.cli.follow import print_line
 from muster.cli.jobs import _last_samples
 from muster.cli.output import answers, print_json, print_json_line, say, show_error
 from muster.cli.render import show_jobs, show_samples
-from muster.cli.table import Styled, Table
+from muster.cli.table import StyledCell, TextTable
 from muster.client.errors import MusterError
 
 
-def printed(table: Table, width: int = 40, terminal: bool = False) -> list[str]:
+def printed(table: TextTable, width: int = 40, terminal: bool = False) -> list[str]:
     stream = io.StringIO()
     Console(file=stream, width=width, force_terminal=terminal, color_system=None, highlight=False).print(
         table, soft_wrap=True
@@ -24,10 +24,12 @@ def printed(table: Table, width: int = 40, terminal: bool = False) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def example() -> Table:
-    table = Table("NAME", ">STEP", "BECAUSE")
+def example() -> TextTable:
+    table = TextTable("NAME", ">STEP", "BECAUSE")
     table.add_row("a", "5", "short")
-    table.add_row(Styled("long-name", "bold red"), "1,200", "a reason that is longer than the window of this terminal")
+    table.add_row(
+        StyledCell("long-name", "bold red"), "1,200", "a reason that is longer than the window of this terminal"
+    )
     return table
 
 
@@ -49,7 +51,7 @@ def test_a_terminal_wraps_the_last_column_below_itself() -> None:
 
 
 def test_cells_of_wide_characters_and_several_lines() -> None:
-    table = Table("", "", header=False)
+    table = TextTable("", "", header=False)
     table.add_row("模型", "one\ntwo")
     table.add_row("abcd", "[not markup]")
     assert printed(table) == ["模型  one", "      two", "abcd  [not markup]"]
@@ -117,8 +119,8 @@ def test_samples_are_shown_on_a_line_each(capsys: pytest.CaptureFixture[str]) ->
 def test_no_text_of_others_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     orders = "\x1b]0;owned\x07 \x1b[2Jtwo\r \u202eeno"
     show_samples(evaluation(1) | {"samples": [{"prompt": orders, "text": orders, "finished": True}]})
-    table = Table("JOB", "WHY")
-    table.add_row(Styled(orders, "bold"), f"{orders}\nsecond line")
+    table = TextTable("JOB", "WHY")
+    table.add_row(StyledCell(orders, "bold"), f"{orders}\nsecond line")
     answers().print(table)
     say(orders, "red")
     show_error(CliError(orders, next_step=orders))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from muster.cli import up
-from muster.cli.errors import CliError, Exit
-from muster.contract.layout import State
+from muster.cli.errors import CliError, ExitStatus
+from muster.contract.layout import StateFolder
 from muster.contract.notices import MACHINE
 from muster.operator import settings as operator_settings
 
@@ -22,7 +22,7 @@ from muster.operator import settings as operator_settings
     ],
 )
 def test_the_address_as_seen_from_here(host: str, url: str) -> None:
-    options = up.PlatformOptions(State(Path("/s")), host, 7)
+    options = up.PlatformOptions(StateFolder(Path("/s")), host, 7)
     assert options.url == url
     assert "--no-auth" not in up._children(options)[0].arguments, "the machine has other users"
 
@@ -40,12 +40,12 @@ def test_who_starts_it_hears_what_jobs_may_do(
     monkeypatch.setattr("muster.local.sandbox.version", lambda: landlock)
     monkeypatch.setattr("muster.local.seccomp.known", lambda: True)
     monkeypatch.setattr("muster.local.mounts.available", lambda: True)
-    up._welcome(up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7))
+    up._welcome(up.PlatformOptions(StateFolder(Path("/s")), "127.0.0.1", 7))
     assert words in capsys.readouterr().err
 
 
 def test_children_are_told_what_was_asked_for() -> None:
-    options = up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7, nodes=3, gpus_per_node=2, stop_jobs=True)
+    options = up.PlatformOptions(StateFolder(Path("/s")), "127.0.0.1", 7, nodes=3, gpus_per_node=2, stop_jobs=True)
     api, operator, agent = up._children(options)
     assert (api.module, list(api.arguments)) == (
         "muster.api",
@@ -59,7 +59,7 @@ def test_children_are_told_what_was_asked_for() -> None:
         "muster.agent",
         ["--node", MACHINE, "--folder", "/s/notices", "--disks", "/s", "--host", "127.0.0.1", "--port", "0"],
     )
-    assert list(up._children(up.PlatformOptions(State(Path("/s"))))[1].arguments) == [
+    assert list(up._children(up.PlatformOptions(StateFolder(Path("/s"))))[1].arguments) == [
         "--world",
         "local",
         "--state",
@@ -68,7 +68,7 @@ def test_children_are_told_what_was_asked_for() -> None:
 
 
 def test_detaching_asks_for_the_same() -> None:
-    options = up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7, nodes=3, stop_jobs=True)
+    options = up.PlatformOptions(StateFolder(Path("/s")), "127.0.0.1", 7, nodes=3, stop_jobs=True)
     words = options.command()[3:]
     assert words == ["up", "--state", "/s", "--host", "127.0.0.1", "--port", "7", "--nodes", "3", "--stop-jobs"]
 
@@ -78,7 +78,7 @@ def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up, "NEEDED", {"no_such_module": "trainer", "nor_this": "api", "socket": "operator"})
     with pytest.raises(CliError, match="the extras api, trainer are not installed") as raised:
         up.refuse_missing_extras()
-    assert (raised.value.exit_code, raised.value.next_step) == (Exit.USAGE, "pip install 'muster-train[all]'")
+    assert (raised.value.exit_code, raised.value.next_step) == (ExitStatus.USAGE, "pip install 'muster-train[all]'")
 
 
 def test_ports() -> None:
@@ -116,13 +116,13 @@ def test_gpus_that_are_not_there_are_not_given_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("muster.local.gpus.gpu_count", lambda: there)
-    options = up.PlatformOptions(State(Path("/s")), nodes=nodes, gpus_per_node=per_node)
+    options = up.PlatformOptions(StateFolder(Path("/s")), nodes=nodes, gpus_per_node=per_node)
     if not words:
         up.refuse_absent_gpus(options)
         return
     with pytest.raises(CliError, match=words) as raised:
         up.refuse_absent_gpus(options)
-    assert raised.value.exit_code == Exit.USAGE
+    assert raised.value.exit_code == ExitStatus.USAGE
     assert raised.value.next_step.startswith(next_step)
     assert "MUSTER_PRETEND_GPUS=1" in raised.value.next_step
 
@@ -153,7 +153,9 @@ def test_the_machines_gpus_are_found(
 ) -> None:
     monkeypatch.setattr("muster.local.gpus.gpu_count", lambda: there)
     monkeypatch.setattr("muster.local.gpus.gpu_model", lambda: "H100 80GB HBM3")
-    options = up.with_own_gpus(up.PlatformOptions(State(Path("/s")), nodes=given[0], gpus_per_node=given[1]), environ)
+    options = up.with_own_gpus(
+        up.PlatformOptions(StateFolder(Path("/s")), nodes=given[0], gpus_per_node=given[1]), environ
+    )
     assert (options.nodes, options.gpus_per_node) == expected
     assert up.describe_gpus(options).startswith(words)
 
@@ -163,7 +165,7 @@ def test_pretended_gpus_are_asked_for_and_said(
 ) -> None:
     monkeypatch.setattr("muster.local.gpus.gpu_count", lambda: 0)
     monkeypatch.setenv("MUSTER_PRETEND_GPUS", "1")
-    options = up.PlatformOptions(State(Path("/s")), nodes=1, gpus_per_node=8)
+    options = up.PlatformOptions(StateFolder(Path("/s")), nodes=1, gpus_per_node=8)
     up.refuse_absent_gpus(options)
     up._welcome(options)
     assert "the GPUs of these nodes are pretended, and their jobs train on the CPU" in capsys.readouterr().err

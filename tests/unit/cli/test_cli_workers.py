@@ -17,11 +17,11 @@ import yaml
 from aiohttp import WSMsgType, web
 
 from muster.cli import workers
-from muster.cli.cluster_connection import Cluster, connect_cluster
+from muster.cli.cluster_connection import NamedCluster, connect_cluster
 from muster.cli.errors import CliError
-from muster.cli.workers import Place, find_worker, read_ports
+from muster.cli.workers import WorkerPod, find_worker, read_ports
 from muster.client import running
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 
 UID = "0b8a7c52-8f6c-4d39-9b1e-6f3f6f1f4a11"
 JOB = {
@@ -114,7 +114,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def cluster(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> NamedCluster:
     from kubernetes.config import kube_config
 
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
@@ -123,7 +123,7 @@ def cluster(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return connect_cluster("desk")
 
 
-def test_a_worker_is_found_by_its_number_in_the_newest_attempt(cluster: Cluster) -> None:
+def test_a_worker_is_found_by_its_number_in_the_newest_attempt(cluster: NamedCluster) -> None:
     assert find_worker("mine", 1, None, "shell").pod == "mine-2-1"
     with pytest.raises(CliError, match="mine has no worker 7 now; there are 0, 1"):
         find_worker("mine", 7, None, "shell")
@@ -138,9 +138,9 @@ def test_a_command_runs_in_the_worker_with_this_ones_input_and_its_exit_code(kub
     assert ended.returncode == 3, ended.stderr
 
 
-def test_a_connection_goes_to_the_workers_port_and_back(cluster: Cluster) -> None:
+def test_a_connection_goes_to_the_workers_port_and_back(cluster: NamedCluster) -> None:
     here, there = socket.socketpair()
-    carried = threading.Thread(target=workers._forward, args=(Place(cluster, "mine-2-0"), there, 8888), daemon=True)
+    carried = threading.Thread(target=workers._forward, args=(WorkerPod(cluster, "mine-2-0"), there, 8888), daemon=True)
     carried.start()
     with here:
         here.sendall(b"get /")
@@ -154,8 +154,8 @@ def test_a_worker_of_this_machine_can_not_be_entered(monkeypatch: pytest.MonkeyP
             url = "http://127.0.0.1:1"
 
     monkeypatch.setenv("MUSTER_STATE", str(tmp_path))
-    here = running.Running(1, Client.server.url, 0.0)
-    monkeypatch.setattr(running, "who", lambda state: here if state == State(tmp_path) else None)
+    here = running.RunningPlatform(1, Client.server.url, 0.0)
+    monkeypatch.setattr(running, "who", lambda state: here if state == StateFolder(tmp_path) else None)
     document = {"metadata": {"name": "mine"}}
     client: Any = Client()
     with pytest.raises(CliError, match="processes in a sandbox, which nobody can enter") as error:

@@ -7,7 +7,7 @@ import pytest
 from muster.cli import running
 from muster.client.address import Server, find_server, find_token, state_folder
 from muster.client.errors import InvalidRequest, Unavailable
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 
 
 def environ(tmp_path: Path, **more: str) -> dict[str, str]:
@@ -21,9 +21,9 @@ def test_the_option_wins_over_the_variable_and_that_over_what_runs_here(tmp_path
 
 
 def test_the_muster_up_of_this_machine_is_found_while_it_lives(tmp_path: Path) -> None:
-    state = State(tmp_path / "state")
-    lock = running.Lock(state)
-    lock.write(running.Running(4711, "http://127.0.0.1:9999", 1.0))
+    state = StateFolder(tmp_path / "state")
+    lock = running.StateLock(state)
+    lock.write(running.RunningPlatform(4711, "http://127.0.0.1:9999", 1.0))
     found = find_server(None, environ(tmp_path))
     assert (found.url, found.token, found.local) == ("http://127.0.0.1:9999", None, True)
     (state.root / "admin-token").write_text("muster_abc\n")

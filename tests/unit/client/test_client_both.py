@@ -26,7 +26,7 @@ from muster.client import (
 from muster.client.address import Server
 from muster.client.async_connection import AsyncConnection
 from muster.client.exchange import StreamEvent
-from muster.client.steps import Ask
+from muster.client.steps import RequestStep
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ async def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
         return httpx2.Response(201, json={"id": 1})
 
     async with connection(answer, waits) as one:
-        assert await one.ask(Ask("POST", "jobs", body={"spec": 1}, key="k")) == {"id": 1}
+        assert await one.ask(RequestStep("POST", "jobs", body={"spec": 1}, key="k")) == {"id": 1}
     assert (len(seen), set(seen), waits) == (3, {("k", "Bearer abc", b'{"spec":1}')}, ["the connection broke"])
 
 
@@ -98,7 +98,7 @@ async def test_what_may_be_done_already_is_not_asked_for_twice() -> None:
 
     async with connection(answer, []) as one:
         with pytest.raises(exchange.MusterError, match="status 504"):
-            await one.ask(Ask("POST", "tokens", repeat=False))
+            await one.ask(RequestStep("POST", "tokens", repeat=False))
     assert asked == ["/api/v1/tokens"]
 
 
@@ -145,7 +145,7 @@ async def test_a_server_that_never_answers_is_said_and_given_up(monkeypatch: pyt
     silent = Silent()
     async with AsyncConnection(Server("http://127.0.0.1:1", "test"), waiting=waits.append, transport=silent) as one:
         with pytest.raises(Unreachable, match=r"no answer within 0\.06 s"):
-            await one.ask(Ask("GET", "jobs"))
+            await one.ask(RequestStep("GET", "jobs"))
     assert (waits, silent.given_up) == (["no answer for 0.02 s"], True)
 
 
@@ -153,7 +153,7 @@ async def test_what_is_no_muster_is_said() -> None:
     """An error page of a proxy was a traceback of the JSON reader."""
     async with connection(lambda _: httpx2.Response(200, content=b"<html>"), []) as one:
         with pytest.raises(exchange.MusterError, match=r"what answers at http://127\.0\.0\.1:1 is no Muster"):
-            await one.ask(Ask("GET", "jobs"))
+            await one.ask(RequestStep("GET", "jobs"))
         with pytest.raises(exchange.MusterError, match="no stream of Muster's"):
             await anext(aiter(_events(one)))
 

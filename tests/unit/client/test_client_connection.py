@@ -11,12 +11,12 @@ import httpx2
 import pytest
 
 from muster.api.core.errors import invalid_parameter, problem_body
-from muster.cli.errors import Exit, cli_error
+from muster.cli.errors import ExitStatus, cli_error
 from muster.client import exchange as module
 from muster.client.address import Server
 from muster.client.connection import Connection
 from muster.client.errors import Busy, MusterError, NotFound, Unreachable, refusal
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 from muster.contract.status import Phase
 from muster.contract.text import nearest
 
@@ -73,7 +73,7 @@ def test_no_server_is_said_at_once() -> None:
 
     with pytest.raises(Unreachable, match=r"no Muster answers at http://127.0.0.1:1: connection refused") as raised:
         client(answer).get("jobs")
-    assert (cli_error(raised.value).exit_code, len(calls)) == (Exit.UNREACHABLE, 1)
+    assert (cli_error(raised.value).exit_code, len(calls)) == (ExitStatus.UNREACHABLE, 1)
 
 
 def test_a_server_that_was_there_is_waited_for_as_long_as_patience_lasts() -> None:
@@ -109,19 +109,19 @@ def test_a_token_is_sent_and_nothing_where_there_is_none() -> None:
 @pytest.mark.parametrize(
     ("status", "exit_code"),
     [
-        (400, Exit.USAGE),
-        (413, Exit.USAGE),
-        (415, Exit.USAGE),
-        (422, Exit.USAGE),
-        (401, Exit.FAILED),
-        (403, Exit.FAILED),
-        (404, Exit.FAILED),
-        (409, Exit.FAILED),
-        (500, Exit.FAILED),
-        (503, Exit.UNREACHABLE),
+        (400, ExitStatus.USAGE),
+        (413, ExitStatus.USAGE),
+        (415, ExitStatus.USAGE),
+        (422, ExitStatus.USAGE),
+        (401, ExitStatus.FAILED),
+        (403, ExitStatus.FAILED),
+        (404, ExitStatus.FAILED),
+        (409, ExitStatus.FAILED),
+        (500, ExitStatus.FAILED),
+        (503, ExitStatus.UNREACHABLE),
     ],
 )
-def test_every_refusal_has_an_exit_code(status: int, exit_code: Exit) -> None:
+def test_every_refusal_has_an_exit_code(status: int, exit_code: ExitStatus) -> None:
     assert cli_error(refusal(status, {}, "http://x")).exit_code == exit_code
 
 
@@ -134,7 +134,10 @@ def test_a_problem_keeps_all_that_the_server_said() -> None:
     }
     error = cli_error(refusal(422, body, "http://x"))
     assert (error.what, error.code) == ("the job is not valid: 2 problems", "invalid_job")
-    assert [fault.problem for fault in error.faults] == [Problem("spec.x", "unknown key", "y"), Problem("", "z")]
+    assert [fault.problem for fault in error.faults] == [
+        DocumentProblem("spec.x", "unknown key", "y"),
+        DocumentProblem("", "z"),
+    ]
     assert error.document()["error"]["requestId"] == "r-1"
 
 
@@ -275,4 +278,4 @@ def test_a_wrong_option_is_told_once_in_the_words_of_the_option() -> None:
     fault = invalid_parameter("query.phase", "'Runing' is not one of Queued, Running", nearest("Runing", Phase))
     error = cli_error(refusal(422, problem_body(fault, "/api/v1/jobs", "x"), "http://127.0.0.1:1"))
     assert error.what == "--phase: 'Runing' is not one of Queued, Running. Did you mean 'Running'?"
-    assert (error.faults, error.exit_code) == ((), Exit.USAGE)
+    assert (error.faults, error.exit_code) == ((), ExitStatus.USAGE)

@@ -164,7 +164,7 @@ def change_while_packed(monkeypatch: pytest.MonkeyPatch, changes: list[str], pla
     """Have the file changed once for each of the `changes`, as soon as an archive has been written."""
     compare = source_folder._compare
 
-    def changed(before: list[source_folder._Entry], after: list[source_folder._Entry]) -> None:
+    def changed(before: list[source_folder._FolderEntry], after: list[source_folder._FolderEntry]) -> None:
         if changes:
             place.write_text(changes.pop())
             after = source_folder._listed(place.parent).entries

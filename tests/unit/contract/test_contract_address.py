@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster.contract.address import (
-    Address,
     AddressError,
     HubPath,
+    StorageAddress,
     checkpoint_address,
     hub_path,
     is_metadata_host,
@@ -76,17 +76,17 @@ def test_any_text_is_an_address_or_refused_with_words(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "means"),
     [
-        ("file:///a%20b/%2B+", Address("file", "", "/a b/++")),
-        ("file://localhost/a//b/./c/", Address("file", "", "/a/b/c")),
-        ("/a%20b", Address("file", "", "/a%20b")),
-        ("data/*.jsonl", Address("file", "", "data/*.jsonl")),
-        ("S3://bucket/a%20b/?x#y/", Address("s3", "bucket", "a%20b/?x#y/")),
-        ("s3://bucket", Address("s3", "bucket", "")),
-        ("https://Host.org:8443/a%20b?x=1", Address("https", "host.org:8443", "a%20b?x=1")),
-        ("builtin://python-stdlib", Address("builtin", "", "python-stdlib")),
+        ("file:///a%20b/%2B+", StorageAddress("file", "", "/a b/++")),
+        ("file://localhost/a//b/./c/", StorageAddress("file", "", "/a/b/c")),
+        ("/a%20b", StorageAddress("file", "", "/a%20b")),
+        ("data/*.jsonl", StorageAddress("file", "", "data/*.jsonl")),
+        ("S3://bucket/a%20b/?x#y/", StorageAddress("s3", "bucket", "a%20b/?x#y/")),
+        ("s3://bucket", StorageAddress("s3", "bucket", "")),
+        ("https://Host.org:8443/a%20b?x=1", StorageAddress("https", "host.org:8443", "a%20b?x=1")),
+        ("builtin://python-stdlib", StorageAddress("builtin", "", "python-stdlib")),
     ],
 )
-def test_what_an_address_means(text: str, means: Address) -> None:
+def test_what_an_address_means(text: str, means: StorageAddress) -> None:
     assert parse_address(text) == means
 
 

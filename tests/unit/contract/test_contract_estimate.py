@@ -14,12 +14,12 @@ from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import PRESETS
 from muster.contract.base import parse
 from muster.contract.checkpoint_interval import INTERVAL_SECONDS_MAX, assumed_interval_seconds
-from muster.contract.estimate import Known, estimate_job
-from muster.contract.fitting import Host, changes_that_fit, lowest_that_fits, need_of
-from muster.contract.memory import Device, Need, estimate, gib
+from muster.contract.estimate import EstimateInputs, estimate_job
+from muster.contract.fitting import RankHost, changes_that_fit, lowest_that_fits, need_of
+from muster.contract.memory import Device, MemoryNeed, estimate, gib
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import JobSpec
-from muster.contract.throughput import Measured, setup_of
+from muster.contract.throughput import MeasuredSpeed, setup_of
 from muster.contract.training import TrainingConfig
 from muster.contract.warnings import DataShape
 from muster.documents.prices import load_prices
@@ -40,8 +40,8 @@ def spec(gang: dict[str, Any] | None = None, **training: Any) -> JobSpec:
     return parse(JobSpec, {"training": document | training, "gang": gang or {}})
 
 
-def known(**changes: Any) -> Known:
-    return replace(Known(EIGHT_B, True, load_prices()), **changes)
+def known(**changes: Any) -> EstimateInputs:
+    return replace(EstimateInputs(EIGHT_B, True, load_prices()), **changes)
 
 
 def test_parts_add_up_and_sharding_lowers_them() -> None:
@@ -70,13 +70,13 @@ def test_the_cheapest_gang_is_the_cheapest_of_those_that_fit() -> None:
         assert option.price == pytest.approx(option.hourly * option.speed.hours)
     smaller = next(option for option in found.options if option.instance_type == "p5.48xlarge")
     ranks = smaller.nodes * smaller.gpus_per_node // 2
-    host = Host(load_prices().types["p5.48xlarge"].gpu_bytes or 0, "cuda", True)
+    host = RankHost(load_prices().types["p5.48xlarge"].gpu_bytes or 0, "cuda", True)
     assert lowest_that_fits(EIGHT_B, spec().training, ranks, 1, host) is None
 
 
 def test_what_a_job_of_this_server_did_comes_before_what_others_published() -> None:
     job = spec({"gpusPerNode": 8, "instanceTypes": ["p5.48xlarge"]})
-    ours = Measured("base", setup_of(job.training), 40_000.0, 4, "p5.48xlarge", 4)
+    ours = MeasuredSpeed("base", setup_of(job.training), 40_000.0, 4, "p5.48xlarge", 4)
     elsewhere = replace(ours, instance_type="p4d.24xlarge", tokens_per_second=1.0)
     other = replace(ours, setup="another", tokens_per_second=1.0)
     found = estimate_job(job, known(records=(elsewhere, other, ours)))
@@ -94,7 +94,7 @@ def test_what_a_job_of_this_server_did_comes_before_what_others_published() -> N
 
 def test_a_speed_counts_on_the_devices_that_it_was_measured_on() -> None:
     on_cpus, on_gpus = spec({"nodes": 2}), spec({"nodes": 1, "gpusPerNode": 2})
-    of_cpus = Measured("slow", setup_of(on_cpus.training), 100.0, 2, "", 0)
+    of_cpus = MeasuredSpeed("slow", setup_of(on_cpus.training), 100.0, 2, "", 0)
     of_gpus = replace(of_cpus, job="fast", tokens_per_second=9_000.0, gpus=2)
     for job, name in ((on_cpus, "slow"), (on_gpus, "fast")):
         speed = estimate_job(job, known(records=(of_cpus, of_gpus))).speed
@@ -108,7 +108,7 @@ def test_a_speed_counts_on_the_devices_that_it_was_measured_on() -> None:
 
 def test_adapters_beside_other_layers_are_another_setup() -> None:
     few, many = (spec(model={"source": "s3://models/x"}, adapter={"targets": t}) for t in (["q_proj"], ["all-linear"]))
-    record = Measured("few", setup_of(few.training), 100.0, 1, "", 0)
+    record = MeasuredSpeed("few", setup_of(few.training), 100.0, 1, "", 0)
     size = decoder_size(PRESETS["llama-8b"], LORA)
     assert estimate_job(few, known(size=size, records=(record,))).speed is not None
     assert estimate_job(many, known(size=size, records=(record,))).speed is None
@@ -139,7 +139,7 @@ def test_an_adapter_says_what_it_learns_and_what_it_commits() -> None:
     assert found.fits is True  # 16 GB of weights on an H100
 
 
-def part(optimizer: dict[str, Any], device: Device = "cuda") -> Need:
+def part(optimizer: dict[str, Any], device: Device = "cuda") -> MemoryNeed:
     """The memory of one rank that trains a Llama of 8 B in bf16, alone."""
     return estimate(EIGHT_B, spec(optimizer=optimizer).training, "ddp", 1, 1, device)
 
@@ -210,7 +210,7 @@ def test_a_change_that_is_named_makes_it_fit(
         parallel={"shard": shard, "activationCheckpointing": recompute},
         batch={"tokensPerStep": 2**20, "microBatch": micro},
     ).training
-    host = Host(gigabytes * GIB, "cuda")
+    host = RankHost(gigabytes * GIB, "cuda")
     for change in changes_that_fit(EIGHT_B, training, ranks, 1, host):
         assert host.holds(change.need), change.words
     found = lowest_that_fits(EIGHT_B, training, ranks, 1, host)
@@ -224,7 +224,7 @@ def test_more_work_never_needs_less(micro: int, scale: int) -> None:
     def need(micro_batch: int, length: int) -> int:
         config = {"train": [{"source": "file:///x"}], "sequenceLength": length}
         batch = {"tokensPerStep": length * micro_batch * 8, "microBatch": micro_batch}
-        return need_of(EIGHT_B, spec(data=config, batch=batch).training, "fsdp", 8, 1, Host(GIB)).total
+        return need_of(EIGHT_B, spec(data=config, batch=batch).training, "fsdp", 8, 1, RankHost(GIB)).total
 
     assert need(micro * scale, 1024) >= need(micro, 1024)
     assert need(micro, 1024 * scale) >= need(micro, 1024)

@@ -10,7 +10,7 @@ import pytest
 
 from muster.contract.base import InvalidDocument, UserError, dump, dump_json
 from muster.contract.job_inputs import files_named, input_commits, with_addresses, with_input_folder
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.plan_words import plan_facts
 from muster.contract.projects import read_addresses
 from muster.contract.spec import ONE_KIND_OF_WORK, JobSpec, parse_job, worker_config
@@ -121,7 +121,7 @@ def test_its_plan_and_its_line_say_that_it_is_a_program() -> None:
 
 
 def test_its_paths_are_read_and_the_platforms_state_is_not(tmp_path: Any) -> None:
-    state = State(tmp_path / "state")
+    state = StateFolder(tmp_path / "state")
     commits = state.checkpoints / "uid"
     commits.mkdir(parents=True)
     inputs = {"a": {"uri": f"file://{commits}"}}

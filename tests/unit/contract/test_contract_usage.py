@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster.contract.prices import InstancePrice, Prices
 from muster.contract.status import Attempt
-from muster.contract.usage import AMOUNTS, Amounts, Held, held_of, month_of, month_range, usage
+from muster.contract.usage import AMOUNTS, Amounts, HeldNodes, held_of, month_of, month_range, usage
 
 HOUR = 3600.0
 NOVEMBER, DECEMBER = month_range("2026-11")
@@ -25,12 +25,12 @@ TABLE = Prices(
 )
 
 
-def held(job: str, since: float, until: float | None, **more: object) -> Held:
-    base = Held(job, f"{job}-name", "ann", NOVEMBER + since * HOUR, None, 2, 8, 0.0, "eight", "on-demand")
+def held(job: str, since: float, until: float | None, **more: object) -> HeldNodes:
+    base = HeldNodes(job, f"{job}-name", "ann", NOVEMBER + since * HOUR, None, 2, 8, 0.0, "eight", "on-demand")
     return replace(base, until=None if until is None else NOVEMBER + until * HOUR, **more)  # type: ignore[arg-type]
 
 
-def november(*held: Held, now: float = DECEMBER) -> Amounts:
+def november(*held: HeldNodes, now: float = DECEMBER) -> Amounts:
     return usage(held, TABLE, NOVEMBER, DECEMBER, now).total
 
 
@@ -98,11 +98,11 @@ def test_what_lives_is_counted_until_now_and_not_beyond() -> None:
 def test_an_attempt_that_no_scheduler_has_placed_holds_nothing() -> None:
     attempt = Attempt(number=1, created_at=0.0, workers=2, gpus_per_worker=8, seconds={"lost": 2.0, "stalled": 1.0})
     assert held_of(attempt.model_copy(update={"outcome": "waiting"}), "a", "a", "ann", 4.0) is None
-    assert held_of(attempt, "a", "n", "ann", 4.0) == Held("a", "n", "ann", 0.0, None, 2, 8, 0.0, lost_seconds=3.0)
+    assert held_of(attempt, "a", "n", "ann", 4.0) == HeldNodes("a", "n", "ann", 0.0, None, 2, 8, 0.0, lost_seconds=3.0)
 
 
 lives = st.builds(
-    lambda job, person, since, length, workers, gpus, kind, capacity, lost: Held(
+    lambda job, person, since, length, workers, gpus, kind, capacity, lost: HeldNodes(
         job, job, person, NOVEMBER + since * HOUR, None if length is None else NOVEMBER + (since + length) * HOUR,
         workers, gpus, 0.0 if gpus else 4.0, kind, capacity, lost,
     ),
@@ -115,7 +115,7 @@ lives = st.builds(
 
 @settings(max_examples=50)
 @given(st.lists(lives, max_size=8), st.floats(-3000, 3000))
-def test_sums_agree_and_months_partition(held: list[Held], cut: float) -> None:
+def test_sums_agree_and_months_partition(held: list[HeldNodes], cut: float) -> None:
     """Jobs, people and months each sum to the project, and any two ranges side by side to the one of both."""
     since, until, now = NOVEMBER - 2500 * HOUR, DECEMBER + 2500 * HOUR, NOVEMBER + 1500 * HOUR
     whole = usage(held, TABLE, since, until, now)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from muster.contract.base import InvalidDocument, Many, Problem, Spec, parse
+from muster.contract.base import DocumentProblem, InvalidDocument, Many, Spec, parse
 from muster.contract.schema import document_schema
 from muster.contract.spec import parse_job
 
@@ -80,7 +80,7 @@ def test_words(key: str, value: object, message: str) -> None:
 def test_a_list_of_a_fixed_length() -> None:
     with pytest.raises(InvalidDocument) as refused:
         parse(Everything, {"pair": [1]})
-    assert refused.value.problems == (Problem("pair[1]", "is required"),)
+    assert refused.value.problems == (DocumentProblem("pair[1]", "is required"),)
 
 
 TRAINING: dict[str, Any] = {

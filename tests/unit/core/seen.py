@@ -9,9 +9,9 @@ from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, Trainer
 from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import JobStatus, Phase
 from muster.operator.core.decide import decide
-from muster.operator.core.decision import Decision
-from muster.operator.core.fleet import Fleet, JobSummary, Node
-from muster.operator.core.observed import Committed, Observed, Reservation, Worker, WorkerState
+from muster.operator.core.decision import JobDecision
+from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
+from muster.operator.core.observed import CommittedSteps, NodeReservation, ObservedJob, ObservedWorker, WorkerState
 
 NOW = 1_700_000_000.0
 UID = "uid-1"
@@ -31,7 +31,7 @@ def spec(**top: Any) -> JobSpec:
     return parse_job({"metadata": {"name": "job"}, "spec": document}).spec
 
 
-def observed(status: JobStatus | None = None, now: float = NOW, **changes: Any) -> Observed:
+def observed(status: JobStatus | None = None, now: float = NOW, **changes: Any) -> ObservedJob:
     values: dict[str, Any] = {
         "uid": UID,
         "namespace": "team",
@@ -46,11 +46,11 @@ def observed(status: JobStatus | None = None, now: float = NOW, **changes: Any) 
         "status": status or JobStatus(queued_at=NOW - 100.0, since=NOW - 100.0),
         "checkpoint_uri": "file:///ckpt/uid-1",
     }
-    return Observed(**values | changes)
+    return ObservedJob(**values | changes)
 
 
-def granted(number: int = 0, nodes: tuple[str, ...] = NODES) -> Reservation:
-    return Reservation(UID, number, "team", nodes, "pool-a", "on-demand", 8)
+def granted(number: int = 0, nodes: tuple[str, ...] = NODES) -> NodeReservation:
+    return NodeReservation(UID, number, "team", nodes, "pool-a", "on-demand", 8)
 
 
 def beat(
@@ -79,23 +79,23 @@ def beat(
     return Heartbeat(attempt=attempt, rank=rank, pid=1, phase=phase, step=step, at=at, **values | changes)
 
 
-def worker(index: int, attempt: int = 1, state: str = "running", **changes: Any) -> Worker:
+def worker(index: int, attempt: int = 1, state: str = "running", **changes: Any) -> ObservedWorker:
     beats = (beat(attempt, 0, phase=TrainerPhase.INIT, rank=index),) if state == "running" else ()
     values: dict[str, Any] = {"created_at": NOW - 50.0, "since": NOW - 50.0, "heartbeats": beats}
-    return Worker(index, attempt, NODES[index], WorkerState(state), **values | changes)
+    return ObservedWorker(index, attempt, NODES[index], WorkerState(state), **values | changes)
 
 
-def exited(index: int, code: int, attempt: int = 1, at: float = NOW - 1.0, **changes: Any) -> Worker:
+def exited(index: int, code: int, attempt: int = 1, at: float = NOW - 1.0, **changes: Any) -> ObservedWorker:
     values = {"message": "", "rank": index} | {k: changes.pop(k) for k in ("message", "signal") if k in changes}
     return worker(index, attempt, "exited", exit=WorkerExit(exit_code=code, at=at, **values), **changes)
 
 
-def crew(attempt: int = 1, step: int = 5, now: float = NOW) -> tuple[Worker, ...]:
+def crew(attempt: int = 1, step: int = 5, now: float = NOW) -> tuple[ObservedWorker, ...]:
     """Both workers train and are at `step`."""
     return tuple(worker(i, attempt, heartbeats=(beat(attempt, step, now, rank=i),)) for i in range(2))
 
 
-def settled(seen: Observed, passes: int = 10) -> Observed:
+def settled(seen: ObservedJob, passes: int = 10) -> ObservedJob:
     """The state after the status writes that follow from it (no action is carried out)."""
     for _ in range(passes):
         decision = decide(seen)
@@ -105,11 +105,11 @@ def settled(seen: Observed, passes: int = 10) -> Observed:
     raise AssertionError(f"decide does not come to rest: {seen.status}")
 
 
-def with_status(seen: Observed, status: JobStatus, **changes: Any) -> Observed:
+def with_status(seen: ObservedJob, status: JobStatus, **changes: Any) -> ObservedJob:
     return replace(seen, status=status, **changes)
 
 
-def starting(**changes: Any) -> Observed:
+def starting(**changes: Any) -> ObservedJob:
     """Attempt 1 was started on nodes a and b; nobody is there yet."""
     seen = observed(reservations=(granted(),), **changes)
     started = decide(seen)
@@ -117,7 +117,7 @@ def starting(**changes: Any) -> Observed:
     return with_status(seen, started.status)
 
 
-def running(step: int = 5, **changes: Any) -> Observed:
+def running(step: int = 5, **changes: Any) -> ObservedJob:
     """Attempt 1 trains and is at `step`."""
     seen = starting(**changes)
     seen = with_status(seen, seen.status, workers=crew(step=step))
@@ -126,22 +126,22 @@ def running(step: int = 5, **changes: Any) -> Observed:
     return seen
 
 
-def committed(step: int, at: float = NOW - 5.0) -> Committed:
-    return Committed(step, at)
+def committed(step: int, at: float = NOW - 5.0) -> CommittedSteps:
+    return CommittedSteps(step, at)
 
 
-def gone(seen: Observed) -> Observed:
+def gone(seen: ObservedJob) -> ObservedJob:
     """The same with no worker left."""
     return with_status(seen, seen.status, workers=())
 
 
-def write(seen: Observed, decision: Decision | None = None, **changes: Any) -> Observed:
+def write(seen: ObservedJob, decision: JobDecision | None = None, **changes: Any) -> ObservedJob:
     """The state after one decision was written."""
     return with_status(seen, (decision or decide(seen)).status, **changes)
 
 
-def node(name: str, gpus: int = 8, pool: str = "pool-a", **changes: Any) -> Node:
-    return Node(name, pool, gpus=gpus, cpus=64.0, memory_bytes=2**40, **changes)
+def node(name: str, gpus: int = 8, pool: str = "pool-a", **changes: Any) -> FleetNode:
+    return FleetNode(name, pool, gpus=gpus, cpus=64.0, memory_bytes=2**40, **changes)
 
 
 def summary(
@@ -152,5 +152,5 @@ def summary(
     return JobSummary(uid=uid, spec=spec_ or spec(), status=status or waiting, **values | changes)
 
 
-def fleet(nodes: list[Node], jobs: list[JobSummary], **changes: Any) -> Fleet:
+def fleet(nodes: list[FleetNode], jobs: list[JobSummary], **changes: Any) -> Fleet:
     return Fleet(**{"now": NOW, "fresh": True, "nodes": tuple(nodes), "jobs": tuple(jobs)} | changes)

@@ -23,24 +23,24 @@ from muster.contract.status import (
 from muster.operator.core.admit import BACKFILL_SECONDS, admit
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import GROW_AFTER_START_SECONDS, Fleet, JobSummary
-from muster.operator.core.observed import Reservation
-from muster.operator.core.placement import Ask, Shape, Space, shape_of
+from muster.operator.core.observed import NodeReservation
+from muster.operator.core.placement import FleetSpace, GangRequest, WorkerShape, shape_of
 
 
 def four() -> list[Any]:
     return [node(name) for name in "abcd"]
 
 
-def placed(fleet_: Fleet, reservations: tuple[Reservation, ...] = ()) -> dict[str, tuple[str, ...]]:
+def placed(fleet_: Fleet, reservations: tuple[NodeReservation, ...] = ()) -> dict[str, tuple[str, ...]]:
     return {entry.uid: entry.nodes for entry in admit(fleet_, reservations).entries}
 
 
-def waits(fleet_: Fleet, reservations: tuple[Reservation, ...] = ()) -> dict[str, str]:
+def waits(fleet_: Fleet, reservations: tuple[NodeReservation, ...] = ()) -> dict[str, str]:
     return {uid: wait.code for uid, wait in admit(fleet_, reservations).waits.items()}
 
 
-def entry(uid: str, *nodes: str, number: int = 0, gpus: int = 8) -> Reservation:
-    return Reservation(uid, number, "team", nodes, "pool-a", "on-demand", gpus)
+def entry(uid: str, *nodes: str, number: int = 0, gpus: int = 8) -> NodeReservation:
+    return NodeReservation(uid, number, "team", nodes, "pool-a", "on-demand", gpus)
 
 
 def holding(uid: str, *nodes: str, number: int = 0, phase: Phase = Phase.RUNNING, **changes: Any) -> JobSummary:
@@ -180,7 +180,7 @@ def test_who_holds_how_much_is_named_for_gpus_cpus_and_memory_alike() -> None:
         replace(entry("first", "a", "b", gpus=0), cpus=1.4, memory_bytes=2**30),
         replace(entry("second", "c", gpus=0), cpus=1.0, memory_bytes=2**29),
     )
-    others = (Reservation("others/d", 0, "", ("d",), "", "", 0, 0.5, 0),)
+    others = (NodeReservation("others/d", 0, "", ("d",), "", "", 0, 0.5, 0),)
     jobs = [holding("first", "a", "b"), holding("second", "c"), summary("waits", needs)]
     wait = admit(replace(fleet(nodes, jobs), others=others), held).waits["waits"]
     assert wait.because == (
@@ -245,7 +245,7 @@ def test_instance_types_and_resources() -> None:
     assert placed(fleet(nodes, [summary("job", wanted)])) == {"job": ("b", "c")}
     greedy = spec(gang={"nodes": 1, "gpusPerNode": 8, "resources": {"cpu": 65}})
     assert waits(fleet(nodes, [summary("job", greedy)])) == {"job": Code.NODE_TOO_SMALL}
-    assert shape_of(spec(gang={"resources": {"cpu": "500m", "memory": "2Gi"}})) == Shape(0, 0.5, 2**31)
+    assert shape_of(spec(gang={"resources": {"cpu": "500m", "memory": "2Gi"}})) == WorkerShape(0, 0.5, 2**31)
     assert [quantity(text) for text in (None, "90", "500m", "900Gi", "1.5k")] == [0.0, 90.0, 0.5, 900 * 2.0**30, 1500.0]
 
 
@@ -382,7 +382,7 @@ def test_a_place_is_found_whenever_one_exists(machines: list[tuple[str, int, boo
     nodes = [node(f"n{i}", have, pool, ready=ready) for i, (pool, have, ready) in enumerate(machines)]
     fitting = [n.pool for n in nodes if n.ready and n.gpus >= gpus]
     exists = any(fitting.count(pool) >= size for pool in ("p", "q"))
-    place = Space(nodes, ()).place(Ask(Shape(gpus, 0, 0), (size,)))
+    place = FleetSpace(nodes, ()).place(GangRequest(WorkerShape(gpus, 0, 0), (size,)))
     assert (place is not None) == exists
     assert place is None or len(set(place.nodes)) == size
 
@@ -391,12 +391,12 @@ def test_what_is_set_aside_only_gets_freer() -> None:
     """The starvation proof in small: the k freest nodes are kept, so their sum never falls while others come and go."""
     nodes = four()
     held = [entry("s1", "a", gpus=6), entry("s2", "b", gpus=2), entry("s3", "c", gpus=4), entry("s4", "d", gpus=8)]
-    ask = Ask(Shape(8, 0, 0), (2,))
-    space = Space(nodes, held)
+    ask = GangRequest(WorkerShape(8, 0, 0), (2,))
+    space = FleetSpace(nodes, held)
     space.set_aside(ask)
-    assert space.place(Ask(Shape(2, 0, 0), (1,))) is not None  # the rest of a is nobody's
+    assert space.place(GangRequest(WorkerShape(2, 0, 0), (1,))) is not None  # the rest of a is nobody's
     assert space._set_aside == {"b", "c"}
-    later = Space(nodes, [replace(held[0], gpus=8), *held[1:3], held[3]])
+    later = FleetSpace(nodes, [replace(held[0], gpus=8), *held[1:3], held[3]])
     later.set_aside(ask)
     assert later._set_aside == {"b", "c"}
 

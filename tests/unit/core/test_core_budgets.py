@@ -32,7 +32,7 @@ from muster.operator.core.budgets import (
 )
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import phase_conditions
-from muster.operator.core.goodput import Booked, active_seconds, book, lose, opened
+from muster.operator.core.goodput import BookedTime, active_seconds, book, lose, opened
 
 HOUR = 3600.0
 
@@ -163,7 +163,7 @@ SPANS = st.lists(
 def test_the_books_balance_whatever_the_clock_and_the_heartbeats_say(
     spans: list[tuple[float, GoodputState | None, float, float]],
 ) -> None:
-    booked, now = Booked(opened(GoodputAccount(), NOW), {}), NOW
+    booked, now = BookedTime(opened(GoodputAccount(), NOW), {}), NOW
     for jump, rest, productive, waited in spans:
         now += jump
         account = TrainerSeconds(productive=productive, data_wait=waited)
@@ -178,7 +178,7 @@ def test_the_books_balance_whatever_the_clock_and_the_heartbeats_say(
 
 
 def test_half_of_the_steps_lost_is_half_of_the_productive_time() -> None:
-    booked = Booked(GoodputAccount(seconds={"productive": 80.0}, since=NOW), {"productive": 40.0})
+    booked = BookedTime(GoodputAccount(seconds={"productive": 80.0}, since=NOW), {"productive": 40.0})
     after, steps = lose(booked, Attempt(number=1, created_at=0, resume_step=10, last_step=30), 20)
     assert (steps, after.account.seconds, after.attempt_seconds["lost"]) == (
         10,

@@ -34,11 +34,11 @@ from muster.operator.core.admit import admit
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import OF_CAUSE, Code, code_of
 from muster.operator.core.decide import decide
-from muster.operator.core.decision import Decision
-from muster.operator.core.observed import Observed, Rejection
+from muster.operator.core.decision import JobDecision
+from muster.operator.core.observed import ObservedJob, Rejection
 
 
-def follow(seen: Observed, obedient: bool = True) -> list[Decision]:
+def follow(seen: ObservedJob, obedient: bool = True) -> list[JobDecision]:
     """Decisions until nothing changes; the gang is gone as soon as it is told."""
     decisions = []
     for _ in range(20):
@@ -54,18 +54,18 @@ def follow(seen: Observed, obedient: bool = True) -> list[Decision]:
     return decisions
 
 
-def ends(code: int, **changes: object) -> list[Decision]:
+def ends(code: int, **changes: object) -> list[JobDecision]:
     seen = running()
     return follow(with_status(seen, seen.status, workers=(exited(0, code, **changes), crew()[1])))  # type: ignore[arg-type]
 
 
-def asked(**updates: object) -> list[Decision]:
+def asked(**updates: object) -> list[JobDecision]:
     seen = running()
     deleting = bool(updates.pop("deleting", False))
     return follow(replace(seen, deleting=deleting, spec=seen.spec.model_copy(update=updates)))
 
 
-def failing_again(seen: Observed) -> Observed:
+def failing_again(seen: ObservedJob) -> ObservedJob:
     """The attempt ends with an exception after step 5; the state in which the next one has begun to train, if any."""
     end = exited(0, 1, attempt=seen.status.attempt, message="KeyError: 'no such sample'")
     end = replace(end, exit=end.exit and end.exit.model_copy(update={"step": 5}))
@@ -77,7 +77,7 @@ def failing_again(seen: Observed) -> Observed:
     return settled(replace(seen, workers=crew(seen.status.attempt)))
 
 
-def everything() -> list[Decision]:
+def everything() -> list[JobDecision]:
     seen = running()
     half = with_status(starting(), starting().status, workers=(worker(0),))
     older = with_status(starting(), starting().status, workers=(worker(0, attempt=0),))

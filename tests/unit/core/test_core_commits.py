@@ -14,13 +14,13 @@ from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import CreateWorker
-from muster.operator.core.observed import Committed, Observed
+from muster.operator.core.observed import CommittedSteps, ObservedJob
 
 REMEMBERED = CheckpointStatus(step=30, committed_at=NOW - 60.0, uri="file:///ckpt/uid-1")
 DOWN = {"commits_unreadable": "s3://ckpt does not answer"}
 
 
-def follow(seen: Observed, passes: int = 12) -> Observed:
+def follow(seen: ObservedJob, passes: int = 12) -> ObservedJob:
     for _ in range(passes):
         decision = decide(seen)
         assert audit(seen, decision) == ()
@@ -30,7 +30,7 @@ def follow(seen: Observed, passes: int = 12) -> Observed:
     raise AssertionError("no end")
 
 
-def queued(**changes: Any) -> Observed:
+def queued(**changes: Any) -> ObservedJob:
     status = JobStatus(queued_at=NOW - 9.0, since=NOW - 9.0, checkpoint=REMEMBERED)
     return observed(status, reservations=(granted(),), **changes)
 
@@ -47,7 +47,11 @@ def test_a_job_whose_commits_are_not_found_waits_and_says_so_and_holds_nothing(c
 def test_it_goes_on_when_they_are_found_again() -> None:
     waiting = with_status(queued(**DOWN), decide(queued(**DOWN)).status)
     back = replace(
-        waiting, now=NOW + 20.0, reservations=(granted(1),), commits_unreadable="", committed=Committed(30, NOW - 60.0)
+        waiting,
+        now=NOW + 20.0,
+        reservations=(granted(1),),
+        commits_unreadable="",
+        committed=CommittedSteps(30, NOW - 60.0),
     )
     status = decide(back).status
     assert (status.phase, status.attempt, status.resume_step) == (Phase.STARTING, 1, 30)
@@ -68,14 +72,14 @@ def test_the_user_is_obeyed_while_commits_cannot_be_read(wish: str, phase: Phase
 
 
 def test_a_short_silence_of_the_store_costs_a_gang_no_nodes_and_a_long_one_does() -> None:
-    seen = running(committed=Committed(3, NOW))
+    seen = running(committed=CommittedSteps(3, NOW))
     seen = with_status(seen, seen.status.model_copy(update={"checkpoint": REMEMBERED}))
     crashed = replace(seen, committed=None, workers=(exited(0, 137), exited(1, 137)), **DOWN)
     crashed = with_status(crashed, decide(crashed).status)
     waits = follow(replace(crashed, workers=()))
     assert (waits.status.phase, waits.status.code) == (Phase.RESTARTING, Code.AWAITING_COMMITS)
     assert waits.status.gang.nodes, "kept for a moment"
-    answers = replace(waits, now=waits.status.retry_at or 0.0, commits_unreadable="", committed=Committed(30, NOW))
+    answers = replace(waits, now=waits.status.retry_at or 0.0, commits_unreadable="", committed=CommittedSteps(30, NOW))
     assert decide(answers).status.phase is Phase.STARTING
     silent = follow(replace(waits, now=waits.status.retry_at or 0.0))
     assert (silent.status.phase, silent.status.gang.nodes) == (Phase.QUEUED, ())

@@ -14,16 +14,16 @@ from tests.unit.core.test_core_stalls import gang
 from muster.contract.signals import SignalKind, SlowRank
 from muster.contract.status import Condition, Phase
 from muster.operator.core.codes import Code
-from muster.operator.core.observed import Observed
+from muster.operator.core.observed import ObservedJob
 
 
-def told(seen: Observed, **facts: Any) -> Observed:
+def told(seen: ObservedJob, **facts: Any) -> ObservedJob:
     """The state after rank 0's heartbeat said so."""
     changed = with_status(seen, seen.status, workers=(worker(0, heartbeats=(beat(1, 6, **facts),)), crew()[1]))
     return write(changed)
 
 
-def condition(seen: Observed, kind: str) -> Condition | None:
+def condition(seen: ObservedJob, kind: str) -> Condition | None:
     return next((entry for entry in seen.status.conditions if entry.type == kind), None)
 
 
@@ -79,7 +79,7 @@ def test_an_overdue_commit_is_told() -> None:
     assert found.status == "False"
 
 
-def first_step(seen: Observed, at: float) -> Any:
+def first_step(seen: ObservedJob, at: float) -> Any:
     return seen.status.attempts[-1].model_copy(update={"first_step_at": at})
 
 

@@ -25,16 +25,16 @@ from muster.contract.signals import Cause
 from muster.contract.status import DataSkip, GoodputState, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.crash_loops import AT_ONCE_SECONDS
-from muster.operator.core.observed import Observed
+from muster.operator.core.observed import ObservedJob
 
 PATIENT = {"backoffSeconds": 0, "excludeNodeAfter": 100, "budgets": {"user_error": 5, "out_of_memory": 5, "numeric": 5}}
 
 
-def trains(**changes: Any) -> Observed:
+def trains(**changes: Any) -> ObservedJob:
     return running(spec=spec(recovery=PATIENT), **changes)
 
 
-def ended(seen: Observed, code: int, message: str, step: int | None = 5, **changes: Any) -> Observed:
+def ended(seen: ObservedJob, code: int, message: str, step: int | None = 5, **changes: Any) -> ObservedJob:
     """The state when the attempt has ended so and nobody is left; the next one trains already, if there is one."""
     end = exited(0, code, attempt=seen.status.attempt, message=message, **changes)
     assert end.exit is not None
@@ -133,19 +133,19 @@ def test_data_is_passed_over_from_the_start_too() -> None:
 # --- programs that end at once ---
 
 
-def begins(**changes: Any) -> Observed:
+def begins(**changes: Any) -> ObservedJob:
     """A program whose workers run, and of which nothing else is known."""
     policy = {"backoffSeconds": 0, "excludeNodeAfter": 100}
     seen = starting(spec=spec(training=None, program={"command": ["train.py"]}, recovery=policy), **changes)
     return silent(seen)
 
 
-def silent(seen: Observed) -> Observed:
+def silent(seen: ObservedJob) -> ObservedJob:
     attempt = seen.status.attempt
     return settled(replace(seen, workers=tuple(worker(index, attempt=attempt, heartbeats=()) for index in range(2))))
 
 
-def ended_at_once(seen: Observed, message: str, code: int = 3) -> Observed:
+def ended_at_once(seen: ObservedJob, message: str, code: int = 3) -> ObservedJob:
     end = exited(0, code, attempt=seen.status.attempt, message=message)
     assert end.exit is not None
     end = replace(end, exit=end.exit.model_copy(update={"step": 0, "log_tail": "Traceback"}))

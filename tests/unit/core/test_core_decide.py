@@ -33,26 +33,26 @@ from muster.contract.status import STATUS_VERSION, CheckpointStatus, GangStatus,
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
-from muster.operator.core.decision import CreateWorker, Decision, RemoveJob, RemoveWorker
-from muster.operator.core.observed import Observed, Wait
+from muster.operator.core.decision import CreateWorker, JobDecision, RemoveJob, RemoveWorker
+from muster.operator.core.observed import ObservedJob, QueueWait
 from muster.operator.core.shutdown import FAILURE_SECONDS, STOP_SECONDS
 from muster.operator.pacing import LOOK_SECONDS
 
 
-def check(seen: Observed) -> Decision:
+def check(seen: ObservedJob) -> JobDecision:
     decision = decide(seen)
     assert audit(seen, decision) == ()
     return decision
 
 
-def restarting(seen: Observed) -> Observed:
+def restarting(seen: ObservedJob) -> ObservedJob:
     """The state after the failure in `seen` was noticed."""
     seen = write(seen, check(seen))
     assert seen.status.phase is Phase.RESTARTING, seen.status.because
     return seen
 
 
-def closed(seen: Observed) -> Observed:
+def closed(seen: ObservedJob) -> ObservedJob:
     """The gang is gone and the attempt is closed."""
     seen = gone(seen)
     decision = check(seen)
@@ -88,7 +88,7 @@ def test_what_an_older_muster_wrote_is_written_anew_before_anything_else(phase: 
 
 
 def test_the_reason_of_admission_is_told() -> None:
-    wait = Wait(Code.AWAITING_CAPACITY, "gang needs 2 nodes with 8 GPUs each, 1 free in pool a")
+    wait = QueueWait(Code.AWAITING_CAPACITY, "gang needs 2 nodes with 8 GPUs each, 1 free in pool a")
     decision = check(observed(wait=wait))
     assert (decision.status.code, decision.status.because) == (wait.code, wait.because)
 
@@ -108,7 +108,7 @@ def test_a_grant_for_another_request_is_not_used() -> None:
 
 def test_workers_are_created_with_nothing_left_to_choose() -> None:
     seen = starting(committed=committed(40))
-    assert check(seen) == Decision(
+    assert check(seen) == JobDecision(
         seen.status,
         (CreateWorker(1, 0, "a", NODES, 40), CreateWorker(1, 1, "b", NODES, 40)),
         LOOK_SECONDS,
@@ -419,7 +419,7 @@ def test_exits_after_suspension_are_no_preemption() -> None:
 WISHES = ("suspend", "cancel", "delete", "none")
 
 
-def every_phase() -> dict[str, Observed]:
+def every_phase() -> dict[str, ObservedJob]:
     alive = running()
     failing = with_status(alive, alive.status, workers=(exited(0, 137), crew()[1]))
     dying = write(failing)

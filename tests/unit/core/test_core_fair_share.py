@@ -12,7 +12,7 @@ from tests.unit.core.test_core_admit import entry, four, holding
 
 from muster.contract.quotas import ProjectQuota, read_quotas
 from muster.operator.core.admit import admit
-from muster.operator.core.fair_share import Claim, Shares, entitlements
+from muster.operator.core.fair_share import FleetShares, ShareClaim, entitlements
 from muster.operator.core.fleet import Fleet, JobSummary
 
 ONE = spec(gang={"nodes": 1, "gpusPerNode": 8})
@@ -22,28 +22,28 @@ TWO = spec(gang={"nodes": 2, "gpusPerNode": 8})
 @pytest.mark.parametrize(
     ("claims", "entitled"),
     [
-        ({"a": Claim(1, 0, 100), "b": Claim(1, 0, 100)}, {"a": 16, "b": 16}),
-        ({"a": Claim(3, 0, 100), "b": Claim(1, 0, 100)}, {"a": 24, "b": 8}),
-        ({"a": Claim(1, 0, 4), "b": Claim(1, 0, 100)}, {"a": 4, "b": 28}),
-        ({"a": Claim(1, 20, 100), "b": Claim(1, 0, 100)}, {"a": 26, "b": 6}),
-        ({"a": Claim(1, 32, 100), "b": Claim(1, 0, 100)}, {"a": 32, "b": 0}),
-        ({"a": Claim(1, 48, 100), "b": Claim(1, 16, 100)}, {"a": 24, "b": 8}),
-        ({"a": Claim(1, 48, 2), "b": Claim(1, 0, 100)}, {"a": 2, "b": 30}),
+        ({"a": ShareClaim(1, 0, 100), "b": ShareClaim(1, 0, 100)}, {"a": 16, "b": 16}),
+        ({"a": ShareClaim(3, 0, 100), "b": ShareClaim(1, 0, 100)}, {"a": 24, "b": 8}),
+        ({"a": ShareClaim(1, 0, 4), "b": ShareClaim(1, 0, 100)}, {"a": 4, "b": 28}),
+        ({"a": ShareClaim(1, 20, 100), "b": ShareClaim(1, 0, 100)}, {"a": 26, "b": 6}),
+        ({"a": ShareClaim(1, 32, 100), "b": ShareClaim(1, 0, 100)}, {"a": 32, "b": 0}),
+        ({"a": ShareClaim(1, 48, 100), "b": ShareClaim(1, 16, 100)}, {"a": 24, "b": 8}),
+        ({"a": ShareClaim(1, 48, 2), "b": ShareClaim(1, 0, 100)}, {"a": 2, "b": 30}),
         ({}, {}),
     ],
 )
 def test_a_guarantee_first_then_the_rest_by_weight_and_what_nobody_asks_for_to_the_others(
-    claims: dict[str, Claim], entitled: dict[str, float]
+    claims: dict[str, ShareClaim], entitled: dict[str, float]
 ) -> None:
     assert entitlements(32, claims) == pytest.approx(entitled)
 
 
-CLAIM = st.builds(Claim, st.sampled_from((0.001, 0.5, 1.0, 3.0, 1000.0)), st.integers(0, 60), st.integers(0, 60))
+CLAIM = st.builds(ShareClaim, st.sampled_from((0.001, 0.5, 1.0, 3.0, 1000.0)), st.integers(0, 60), st.integers(0, 60))
 
 
 @given(st.integers(0, 100), st.dictionaries(st.sampled_from("abcdef"), CLAIM))
 def test_nobody_has_more_than_they_ask_for_and_all_together_no_more_than_there_is(
-    capacity: int, claims: dict[str, Claim]
+    capacity: int, claims: dict[str, ShareClaim]
 ) -> None:
     entitled = entitlements(capacity, claims)
     assert all(-1e-9 <= entitled[name] <= claim.demand + 1e-6 for name, claim in claims.items())
@@ -99,7 +99,7 @@ def test_gangs_of_other_schedulers_and_ended_jobs_ask_for_no_share() -> None:
     kueue = spec(gang={"nodes": 2, "gpusPerNode": 8, "scheduler": {"kind": "kueue", "queue": "q"}})
     suspended = spec(suspend=True)
     jobs = [summary("k", kueue, project="a"), summary("s", suspended, project="a"), *queued("b", 4)]
-    shares = Shares(fleet(four(), jobs, quotas={"a": ProjectQuota(weight=5)}))
+    shares = FleetShares(fleet(four(), jobs, quotas={"a": ProjectQuota(weight=5)}))
     assert shares.entitled == {"b": 32.0}
 
 

@@ -11,7 +11,7 @@ from tests.unit.core.seen import beat
 
 from muster.contract.signals import TrainerSeconds
 from muster.contract.status import Attempt, GoodputAccount, GoodputState
-from muster.operator.core.goodput import Booked, book, lose, opened
+from muster.operator.core.goodput import BookedTime, book, lose, opened
 
 CREATED = 1_700_000_000.0
 amounts = st.floats(0.0, 5_000.0)
@@ -34,7 +34,7 @@ def test_the_books_balance(story: list[tuple[float, GoodputState | None, dict[st
         if ends:
             attempt = Attempt(number=1, created_at=CREATED, last_step=20)
             booked, _ = lose(booked, attempt, committed_step=7)
-            booked = Booked(booked.account, {})
+            booked = BookedTime(booked.account, {})
         account, mine = booked.account, booked.attempt_seconds
         assert set(account.seconds) <= set(GoodputState)
         assert all(value >= -1e-6 for value in account.seconds.values())

@@ -20,13 +20,13 @@ from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
 from muster.contract.status import Attempt, CheckpointStatus, GangStatus, JobStatus, Phase
 from muster.contract.usage import held_of, month_range, usage
 from muster.operator.core import month_budgets
-from muster.operator.core.admit import Plan, admit
+from muster.operator.core.admit import AdmissionPlan, admit
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.month_budgets import MonthBudgets
-from muster.operator.core.observed import Observed, Wait
+from muster.operator.core.observed import ObservedJob, QueueWait
 
 HOUR = 3600.0
 BEGINS, ENDS = month_range("2023-11")
@@ -57,7 +57,7 @@ def seen(quota: ProjectQuota, *jobs: JobSummary, now: float = NOW, nodes: str = 
     return fleet(machines, list(jobs), quotas={"nlp": quota}, prices=PRICES, now=now)
 
 
-def plan(quota: ProjectQuota, *jobs: JobSummary, **more: Any) -> Plan:
+def plan(quota: ProjectQuota, *jobs: JobSummary, **more: Any) -> AdmissionPlan:
     held = tuple(entry(job.uid, *job.status.gang.nodes) for job in jobs if job.status.gang.nodes)
     return admit(seen(quota, *jobs, **more), held)
 
@@ -69,7 +69,7 @@ def waits(quota: ProjectQuota, *jobs: JobSummary, **more: Any) -> dict[str, str]
 def test_a_job_waits_for_a_budget_that_is_used_up_and_is_told_how_to_go_on() -> None:
     new = summary("new", gang(), **MINE)
     wait = plan(ProjectQuota(gpu_hours_per_month=100, spent=spent(100.0)), new).waits["new"]
-    assert wait == Wait(
+    assert wait == QueueWait(
         Code.MONTH_LIMIT,
         "project nlp has used the 100 GPU-hours that it may use in 2023-11: it goes on when quota.gpuHoursPerMonth is "
         "raised, or from 2023-12-01 (UTC)",
@@ -173,8 +173,8 @@ def test_who_was_stopped_goes_on_when_there_is_a_budget_again() -> None:
     assert plan(spent_now, stopped, now=ENDS + 1).budgets.keys() == {"job"}, "in the next month"
 
 
-def told(seen_: Observed, code: Code) -> Observed:
-    return replace(seen_, budget=Wait(code, "the words"))
+def told(seen_: ObservedJob, code: Code) -> ObservedJob:
+    return replace(seen_, budget=QueueWait(code, "the words"))
 
 
 def test_a_stopped_job_commits_is_suspended_and_goes_on_from_there() -> None:
@@ -202,7 +202,7 @@ def test_a_stopped_job_commits_is_suspended_and_goes_on_from_there() -> None:
 
 
 def test_what_another_scheduler_grants_waits_for_the_budget_too() -> None:
-    waiting = replace(with_status(running(), JobStatus()), workers=(), wait=Wait(Code.MONTH_LIMIT, "spent"))
+    waiting = replace(with_status(running(), JobStatus()), workers=(), wait=QueueWait(Code.MONTH_LIMIT, "spent"))
     assert decide(waiting).status.code == Code.MONTH_LIMIT
     assert decide(replace(waiting, wait=None)).status.phase is Phase.STARTING
 

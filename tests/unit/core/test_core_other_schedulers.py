@@ -14,14 +14,14 @@ from muster.contract.status import LIVING, Attempt, AttemptOutcome, GangStatus, 
 from muster.operator.core.admit import admit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
-from muster.operator.core.observed import Observed, Reservation
+from muster.operator.core.observed import NodeReservation, ObservedJob
 
 KUEUE = {"nodes": 2, "gpusPerNode": 8, "scheduler": {"kind": "kueue"}}
 
 
-def waiting(seconds: float, **changes: Any) -> Observed:
+def waiting(seconds: float, **changes: Any) -> ObservedJob:
     """Admitted by nobody for so long: both pods wait at Kueue's gate."""
-    open_request = Reservation("uid-1", 0, "team", ("kueue-0", "kueue-1"), "kueue", "on-demand", 0)
+    open_request = NodeReservation("uid-1", 0, "team", ("kueue-0", "kueue-1"), "kueue", "on-demand", 0)
     seen = observed(spec=spec(gang=KUEUE, **changes), reservations=(open_request,))
     seen = with_status(seen, decide(seen).status)
     crew = tuple(replace(worker(i, state="starting", waiting="quota is used up"), node=f"kueue-{i}") for i in range(2))
@@ -31,7 +31,7 @@ def waiting(seconds: float, **changes: Any) -> Observed:
     return replace(seen, now=NOW + seconds)
 
 
-def placed(seen: Observed) -> Observed:
+def placed(seen: ObservedJob) -> ObservedJob:
     meeting = tuple(
         replace(worker(i, heartbeats=(beat(1, 0, seen.now, TrainerPhase.INIT, i),)), node=f"ip-{i}", since=seen.now)
         for i in range(2)
@@ -70,7 +70,7 @@ def test_what_another_scheduler_placed_is_counted_once() -> None:
     theirs = summary("theirs", spec(gang=KUEUE | {"nodes": 1, "gpusPerNode": 4}))
     theirs = replace(theirs, status=JobStatus(phase=Phase.RUNNING, gang=gang, attempt=1))
     ours = summary("ours", spec(gang={"nodes": 1, "gpusPerNode": 4}))
-    others = (Reservation("others/a", 0, "", ("a",), "", "", 4),)
+    others = (NodeReservation("others/a", 0, "", ("a",), "", "", 4),)
     plan = admit(replace(fleet([node("a")], [theirs, ours]), others=others), ())
     assert [entry.nodes for entry in plan.entries if entry.uid == "ours"] == [("a",)]
 

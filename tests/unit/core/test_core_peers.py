@@ -13,24 +13,24 @@ from muster.operator.core.audit import audit
 from muster.operator.core.causes import PEER_REPORT_SECONDS
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
-from muster.operator.core.observed import Observed
+from muster.operator.core.observed import ObservedJob
 
 PEER_LOST = exited(0, 88, at=NOW - 0.1, message="lost another rank")
 
 
-def after(seen: Observed) -> Observed:
+def after(seen: ObservedJob) -> ObservedJob:
     decision = decide(seen)
     assert audit(seen, decision) == ()
     return with_status(seen, decision.status)
 
 
-def failure_of(seen: Observed) -> Failure:
+def failure_of(seen: ObservedJob) -> Failure:
     assert seen.status.phase in (Phase.RESTARTING, Phase.STOPPING)
     assert seen.status.last_failure is not None
     return seen.status.last_failure
 
 
-def survivors_word() -> Observed:
+def survivors_word() -> ObservedJob:
     """Worker 0 has ended for want of its peer; of worker 1 nothing is known yet."""
     seen = running()
     return after(with_status(seen, seen.status, workers=(PEER_LOST, crew()[1])))

@@ -14,14 +14,14 @@ from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import Cause
 from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt, CheckpointStatus, GoodputAccount, JobStatus, Phase
-from muster.operator.core.admit import Plan, admit
+from muster.operator.core.admit import AdmissionPlan, admit
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.evictions import REQUEUE_SECONDS, RESTART_SECONDS, cost, served_seconds
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import NodeReservation
 
 MAY = {"default": ProjectQuota(preempts=True)}
 
@@ -51,11 +51,11 @@ def seen(*jobs: JobSummary, nodes: Any = None, quotas: Any = MAY) -> Fleet:
     return fleet(nodes or four(), list(jobs), quotas=quotas)
 
 
-def held(*jobs: JobSummary) -> tuple[Reservation, ...]:
+def held(*jobs: JobSummary) -> tuple[NodeReservation, ...]:
     return tuple(entry(job.uid, *job.status.gang.nodes, number=job.status.reservation) for job in jobs)
 
 
-def yielding(plan: Plan) -> dict[str, str]:
+def yielding(plan: AdmissionPlan) -> dict[str, str]:
     return {e.uid: e.yields_to for e in plan.entries if e.yields_to}
 
 
@@ -112,7 +112,7 @@ def test_who_puts_out_nobody(victim: JobSummary, job: JobSummary, quotas: Any) -
 def test_gangs_of_another_scheduler_are_left_to_it() -> None:
     kueue = spec(gang={"nodes": 1, "gpusPerNode": 8, "scheduler": {"kind": "kueue", "queue": "q"}})
     theirs, urgent = runs("theirs", "a", spec_=kueue), summary("urgent", gang(1, 5))
-    others = (Reservation("others/a", 0, "", ("a",), "", "", 8),)
+    others = (NodeReservation("others/a", 0, "", ("a",), "", "", 8),)
     assert yielding(admit(replace(seen(theirs, urgent, nodes=[node("a")]), others=others), ())) == {}
 
 

@@ -16,7 +16,7 @@ from muster.contract.signals import Cause, Heartbeat, TrainerPhase
 from muster.contract.status import Phase
 from muster.operator.core.causes import UNEVEN_END_SECONDS
 from muster.operator.core.codes import Code
-from muster.operator.core.observed import Observed, Worker
+from muster.operator.core.observed import ObservedJob, ObservedWorker
 from muster.operator.core.stalls import STARTING_SECONDS, alarming
 
 DAY = 86_400.0
@@ -31,14 +31,14 @@ def program_beat(rank: int, now: float, **facts: Any) -> Heartbeat:
     return beat(1, facts.pop("step", 0), now, rank=rank, **{"last_step": None} | facts)
 
 
-def gang(seen: Observed, now: float, **facts: Any) -> Observed:
+def gang(seen: ObservedJob, now: float, **facts: Any) -> ObservedJob:
     workers = tuple(worker(index, heartbeats=(program_beat(index, now, **facts),)) for index in range(2))
     return replace(seen, now=now, workers=workers)
 
 
-def started(**facts: Any) -> Observed:
+def started(**facts: Any) -> ObservedJob:
     seen = starting(spec=program(**facts))
-    silent: tuple[Worker, ...] = tuple(worker(index, heartbeats=()) for index in range(2))
+    silent: tuple[ObservedWorker, ...] = tuple(worker(index, heartbeats=()) for index in range(2))
     return settled(with_status(seen, seen.status, workers=silent))
 
 
@@ -77,7 +77,7 @@ def test_what_is_not_watched_is_never_taken_for_hung() -> None:
 def test_a_program_whose_steps_stopped_is_hung_by_its_own_limit() -> None:
     seen, limit = started(), 60.0
 
-    def at(elapsed: float) -> Observed:
+    def at(elapsed: float) -> ObservedJob:
         # Rank 1 is a step behind: it is named, and believed no sooner for it.
         now = NOW + elapsed
         facts = {"limit_seconds": limit, "progressed_at": NOW, "first_step_at": NOW - 50.0}
@@ -114,7 +114,7 @@ def test_counted_steps_are_progress_and_count_as_trained() -> None:
 def test_a_worker_that_ended_well_long_before_the_others_is_a_fault(watched: bool) -> None:
     seen, ended = started(), NOW + 10.0
 
-    def at(now: float) -> Observed:
+    def at(now: float) -> ObservedJob:
         # Watched, it has moved for a minute more.
         moved = program_beat(0, now, step=3, progressed_at=ended + 60.0, limit_seconds=DAY, watched=watched)
         return replace(seen, now=now, workers=(worker(0, heartbeats=(moved,)), exited(1, 0, at=ended)))

@@ -11,20 +11,20 @@ from muster.contract.signals import Cause
 from muster.contract.status import Phase
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
-from muster.operator.core.observed import Observed, Rejection
+from muster.operator.core.observed import ObservedJob, Rejection
 
 QUOTA = 'pods "job-1-1" is forbidden: exceeded quota: two'
 ACCOUNT = 'pods "job-1-0" is forbidden: error looking up service account team/trainer: not found'
 
 
-def rejected(kind: Rejection, why: str, after: float, attempt: int = 1, **changes: Any) -> Observed:
+def rejected(kind: Rejection, why: str, after: float, attempt: int = 1, **changes: Any) -> ObservedJob:
     """Both workers of a starting gang are refused for the first time now, and are looked at `after` seconds later."""
     seen = starting(**changes)
     crew = tuple(worker(i, attempt, state="starting", since=NOW, reason=why, rejection=kind) for i in range(len(NODES)))
     return replace(seen, workers=crew, now=NOW + after)
 
 
-def through(seen: Observed) -> Observed:
+def through(seen: ObservedJob) -> ObservedJob:
     """Carry out what follows until nothing more does: the orders are taken back, so that nobody is in sight."""
     for _ in range(10):
         decision = decide(seen)

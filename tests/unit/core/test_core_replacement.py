@@ -11,7 +11,7 @@ from tests.unit.core.test_core_admit import entry, holding
 from muster.contract.status import Attempt, Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.codes import Code
-from muster.operator.core.fleet import JobSummary, Node
+from muster.operator.core.fleet import FleetNode, JobSummary
 
 HELD = (entry("job", "a", "b"),)
 
@@ -22,11 +22,11 @@ def leaving(code: Code = Code.PREEMPTED, **changes: Any) -> JobSummary:
     return holding("job", "a", "b", phase=Phase.RESTARTING, update=update, **changes)
 
 
-def nodes(*names: str, gone: str = "b", **changes: Any) -> list[Node]:
+def nodes(*names: str, gone: str = "b", **changes: Any) -> list[FleetNode]:
     return [node(name, ready=name != gone, **changes) for name in names]
 
 
-def next_nodes(nodes_: list[Node], job: JobSummary, *others: JobSummary, **changes: Any) -> tuple[str, ...] | None:
+def next_nodes(nodes_: list[FleetNode], job: JobSummary, *others: JobSummary, **changes: Any) -> tuple[str, ...] | None:
     plan = admit(fleet(nodes_, [job, *others], **changes), HELD)
     assert plan.entries[0] == HELD[0], "what it has stays its own until it is gone"
     assert "job" not in plan.waits

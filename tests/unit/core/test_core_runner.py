@@ -28,13 +28,13 @@ from tests.unit.core.seen import (
 from muster.contract.status import JobStatus, Phase
 from muster.operator import runner as runner_module
 from muster.operator.core.codes import Code
-from muster.operator.core.decision import Action, Decision
+from muster.operator.core.decision import Action, JobDecision
 from muster.operator.core.fleet import Fleet
-from muster.operator.core.observed import Observed, Reservation
+from muster.operator.core.observed import NodeReservation, ObservedJob
 from muster.operator.core.work_queue import WorkQueue
 from muster.operator.pacing import RESYNC_RESTING, RETRY_SECONDS, RETRY_SECONDS_MAX
-from muster.operator.runner import Listener, Runner, serve
-from muster.operator.world import FLEET, Conflict, Reservations
+from muster.operator.runner import JobRunner, RunnerListener, serve
+from muster.operator.world import FLEET, ReservationSet, VersionConflict
 
 Step = tuple[str, Any]
 
@@ -42,11 +42,11 @@ Step = tuple[str, Any]
 class Shelf:
     """A world that holds one job, remembers every call, and raises what it is told to."""
 
-    def __init__(self, seen: Observed | None, stale: Observed | None = None) -> None:
+    def __init__(self, seen: ObservedJob | None, stale: ObservedJob | None = None) -> None:
         self.seen, self.stale = seen, stale
         self.calls: list[Step] = []
         self.errors: dict[str, list[Exception]] = {}
-        self.held: tuple[Reservation, ...] = ()
+        self.held: tuple[NodeReservation, ...] = ()
         self.version = 1
         self.applied = asyncio.Event()
 
@@ -66,7 +66,7 @@ class Shelf:
         self._call("jobs")
         return (UID,) if self.seen else ()
 
-    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+    async def observe(self, uid: str, fresh: bool = False) -> ObservedJob | None:
         self._call("observe", fresh)
         if self.stale is not None and not fresh:
             return replace(self.stale, fresh=False)
@@ -86,26 +86,26 @@ class Shelf:
         jobs = [summary(UID, self.seen.spec, status=self.seen.status)] if self.seen else []
         return fleet([node("a"), node("b")], jobs, fresh=fresh)
 
-    async def reservations(self) -> Reservations:
+    async def reservations(self) -> ReservationSet:
         self._call("reservations")
-        return Reservations(self.held, str(self.version))
+        return ReservationSet(self.held, str(self.version))
 
-    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+    async def write_reservations(self, entries: tuple[NodeReservation, ...], version: str) -> None:
         self._call("write_reservations", entries)
         if version != str(self.version):
-            raise Conflict("reservations")
+            raise VersionConflict("reservations")
         self.held, self.version = entries, self.version + 1
 
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
 
 
-class Notes(Listener):
+class Notes(RunnerListener):
     def __init__(self) -> None:
-        self.written: list[Decision] = []
+        self.written: list[JobDecision] = []
         self.errors: list[str] = []
 
-    def wrote(self, seen: Observed, decision: Decision) -> None:
+    def wrote(self, seen: ObservedJob, decision: JobDecision) -> None:
         self.written.append(decision)
 
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
@@ -119,12 +119,12 @@ def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return end.value.value
 
 
-def make(seen: Observed | None, stale: Observed | None = None) -> tuple[Shelf, Notes, Runner]:
+def make(seen: ObservedJob | None, stale: ObservedJob | None = None) -> tuple[Shelf, Notes, JobRunner]:
     world, notes = Shelf(seen, stale), Notes()
-    return world, notes, Runner(world, notes)
+    return world, notes, JobRunner(world, notes)
 
 
-def waiting() -> Observed:
+def waiting() -> ObservedJob:
     """In the queue, after a pause that is over."""
     return observed(observed().status.model_copy(update={"code": Code.BACKING_OFF.value}))
 
@@ -210,7 +210,7 @@ def test_absence_is_looked_for_again_in_a_fresh_read() -> None:
 
 def test_a_conflict_is_looked_at_again_freshly_and_counts_nothing() -> None:
     world, notes, runner = make(waiting())
-    world.errors["write_status"] = [Conflict("somebody was faster")]
+    world.errors["write_status"] = [VersionConflict("somebody was faster")]
     runner.enqueue(UID, 0.0)
     drive(runner.turn(0.0))
     assert notes.written == []

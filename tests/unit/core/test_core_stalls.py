@@ -12,13 +12,13 @@ from tests.unit.core.test_core_decide import check
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.contract.status import Failure, Phase
 from muster.operator.core.codes import Code
-from muster.operator.core.observed import Observed
+from muster.operator.core.observed import ObservedJob
 from muster.operator.core.stalls import alarming
 
 LEARNT = {"limit_seconds": 15.0, "doing": "backward", "moves": 3}
 
 
-def gang(now: float, *ranks: dict[str, Any]) -> Observed:
+def gang(now: float, *ranks: dict[str, Any]) -> ObservedJob:
     """The running gang with these heartbeats, on two workers; each is fresh and not idle unless it says otherwise."""
     beats: list[list[Heartbeat]] = [[], []]
     for rank, facts in enumerate(ranks):
@@ -32,7 +32,7 @@ def gang(now: float, *ranks: dict[str, Any]) -> Observed:
     return replace(running(), now=now, workers=workers)
 
 
-def judged(seconds: float, seen_at: Any, start: float = NOW + 1_000.0, every: float = 0.5) -> tuple[Observed, float]:
+def judged(seconds: float, seen_at: Any, start: float = NOW + 1_000.0, every: float = 0.5) -> tuple[ObservedJob, float]:
     """What comes of looking every so many seconds; seen_at(elapsed) gives the facts of each rank. Returns the state at
     the end, or when the gang was told to stop, and the seconds until then.
     """
@@ -46,7 +46,7 @@ def judged(seconds: float, seen_at: Any, start: float = NOW + 1_000.0, every: fl
     return seen, elapsed
 
 
-def failure(seen: Observed) -> Failure:
+def failure(seen: ObservedJob) -> Failure:
     assert (seen.status.phase, seen.status.code) == (Phase.RESTARTING, Code.HANG), seen.status.because
     assert seen.status.last_failure is not None
     return seen.status.last_failure

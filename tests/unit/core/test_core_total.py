@@ -13,7 +13,7 @@ from muster.contract.status import Attempt, Failure, GangStatus, GoodputAccount,
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
-from muster.operator.core.observed import Observed, Worker, WorkerState, from_json, to_json
+from muster.operator.core.observed import ObservedJob, ObservedWorker, WorkerState, from_json, to_json
 from muster.operator.replay import explain, main_replay
 
 NUMBERS = st.integers(-2, 5)
@@ -61,7 +61,7 @@ STATUS = st.builds(
 EXIT = st.builds(WorkerExit, exit_code=st.sampled_from((-1, 0, 1, 80, 85, 87, 137, 255)), at=TIMES)
 BEAT = st.builds(lambda attempt, at, phase: beat(attempt, 3, at, phase), NUMBERS, TIMES, st.sampled_from(TrainerPhase))
 WORKER = st.builds(
-    Worker,
+    ObservedWorker,
     worker=NUMBERS,
     attempt=NUMBERS,
     node=st.sampled_from("ab"),
@@ -103,7 +103,7 @@ SEEN = st.builds(
 
 
 @given(SEEN)
-def test_decide_has_an_answer_to_everything(seen: Observed) -> None:
+def test_decide_has_an_answer_to_everything(seen: ObservedJob) -> None:
     decision = decide(seen)
     assert decision.because
     assert decision.wake_after is None or decision.wake_after >= 0
@@ -112,7 +112,7 @@ def test_decide_has_an_answer_to_everything(seen: Observed) -> None:
 
 
 @given(SEEN)
-def test_a_job_whose_workers_obey_comes_to_rest_whatever_its_status_said(seen: Observed) -> None:
+def test_a_job_whose_workers_obey_comes_to_rest_whatever_its_status_said(seen: ObservedJob) -> None:
     """No combination of fields makes the operator spin, or wait for ever with nobody to wait for."""
     passes = 0
     while (after := _obeyed(seen)) is not None and passes < 60:
@@ -120,7 +120,7 @@ def test_a_job_whose_workers_obey_comes_to_rest_whatever_its_status_said(seen: O
     assert passes < 60, f"no rest: {seen.status.phase} {seen.status.code} {seen.status.because}"
 
 
-def _obeyed(seen: Observed) -> Observed | None:
+def _obeyed(seen: ObservedJob) -> ObservedJob | None:
     """The state after one pass and workers that go when they are told; None if nothing changes any more."""
     decision = decide(seen)
     if decision.status != seen.status:
@@ -142,7 +142,7 @@ def test_what_was_observed_survives_json() -> None:
 
 
 @given(SEEN)
-def test_replay_explains_every_state(seen: Observed) -> None:
+def test_replay_explains_every_state(seen: ObservedJob) -> None:
     again = from_json(to_json(seen))
     lines = "\n".join(explain(again, decide(again), ()))
     assert "decision by rule" in lines

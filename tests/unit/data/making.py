@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from muster.contract.base import parse
 from muster.contract.data_config import Source
 from muster.contract.training import TrainingConfig
-from muster.trainer.data import Data, load_tokenizer, open_data
+from muster.trainer.data import RunData, load_tokenizer, open_data
 from muster.trainer.data.prepare import prepared
 from muster.trainer.data.store import TokenStore
 
@@ -41,7 +41,7 @@ def config(
     return parse(TrainingConfig, document | ({"evaluation": evaluation} if evaluation else {}))
 
 
-def opened(given: TrainingConfig, cache: Path, lines: list[str] | None = None) -> Data:
+def opened(given: TrainingConfig, cache: Path, lines: list[str] | None = None) -> RunData:
     heard = [] if lines is None else lines
     return open_data(given, load_tokenizer(given.data.tokenizer), cache, heard.append)
 

@@ -27,7 +27,7 @@ from muster.storage import sources
 from muster.storage.conversations import conversation
 from muster.trainer.data import chat_prompt, documents, load_tokenizer, reading
 from muster.trainer.data.prepare import prepared
-from muster.trainer.data.rules import NO_RULES, Rules
+from muster.trainer.data.rules import NO_RULES, TextRules
 from muster.trainer.errors import UserError
 
 EOT, USER, ASSISTANT = 257, 258, 259
@@ -64,7 +64,7 @@ def test_a_long_conversation_is_tokenised_in_pieces(
         assert getattr(pieced, name).tolist() == getattr(whole, name).tolist(), name
     (file,) = sources.find(str(path), "openai-chat")
     given, tokenizer = Source(source="x", format="openai-chat"), load_tokenizer("bytes")
-    chunks = list(documents.RecordReader(given, tokenizer).chunks(reading.Reading(file).units(given, tokenizer)))
+    chunks = list(documents.RecordReader(given, tokenizer).chunks(reading.FileReading(file).units(given, tokenizer)))
     assert max(sum(len(part.text) for part in chunk.parts) for chunk in chunks) <= piece
     assert [chunk.hash is None for chunk in chunks].count(False) == len(records)
 
@@ -163,8 +163,8 @@ HALVES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("format", HALVES)
-@pytest.mark.parametrize("rules", [NO_RULES, Rules(parse(Curation, {"dropMatching": ["no such"], "quality": {}}))])
-def test_half_a_character_names_its_line(tmp_path: Path, format: str, rules: Rules) -> None:
+@pytest.mark.parametrize("rules", [NO_RULES, TextRules(parse(Curation, {"dropMatching": ["no such"], "quality": {}}))])
+def test_half_a_character_names_its_line(tmp_path: Path, format: str, rules: TextRules) -> None:
     """With a tokenizer that refuses it, and beside rules that look at the text before."""
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", CHATML)
     (tmp_path / "chat_template.jinja").write_text(CHATML_TEMPLATE)

@@ -19,7 +19,7 @@ from muster.trainer.data import load_tokenizer, reading
 from muster.trainer.data import store as stores
 from muster.trainer.data.duplicates import bands
 from muster.trainer.data.report import data_report
-from muster.trainer.data.rules import EVALUATION_DOCUMENTS_MAX, Reader, Rules
+from muster.trainer.data.rules import EVALUATION_DOCUMENTS_MAX, RuleReader, TextRules
 from muster.trainer.data.words import WORD, ngrams, word_hashes
 from muster.trainer.errors import UserError
 
@@ -167,7 +167,7 @@ def test_conversations_are_compared_by_what_is_said_without_the_systems_words(tm
 )
 def test_each_rule_of_quality_has_its_threshold(text: str, reason: str | None) -> None:
     quality = Quality(min_words=20, max_words=100)
-    look = Reader(Rules(Curation(quality=quality))).look()
+    look = RuleReader(TextRules(Curation(quality=quality))).look()
     look.add(text)
     verdict = look.verdict()
     assert verdict is None if reason is None else reason in str(verdict)
@@ -251,7 +251,7 @@ def test_settings_that_make_no_sense_are_refused(curation: dict[str, Any], words
 
 
 def test_a_pattern_takes_time_in_proportion_to_the_text(tmp_path: Path) -> None:
-    look = Reader(Rules(Curation(drop_matching=("(a+)+$",)))).look()
+    look = RuleReader(TextRules(Curation(drop_matching=("(a+)+$",)))).look()
     look.add("a" * 200_000 + "b")  # Python's own re would take longer than the universe is old
     assert look.verdict() is None
 

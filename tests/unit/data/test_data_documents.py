@@ -41,7 +41,7 @@ def test_a_long_document_of_jsonl_is_tokenised_in_pieces(tmp_path: Path, monkeyp
     assert pieced.meta.contents == whole.meta.contents
     (file,) = sources.find(str(path), "jsonl")
     given, tokenizer = Source(source="x", format="jsonl"), load_tokenizer("bytes")
-    chunks = list(documents.RecordReader(given, tokenizer).chunks(reading.Reading(file).units(given, tokenizer)))
+    chunks = list(documents.RecordReader(given, tokenizer).chunks(reading.FileReading(file).units(given, tokenizer)))
     assert max(sum(len(part.text) for part in chunk.parts) for chunk in chunks) <= 100
     assert [chunk.hash is None for chunk in chunks].count(False) == 2
 
@@ -75,7 +75,7 @@ def test_pieces_end_where_lines_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reading, "PIECE_BYTES", 20)
     folder = write_texts(tmp_path / "in", ["short\nlines, €€\n" * 9 + "end"])
     (file,) = sources.find(str(folder), "text")
-    chunks = reading.Reading(file).units(Source(source="x", format="text"), load_tokenizer("bytes"))
+    chunks = reading.FileReading(file).units(Source(source="x", format="text"), load_tokenizer("bytes"))
     texts = [part.text for chunk in chunks for part in chunk.parts if part.text]
     assert "".join(texts) == (folder / "00000.txt").read_text()
     assert len(texts) > 5
@@ -168,9 +168,9 @@ def test_empty_data_is_refused(tmp_path: Path, name: str, data: bytes, format: s
 def test_a_disk_that_fails_to_read_is_not_the_users_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}])
 
-    def fail(self: records._Observed, buffer: memoryview) -> int:
+    def fail(self: records._ObservedStream, buffer: memoryview) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(records._Observed, "readinto", fail)
+    monkeypatch.setattr(records._ObservedStream, "readinto", fail)
     with pytest.raises(StorageError, match=r"a\.jsonl: can't be read: .*Input/output error"):
         stored(path, tmp_path / "cache", format="jsonl")

@@ -373,7 +373,7 @@ def test_a_table_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkey
     as_parquet(path, RECORDS["jsonl"])
     read = records._rows_of_parquet
 
-    def rewritten(file: sources.File) -> Iterator[records.Record]:
+    def rewritten(file: sources.SourceFile) -> Iterator[records.Record]:
         yield from read(file)
         as_parquet(path, RECORDS["jsonl"][:2])
 

@@ -12,7 +12,7 @@ from tests.polling import eventually
 
 from muster.contract.checkpoint import DataCursor
 from muster.trainer.config import DataParallel
-from muster.trainer.data import Loader, Sample, StepBatch
+from muster.trainer.data import PackedSample, RankLoader, StepBatch
 from muster.trainer.data.loader import advanced, dealt
 from muster.trainer.errors import UserError
 
@@ -30,7 +30,7 @@ class Numbered:
     gate: threading.Event | None = None
     asked: list[int] = field(default_factory=list)
 
-    def sample(self, epoch: int, index: int) -> Sample:
+    def sample(self, epoch: int, index: int) -> PackedSample:
         number = epoch * self.samples_per_epoch + index
         self.asked.append(number)
         if self.gate:
@@ -38,7 +38,7 @@ class Numbered:
         if number == self.fails_at:
             raise OSError(5, "Input/output error")
         documents = np.array([0, 0, 1, -1 if number % 3 == 0 else 1], np.int32)
-        return Sample(
+        return PackedSample(
             np.full(T, number, np.int32), np.full(T, -number, np.int32), np.arange(T, dtype=np.int32), documents
         )
 
@@ -47,7 +47,7 @@ def start() -> DataCursor:
     return DataCursor(seed=5, epoch=0, sample=0)
 
 
-def steps(loader: Loader, count: int) -> list[StepBatch]:
+def steps(loader: RankLoader, count: int) -> list[StepBatch]:
     try:
         return [loader.next() for _ in range(count)]
     finally:
@@ -86,7 +86,8 @@ def test_any_ranks_and_any_restarts_use_every_sample_once_in_one_order(
     for ranks, micro_batch, count in attempts:
         got = [
             steps(
-                Loader(dataset, cursor, 24, micro_batch, DataParallel(ranks, (rank,)), "cpu", prefetch=rank % 3), count
+                RankLoader(dataset, cursor, 24, micro_batch, DataParallel(ranks, (rank,)), "cpu", prefetch=rank % 3),
+                count,
             )
             for rank in range(ranks)
         ]
@@ -130,7 +131,7 @@ def test_every_sample_is_dealt_once_whoever_holds_the_shares(
 def test_ranks_that_hold_unequal_shares_make_equally_many_passes() -> None:
     """What fills up scores nothing, counts no tokens and has no sample id."""
     held = [DataParallel(3, shares, shares_per_rank=2) for shares in ((0, 2), (1,), ())]
-    got = [steps(Loader(Numbered(100), start(), 12, 2, division, "cpu"), 1)[0] for division in held]
+    got = [steps(RankLoader(Numbered(100), start(), 12, 2, division, "cpu"), 1)[0] for division in held]
     assert [len(batch.micro) for batch in got] == [4, 4, 4]
     assert [batch.sample_ids for batch in got] == [(0, 1, 4, 5, 6, 7, 10, 11), (2, 3, 8, 9), ()]
     assert [[bool((micro.labels != -100).any()) for micro in batch.micro] for batch in got] == [
@@ -138,11 +139,13 @@ def test_ranks_that_hold_unequal_shares_make_equally_many_passes() -> None:
         [True, True, False, False],
         [False] * 4,
     ]
-    assert sum(batch.tokens for batch in got) == steps(Loader(Numbered(100), start(), 12, 12, ONE, "cpu"), 1)[0].tokens
+    assert (
+        sum(batch.tokens for batch in got) == steps(RankLoader(Numbered(100), start(), 12, 12, ONE, "cpu"), 1)[0].tokens
+    )
 
 
 def test_a_batch_is_int64_tensors_with_the_padding_counted() -> None:
-    (batch,) = steps(Loader(Numbered(100), start(), 8, 2, DataParallel(2, (1,)), "cpu"), 1)
+    (batch,) = steps(RankLoader(Numbered(100), start(), 8, 2, DataParallel(2, (1,)), "cpu"), 1)
     assert batch.sample_ids == (2, 3, 6, 7)
     assert [tuple(micro.tokens.shape) for micro in batch.micro] == [(2, T), (2, T)]
     assert torch.equal(batch.micro[0].labels, torch.tensor([[-2] * T, [-3] * T]))
@@ -156,7 +159,7 @@ def test_a_batch_is_int64_tensors_with_the_padding_counted() -> None:
 
 
 def test_a_step_may_cross_several_epochs() -> None:
-    first, second = steps(Loader(Numbered(3), start(), 8, 8, ONE, "cpu"), 2)
+    first, second = steps(RankLoader(Numbered(3), start(), 8, 8, ONE, "cpu"), 2)
     assert first.sample_ids == tuple(range(8))
     assert first.cursor == DataCursor(seed=5, epoch=2, sample=2)
     assert second.sample_ids == tuple(range(8, 16))
@@ -164,21 +167,21 @@ def test_a_step_may_cross_several_epochs() -> None:
 
 def test_a_cursor_at_the_end_of_an_epoch_is_the_start_of_the_next() -> None:
     at_end = DataCursor(seed=5, epoch=1, sample=3)
-    (batch,) = steps(Loader(Numbered(3), at_end, 3, 1, ONE, "cpu"), 1)
+    (batch,) = steps(RankLoader(Numbered(3), at_end, 3, 1, ONE, "cpu"), 1)
     assert batch.sample_ids == (6, 7, 8)
     assert batch.cursor == DataCursor(seed=5, epoch=3, sample=0)
 
 
 def test_prefetching_is_bounded() -> None:
     dataset = Numbered(1000)
-    loader = Loader(dataset, start(), 2, 1, ONE, "cpu", prefetch=3)
+    loader = RankLoader(dataset, start(), 2, 1, ONE, "cpu", prefetch=3)
     loader.next()
     loader.close()
     assert len(dataset.asked) <= 2 * 4
 
 
 def test_what_fails_on_the_thread_is_raised_by_next() -> None:
-    loader = Loader(Numbered(100, fails_at=5), start(), 2, 1, ONE, "cpu")
+    loader = RankLoader(Numbered(100, fails_at=5), start(), 2, 1, ONE, "cpu")
     assert loader.next().sample_ids == (0, 1)
     assert loader.next().sample_ids == (2, 3)
     with pytest.raises(OSError, match="Input/output error"):
@@ -188,7 +191,7 @@ def test_what_fails_on_the_thread_is_raised_by_next() -> None:
 
 def test_close_ends_the_thread() -> None:
     before = set(threading.enumerate())
-    loader = Loader(Numbered(100), start(), 2, 1, ONE, "cpu")
+    loader = RankLoader(Numbered(100), start(), 2, 1, ONE, "cpu")
     (thread,) = set(threading.enumerate()) - before
     loader.close()
     loader.close()
@@ -198,7 +201,7 @@ def test_close_ends_the_thread() -> None:
 def test_close_does_not_wait_for_steps_that_have_not_begun() -> None:
     gate = threading.Event()
     dataset = Numbered(100, gate=gate)
-    loader = Loader(dataset, start(), 1, 1, ONE, "cpu", prefetch=3)
+    loader = RankLoader(dataset, start(), 1, 1, ONE, "cpu", prefetch=3)
     closing = threading.Thread(target=loader.close)
     try:
         eventually(lambda: dataset.asked, "the thread to begin")
@@ -212,9 +215,9 @@ def test_close_does_not_wait_for_steps_that_have_not_begun() -> None:
 
 def test_a_step_that_cannot_be_divided_is_refused() -> None:
     with pytest.raises(UserError, match="a step of 8 samples can't be divided over 3 shares × microBatch 2"):
-        Loader(Numbered(100), start(), 8, 2, DataParallel(3, (0,)), "cpu")
+        RankLoader(Numbered(100), start(), 8, 2, DataParallel(3, (0,)), "cpu")
 
 
 def test_a_cursor_of_another_seed_is_refused() -> None:
     with pytest.raises(UserError, match="seed 6, the configuration's of seed 5"):
-        Loader(Numbered(100), DataCursor(seed=6, epoch=0, sample=0), 8, 2, ONE, "cpu")
+        RankLoader(Numbered(100), DataCursor(seed=6, epoch=0, sample=0), 8, 2, ONE, "cpu")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.contract.data_config import Source
-from muster.trainer.data.mixture import Mixture, shares_of
+from muster.trainer.data.mixture import SourceMixture, shares_of
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=5)
 WEIGHTS = st.fractions(Fraction(1, 50), 10, max_denominator=50)
@@ -25,7 +25,7 @@ def test_an_epoch_gives_every_sample_of_every_source_and_no_fewer_would(
     made: tuple[list[int], list[Fraction]],
 ) -> None:
     sizes, weights = made
-    mixture = Mixture(sizes, weights)
+    mixture = SourceMixture(sizes, weights)
     found = [mixture.find(number) for number in range(mixture.samples_per_epoch)]
     everything = {(source, index) for source, size in enumerate(sizes) for index in range(size)}
     assert {(source, index) for source, _, index in found} == everything
@@ -36,7 +36,7 @@ def test_an_epoch_gives_every_sample_of_every_source_and_no_fewer_would(
 @given(mixtures())
 def test_each_source_goes_through_its_own_epochs_in_order(made: tuple[list[int], list[Fraction]]) -> None:
     sizes, weights = made
-    mixture = Mixture(sizes, weights)
+    mixture = SourceMixture(sizes, weights)
     seen: Counter[int] = Counter()
     for number in range(2 * mixture.samples_per_epoch):
         source, epoch, index = mixture.find(number)
@@ -47,7 +47,7 @@ def test_each_source_goes_through_its_own_epochs_in_order(made: tuple[list[int],
 @given(mixtures(), st.integers(0, 10**15))
 def test_shares_hold_at_every_moment(made: tuple[list[int], list[Fraction]], number: int) -> None:
     sizes, weights = made
-    counts = Mixture(sizes, weights).counts(number)
+    counts = SourceMixture(sizes, weights).counts(number)
     assert sum(counts) == number
     for count, weight in zip(counts, weights, strict=True):
         assert abs(count - number * weight / sum(weights)) < len(sizes)
@@ -55,7 +55,7 @@ def test_shares_hold_at_every_moment(made: tuple[list[int], list[Fraction]], num
 
 @given(SIZES)
 def test_weights_like_the_sizes_give_everything_exactly_once(sizes: list[int]) -> None:
-    mixture = Mixture(sizes, [Fraction(size) for size in sizes])
+    mixture = SourceMixture(sizes, [Fraction(size) for size in sizes])
     assert mixture.samples_per_epoch == sum(sizes)
     found = [mixture.find(number) for number in range(sum(sizes))]
     assert len(set(found)) == len(found)
@@ -70,7 +70,7 @@ def test_weights_like_the_sizes_give_everything_exactly_once(sizes: list[int]) -
     ],
 )
 def test_sources_are_interleaved_evenly(weights: list[Fraction], expected: str) -> None:
-    mixture = Mixture([100] * len(weights), weights)
+    mixture = SourceMixture([100] * len(weights), weights)
     assert "".join(str(mixture.find(number)[0]) for number in range(10)) == expected
 
 
@@ -81,7 +81,7 @@ def test_epochs_say_how_often_each_sample_is_seen(counted: list[tuple[int, int]]
     sources += [Source(source="/b", weight=0.25)] * replayed
     sizes = [size for size, _ in counted] + [1000] * replayed
     shares = shares_of(sources, sizes, None)
-    mixture = Mixture(sizes, shares.weights, shares.per_epoch)
+    mixture = SourceMixture(sizes, shares.weights, shares.per_epoch)
     found = Counter((s, i) for s, _, i in map(mixture.find, range(mixture.samples_per_epoch)))
     total = sum(size * times for size, times in counted)
     for source, (size, times) in enumerate(counted):
@@ -94,7 +94,7 @@ def test_epochs_say_how_often_each_sample_is_seen(counted: list[tuple[int, int]]
 
 def test_half_an_epoch_goes_on_with_the_other_half() -> None:
     shares = shares_of([Source(source="/a", epochs=0.5), Source(source="/b", epochs=1.0)], [10, 3], None)
-    mixture = Mixture([10, 3], shares.weights, shares.per_epoch)
+    mixture = SourceMixture([10, 3], shares.weights, shares.per_epoch)
     assert mixture.samples_per_epoch == 8
     first, second = (
         {index for source, _, index in map(mixture.find, range(at, at + 8)) if source == 0} for at in (0, 8)

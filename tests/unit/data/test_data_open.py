@@ -11,11 +11,11 @@ from tests.unit.data.making import chat_record, config, opened, write_jsonl, wri
 
 from muster.contract.checkpoint import DataCursor
 from muster.trainer.config import DataParallel
-from muster.trainer.data import Dataset, Loader, load_tokenizer, open_data
+from muster.trainer.data import RankLoader, SampleSet, load_tokenizer, open_data
 from muster.trainer.errors import UserError
 
 
-def texts(dataset: Dataset, epoch: int = 0) -> Counter[str]:
+def texts(dataset: SampleSet, epoch: int = 0) -> Counter[str]:
     """The words of an epoch's documents, which are short enough to be in one sample each."""
     found: Counter[str] = Counter()
     for index in range(dataset.samples_per_epoch):
@@ -230,7 +230,7 @@ def test_ranks_come_and_go_without_changing_a_token(tmp_path: Path) -> None:
     sources = [{**words(tmp_path, "a", 40), "weight": 0.7}, {**words(tmp_path, "b", 9), "weight": 0.3}]
     train = opened(config(sources), tmp_path / "cache").train
 
-    def tokens(loaders: list[Loader], steps: int) -> tuple[list[list[int]], DataCursor]:
+    def tokens(loaders: list[RankLoader], steps: int) -> tuple[list[list[int]], DataCursor]:
         rows: list[list[int]] = []
         cursor = None
         for _ in range(steps):
@@ -246,10 +246,12 @@ def test_ranks_come_and_go_without_changing_a_token(tmp_path: Path) -> None:
     start = cursor = DataCursor(seed=7, epoch=0, sample=0)
     pieced: list[list[int]] = []
     for ranks, micro_batch in ((2, 1), (1, 3), (3, 2)):
-        loaders = [Loader(train, cursor, 6, micro_batch, DataParallel(ranks, (rank,)), "cpu") for rank in range(ranks)]
+        loaders = [
+            RankLoader(train, cursor, 6, micro_batch, DataParallel(ranks, (rank,)), "cpu") for rank in range(ranks)
+        ]
         rows, cursor = tokens(loaders, 4)
         pieced += rows
-    whole, end = tokens([Loader(train, start, 6, 6, DataParallel(1, (0,)), "cpu")], 12)
+    whole, end = tokens([RankLoader(train, start, 6, 6, DataParallel(1, (0,)), "cpu")], 12)
     assert pieced == whole
     assert cursor == end
     assert end.epoch > 0

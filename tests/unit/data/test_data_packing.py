@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.data.making import chat_record, stored, write_jsonl
 
 from muster.trainer.data import shuffle
-from muster.trainer.data.packing import ConcatPacking, DocumentPacking, Packing, Sample, best_fit, one_each
-from muster.trainer.data.shuffle import Shuffle, permutation
-from muster.trainer.data.store import Documents, Meta, TokenStore
+from muster.trainer.data.packing import ConcatPacking, DocumentPacking, PackedSample, SamplePacking, best_fit, one_each
+from muster.trainer.data.shuffle import EpochShuffle, permutation
+from muster.trainer.data.store import DocumentRange, StoreMetadata, TokenStore
 
 END = 999
 
@@ -26,16 +26,16 @@ class Stretch(NamedTuple):
     labels: tuple[int, ...]
 
 
-def documents_of(lengths: list[int], skip: int = 0) -> Documents:
+def documents_of(lengths: list[int], skip: int = 0) -> DocumentRange:
     """Documents whose token t is number · 1000 + t, the last one END; the first `skip` of them are not ours."""
     ends = np.cumsum([0, *lengths])
     tokens = np.concatenate([np.append(np.arange(n - 1) + 1000 * i, END) for i, n in enumerate(lengths)])
-    meta = Meta(1, "", "", "test", len(lengths), int(ends[-1]), "int64", False, 0)
+    meta = StoreMetadata(1, "", "", "test", len(lengths), int(ends[-1]), "int64", False, 0)
     store = TokenStore(meta, tokens, None, np.arange(len(lengths)), ends[:-1], ends, None)
-    return Documents(store, skip, len(lengths))
+    return DocumentRange(store, skip, len(lengths))
 
 
-def stretches(sample: Sample) -> list[Stretch]:
+def stretches(sample: PackedSample) -> list[Stretch]:
     """The parts of a sample; checks what holds for every sample on the way."""
     count = int((sample.documents >= 0).sum())
     assert (sample.documents[count:] == -1).all()
@@ -50,7 +50,7 @@ def stretches(sample: Sample) -> list[Stretch]:
     return found
 
 
-def epoch_of(packing: Packing, epoch: int) -> list[Stretch]:
+def epoch_of(packing: SamplePacking, epoch: int) -> list[Stretch]:
     return [found for index in range(packing.samples) for found in stretches(packing.sample(epoch, index))]
 
 
@@ -146,7 +146,7 @@ def test_permutations_are_even_over_all_orders() -> None:
 def test_any_window_is_a_piece_of_the_whole_epoch(
     sizes: list[int], blocks_max: int, epoch: int, data: st.DataObject
 ) -> None:
-    laid_out = Shuffle(np.cumsum([5, *sizes]), 11, 2, blocks_max)
+    laid_out = EpochShuffle(np.cumsum([5, *sizes]), 11, 2, blocks_max)
 
     def units(begin: int, end: int) -> list[tuple[int, int]]:
         return [
@@ -174,7 +174,7 @@ def test_epochs_differ_and_are_random_access() -> None:
 
 
 def test_blocks_bound_the_memory_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    laid_out = Shuffle(np.arange(100_001, dtype=np.int64), 1, 0, blocks_max=100)
+    laid_out = EpochShuffle(np.arange(100_001, dtype=np.int64), 1, 0, blocks_max=100)
     items = [int(laid_out.window(0, place, place + 1)[0][0]) for place in range(0, 100_000, 997)]
     assert len(set(items)) == len(items)
     order, ends = laid_out._order(0)
@@ -183,7 +183,7 @@ def test_blocks_bound_the_memory_of_an_epoch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_members_of_a_block_are_shuffled_anew_too() -> None:
-    laid_out = Shuffle(np.arange(41, dtype=np.int64), 1, 0, blocks_max=4)
+    laid_out = EpochShuffle(np.arange(41, dtype=np.int64), 1, 0, blocks_max=4)
 
     def inner_orders(epoch: int) -> dict[int, tuple[int, ...]]:
         items = laid_out.window(epoch, 0, 40)[0].tolist()
@@ -196,7 +196,7 @@ def test_the_members_of_a_block_are_shuffled_anew_too() -> None:
 def test_packed_chats_are_whole_and_scored_alone(tmp_path: Path) -> None:
     records = [chat_record(("user", "u" * n), ("assistant", "a" * n)) for n in range(1, 12)]
     store = stored(write_jsonl(tmp_path / "c.jsonl", records), tmp_path / "cache", format="openai-chat")
-    documents = Documents(store, 0, len(records))
+    documents = DocumentRange(store, 0, len(records))
     members, edges = best_fit(np.diff(documents.bounds), 32)
     whole = DocumentPacking(documents, members, edges, 32, 256, 0, 0)
     found = epoch_of(whole, 0)

@@ -15,7 +15,7 @@ from muster.contract.base import parse
 from muster.contract.data_formats import looks_like
 from muster.contract.training import TrainingConfig
 from muster.storage.data_shape import look_at
-from muster.trainer.data.pairs import Stretches, truncated, unlike_prompts
+from muster.trainer.data.pairs import PairStretches, truncated, unlike_prompts
 from muster.trainer.data.preference import pair
 from muster.trainer.data.store import split
 from muster.trainer.errors import UserError
@@ -220,7 +220,7 @@ sizes = st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(1, 30))
 def test_both_sides_are_cut_alike(pairs: list[tuple[int, int, int]], length: int, how: Any) -> None:
     prompts, ones, others = np.array(pairs).T
     sizes = np.stack((prompts, ones, prompts, others), 1)
-    whole = Stretches(np.zeros_like(sizes), sizes, np.zeros(len(pairs), np.float32))
+    whole = PairStretches(np.zeros_like(sizes), sizes, np.zeros(len(pairs), np.float32))
     cut, usable, long = truncated(whole, length, how)
     assert (long == (sizes.sum(1) > length)).all()
     assert (cut.sizes[~long] == sizes[~long]).all()

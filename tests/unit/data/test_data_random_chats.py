@@ -16,7 +16,7 @@ from tests.unit.data.making import config, opened, write_jsonl
 from tests.unit.data.test_data_templates import tokenizer_of
 
 from muster.storage.conversations import conversation
-from muster.trainer.data import IGNORED, PADDING, Data, Tokenizer, load_tokenizer
+from muster.trainer.data import IGNORED, PADDING, RunData, Tokenizer, load_tokenizer
 from muster.trainer.data.chat import parts
 
 # Words that spell marks, thoughts, other families' marks, and the beginnings of them.
@@ -107,7 +107,7 @@ def test_what_is_learnt_is_what_the_assistant_says(family: str) -> None:
     assert written["taken"] >= 5, written
 
 
-def documents(data: Data) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def documents(data: RunData) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The tokens and labels of every document in the samples of an epoch."""
     found = []
     for index in range(data.train.samples_per_epoch):

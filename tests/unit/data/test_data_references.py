@@ -9,13 +9,13 @@ from tests.unit.data.making import write_jsonl
 
 from muster.contract.base import parse
 from muster.contract.training import TrainingConfig
-from muster.trainer.data import Data, load_tokenizer, open_data
+from muster.trainer.data import RunData, load_tokenizer, open_data
 from muster.trainer.errors import UserError
 
 TRAIN = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}]
 
 
-def opened(folder: Path, records: list[Any], *verifiers: dict[str, Any], **more: Any) -> Data:
+def opened(folder: Path, records: list[Any], *verifiers: dict[str, Any], **more: Any) -> RunData:
     train, held = write_jsonl(folder / "train.jsonl", TRAIN), write_jsonl(folder / "held.jsonl", records)
     document = {
         "task": "sft",

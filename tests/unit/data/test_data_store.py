@@ -17,7 +17,7 @@ from muster.storage import sources
 from muster.storage.records import RawRecord
 from muster.trainer.data import build, encode, load_tokenizer, prepare, processes, reading
 from muster.trainer.data import store as stores
-from muster.trainer.data.draft import Draft
+from muster.trainer.data.draft import StoreDraft
 from muster.trainer.data.packing import ConcatPacking
 from muster.trainer.data.prepare import prepared
 from muster.trainer.data.store import TokenStore
@@ -155,25 +155,25 @@ def test_what_a_dead_starter_left_is_gone_on_from(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(build, "BATCH_CHARACTERS", 500)
     monkeypatch.setattr(build, "KEEP_SECONDS", 0.0)
     whole = stored(path, tmp_path / "whole", format="jsonl")
-    real, tokenised = encode.Encoder.encode, list[int]()
+    real, tokenised = encode.BatchEncoder.encode, list[int]()
 
-    def dying(self: encode.Encoder, units: Sequence[RawRecord]) -> encode.Encoded:
+    def dying(self: encode.BatchEncoder, units: Sequence[RawRecord]) -> encode.EncodedDocuments:
         if len(tokenised) == 3:
             raise KeyboardInterrupt
         return counted(self, units)
 
-    def counted(self: encode.Encoder, units: Sequence[RawRecord]) -> encode.Encoded:
+    def counted(self: encode.BatchEncoder, units: Sequence[RawRecord]) -> encode.EncodedDocuments:
         tokenised.append(len(units))
         return real(self, units)
 
     with monkeypatch.context() as patch:
-        patch.setattr(encode.Encoder, "encode", dying)
+        patch.setattr(encode.BatchEncoder, "encode", dying)
         with pytest.raises(KeyboardInterrupt):
             stored(path, tmp_path / "cache", format="jsonl")
     assert [name[:10] for name in made(tmp_path / "cache")] == [".building-"]
     (left,) = (tmp_path / "cache" / "tokens").iterdir()
     (left / "tokens.bin").write_bytes((left / "tokens.bin").read_bytes() + b"written after it was last kept")
-    monkeypatch.setattr(encode.Encoder, "encode", counted)
+    monkeypatch.setattr(encode.BatchEncoder, "encode", counted)
     lines: list[str] = []
     prepared(Source(source=str(path), format="jsonl"), load_tokenizer("bytes"), tmp_path / "cache", lines.append)
     assert sum(tokenised) == len(records)
@@ -224,15 +224,15 @@ def test_a_process_that_is_killed_is_told_and_what_was_prepared_is_kept(
     monkeypatch.setattr(build, "KEEP_SECONDS", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(build, "processes_for", lambda size: 2)
-        real, asked = processes._Process.encode, list[int]()
+        real, asked = processes._EncodingProcess.encode, list[int]()
 
-        def killed(self: processes._Process, units: Sequence[RawRecord]) -> encode.Encoded:
+        def killed(self: processes._EncodingProcess, units: Sequence[RawRecord]) -> encode.EncodedDocuments:
             asked.append(len(units))
             if len(asked) == 12:
                 self._process.kill()
             return real(self, units)
 
-        patch.setattr(processes._Process, "encode", killed)
+        patch.setattr(processes._EncodingProcess, "encode", killed)
         with pytest.raises(StorageError, match=r"ended with -9 .*what was prepared is kept, so start again"):
             stored(path, tmp_path / "cache", format="jsonl")
     lines: list[str] = []
@@ -246,7 +246,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
     source = write_texts(tmp_path / "in", ["before"])
     real = sources.digest
 
-    def changing(file: sources.File) -> str:
+    def changing(file: sources.SourceFile) -> str:
         digest = real(file)
         Path(file.address).write_text("behind")
         return digest
@@ -263,7 +263,7 @@ def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatc
     hashed: list[str] = []
     real = sources.digest
 
-    def counted(file: sources.File) -> str:
+    def counted(file: sources.SourceFile) -> str:
         hashed.append(Path(file.address).name)
         return real(file)
 
@@ -284,10 +284,10 @@ def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatc
 def test_a_full_disk_is_a_clear_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def full(self: Draft, *_: object) -> None:
+    def full(self: StoreDraft, *_: object) -> None:
         raise OSError(number, "No space left on device")
 
-    monkeypatch.setattr(Draft, "add", full)
+    monkeypatch.setattr(StoreDraft, "add", full)
     source = write_texts(tmp_path / "in", ["x"])
     with pytest.raises(StorageError, match=r"no room for the token store in .*free some space, or set MUSTER_"):
         stored(source, tmp_path / "cache")
@@ -295,7 +295,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(
 
 
 def store_with(hashes: list[int]) -> TokenStore:
-    meta = stores.Meta(1, "", "", "", len(hashes), len(hashes), "uint16", False, 0)
+    meta = stores.StoreMetadata(1, "", "", "", len(hashes), len(hashes), "uint16", False, 0)
     ones = np.arange(len(hashes) + 1)
     return TokenStore(meta, ones, None, np.array(sorted(hashes), np.uint64), ones[:-1], ones, None)
 
@@ -332,7 +332,7 @@ def test_the_share_is_about_the_share(tmp_path: Path) -> None:
 
 
 def test_shared_contents_are_counted() -> None:
-    def whole(hashes: list[int]) -> stores.Documents:
+    def whole(hashes: list[int]) -> stores.DocumentRange:
         return stores.split(store_with(hashes), 0)[0]
 
     assert stores.shared_contents(whole([1, 5, 5, 2**64 - 1]), whole([5, 7, 2**64 - 1])) == 3

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.data_config import DataConfig
-from muster.storage.conversations import Conversation, Turn, conversation
+from muster.storage.conversations import ChatConversation, ChatTurn, conversation
 from muster.trainer.data import (
     chat_prompt,
     load_tokenizer,
@@ -226,7 +226,7 @@ def test_of_several_templates_one_is_taken_as_transformers_does(tmp_path: Path, 
             expected = theirs.apply_chat_template(
                 messages, tools=tools or None, chat_template=name, tokenize=False, add_generation_prompt=True
             )
-            asked = Conversation((Turn("user", "the fox", False),), tools=tuple(tools))
+            asked = ChatConversation((ChatTurn("user", "the fox", False),), tools=tuple(tools))
             assert again.template.prompt(asked) == expected
             assert expected.startswith(f"{name or ('tool_use' if tools else 'default')}:")
 

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from muster.storage.conversations import conversation
 from muster.trainer.data import load_tokenizer, preference, tokenizer_of_folder
-from muster.trainer.data.chat import Part, parts
+from muster.trainer.data.chat import DocumentPart, parts
 from muster.trainer.data.hugging_face_tokenizer import HuggingFaceTokenizer
 from muster.trainer.data.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ def ours(kind: str) -> HuggingFaceTokenizer:
     return tokenizer_of_folder(TOKENIZERS[kind].to_str(), {"chat_template.jinja": TEMPLATE}, kind)
 
 
-def flagged(found: tuple[Part, ...], tokenizer: Tokenizer) -> list[tuple[int, bool]]:
+def flagged(found: tuple[DocumentPart, ...], tokenizer: Tokenizer) -> list[tuple[int, bool]]:
     return [(token, part.loss_mask) for part in found for token in (part.ids or tokenizer.encode(part.text))]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.documents.document import DEPTH_MAX, VALUES_MAX, DocumentError, Place
+from muster.documents.document import DEPTH_MAX, VALUES_MAX, DocumentError, TextPlace
 from muster.documents.json_text import read_json
 from muster.documents.reader import read
 from muster.documents.yaml_text import read_yaml
@@ -70,14 +70,14 @@ def test_faults_are_named_with_their_place(text: str, line: int, column: int, me
     with pytest.raises(DocumentError) as raised:
         read_json(text)
     assert raised.value.message.startswith(message)
-    assert raised.value.place == Place(line, column)
+    assert raised.value.place == TextPlace(line, column)
 
 
 def test_places_of_values() -> None:
     document = read(b'\xef\xbb\xbf{\n\t"spec": {"train": [\n1, {"source":"x"}]}}', "json")
-    assert document.place_of("spec.train[1].source") == Place(3, 5)
-    assert document.place_of("spec.train[0]") == Place(3, 1)
-    assert document.place_of("spec.absent") == Place(2, 2)
+    assert document.place_of("spec.train[1].source") == TextPlace(3, 5)
+    assert document.place_of("spec.train[0]") == TextPlace(3, 1)
+    assert document.place_of("spec.absent") == TextPlace(2, 2)
 
 
 @pytest.mark.parametrize("text", ['{"a": 1e-4, "b": [true, null, "on", -0.5]}', "[1.0, 10, {}]"])

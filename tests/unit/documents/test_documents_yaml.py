@@ -5,8 +5,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.contract.base import Problem
-from muster.documents.document import DEPTH_MAX, VALUES_MAX, DocumentError, Place
+from muster.contract.base import DocumentProblem
+from muster.documents.document import DEPTH_MAX, VALUES_MAX, DocumentError, TextPlace
 from muster.documents.reader import read
 from muster.documents.yaml_text import read_yaml, write_yaml
 
@@ -105,7 +105,7 @@ def test_faults_are_named_with_their_place(text: str, line: int, column: int, me
     with pytest.raises(DocumentError) as raised:
         read_yaml(text)
     assert raised.value.message.startswith(message)
-    assert raised.value.place == Place(line, column)
+    assert raised.value.place == TextPlace(line, column)
     assert raised.value.excerpt == (text.splitlines()[line - 1] if line <= text.count("\n") else raised.value.excerpt)
 
 
@@ -154,7 +154,7 @@ def test_depth_is_counted_through_aliases() -> None:
     lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, DEPTH_MAX)]
     with pytest.raises(DocumentError, match="is nested deeper than") as raised:
         read_yaml("\n".join(lines))
-    assert raised.value.place == Place(DEPTH_MAX - 1, len(f"a{DEPTH_MAX - 2}: &a{DEPTH_MAX - 2} [") + 1)
+    assert raised.value.place == TextPlace(DEPTH_MAX - 1, len(f"a{DEPTH_MAX - 2}: &a{DEPTH_MAX - 2} [") + 1)
     assert read_yaml("\n".join(lines[: DEPTH_MAX - 2])).data["a0"] == ["x"]
 
 
@@ -195,8 +195,8 @@ metadata:
 def test_the_place_of_a_path(path: str, place: tuple[int, int] | None) -> None:
     document = read_yaml(DOCUMENT)
     assert document.place_of(path) == place
-    problem = Problem(path, "is wrong")
-    assert document.located(problem) == Problem(path, "is wrong", None, *(place or (None, None)))
+    problem = DocumentProblem(path, "is wrong")
+    assert document.located(problem) == DocumentProblem(path, "is wrong", None, *(place or (None, None)))
 
 
 TEXT = st.one_of(

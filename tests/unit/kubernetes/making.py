@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.kubernetes.jobs import CachedJob, JobStore
 
 JOB_UID = "0f3c2a9e-0000-4000-8000-000000000001"
 
@@ -28,8 +28,8 @@ def job_item(status: dict[str, Any] | None = None, version: int = 7, **spec: Any
     return {"metadata": meta, "spec": whole, "status": status or {}}
 
 
-def make_job(status: dict[str, Any] | None = None, **spec: Any) -> Job:
-    return Jobs(lambda uid: None).keep(job_item(status, **spec))
+def make_job(status: dict[str, Any] | None = None, **spec: Any) -> CachedJob:
+    return JobStore(lambda uid: None).keep(job_item(status, **spec))
 
 
 def pod_item(worker: int = 0, attempt: int = 1, version: int = 1, **changes: Any) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from tests.tidy.repository import ROOT
 from tests.unit.kubernetes.making import make_job
 
 from muster.operator.kubernetes.companions import NAME_LENGTH_MAX, fence_binding, network_policy, service
-from muster.operator.kubernetes.render import Site
+from muster.operator.kubernetes.render import SiteSettings
 
 OPERATOR = {"podSelector": {"matchLabels": {"app": "muster-operator"}}}
 
 
 def test_only_members_meet_and_only_watchers_look() -> None:
-    policy = network_policy(make_job(), Site(image="", report_from=(OPERATOR,)))
+    policy = network_policy(make_job(), SiteSettings(image="", report_from=(OPERATOR,)))
     assert policy is not None
     members = {"matchLabels": {"muster.dev/job-uid": make_job().uid}}
     assert policy["spec"] == {
@@ -28,13 +28,13 @@ def test_only_members_meet_and_only_watchers_look() -> None:
 
 def test_who_has_no_members_lets_only_watchers_in() -> None:
     alone = make_job(gang={"nodes": 1, "gpusPerNode": 8})
-    policy = network_policy(alone, Site(image="", report_from=(OPERATOR,)))
+    policy = network_policy(alone, SiteSettings(image="", report_from=(OPERATOR,)))
     assert policy is not None
     assert [rule["from"] for rule in policy["spec"]["ingress"]] == [[OPERATOR]]
 
 
 def test_an_operator_that_does_not_know_who_it_is_locks_nobody_out() -> None:
-    assert network_policy(make_job(), Site(image="")) is None
+    assert network_policy(make_job(), SiteSettings(image="")) is None
 
 
 def test_the_fence_is_for_the_workers_account_alone() -> None:

@@ -10,10 +10,10 @@ from tests.unit.kubernetes.making import make_job, node_item, pod_item
 from muster.contract.signals import Cause
 from muster.contract.status import Attempt, Phase
 from muster.operator.core.decide import decide
-from muster.operator.core.observed import Observed, Worker, WorkerState
+from muster.operator.core.observed import ObservedJob, ObservedWorker, WorkerState
 from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.nodes import read_node
-from muster.operator.kubernetes.pods import Pods, read_pod
+from muster.operator.kubernetes.pods import PodCache, read_pod
 from muster.operator.kubernetes.refusals import is_refusal, says_no_cause
 from muster.operator.kubernetes.settings import TOLERATIONS
 
@@ -38,7 +38,7 @@ def status(phase: str, inits: list[dict[str, Any]], containers: list[dict[str, A
     return {"phase": phase, "initContainerStatuses": inits, "containerStatuses": containers}
 
 
-def worker(index: int, pod: dict[str, Any], image: str | None = "registry.example/trainer:1") -> Worker:
+def worker(index: int, pod: dict[str, Any], image: str | None = "registry.example/trainer:1") -> ObservedWorker:
     made = read_pod(pod_item(index, status=pod, spec={"nodeName": NODES[index]} | NATIVE))
     assert made is not None
     job = make_job(RUNNING, runtime={"image": image} if image else {})
@@ -48,7 +48,7 @@ def worker(index: int, pod: dict[str, Any], image: str | None = "registry.exampl
     return seen
 
 
-def gang(first: dict[str, Any], second: dict[str, Any]) -> Observed:
+def gang(first: dict[str, Any], second: dict[str, Any]) -> ObservedJob:
     """A gang that runs, of which the cluster shows this now."""
     seen = running()
     found = [
@@ -199,7 +199,7 @@ def test_the_image_of_a_container_that_somebody_injected_is_not_the_users_to_cor
 def test_an_older_kubelet_says_only_once_why_it_backs_off() -> None:
     assert says_no_cause('ImagePullBackOff: Back-off pulling image "t:1"')
     assert not says_no_cause(f'ImagePullBackOff: Back-off pulling image "t:1": ErrImagePull: {NOT_FOUND}')
-    pods = Pods(lambda uid: None)
+    pods = PodCache(lambda uid: None)
 
     def shows(version: int, reason: str, message: str) -> tuple[bool, str]:
         pods.put(pod_item(0, version=version, status=status("Pending", [], [waits("trainer", reason, message)])))

@@ -7,10 +7,10 @@ from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.core.seen import observed
 from tests.unit.kubernetes.making import JOB_UID, job_item
 
-from muster.kube.client import Client
-from muster.operator.core.observed import Observed
-from muster.operator.kubernetes.events import Events
-from muster.operator.kubernetes.render import Site
+from muster.kube.client import ApiClient
+from muster.operator.core.observed import ObservedJob
+from muster.operator.kubernetes.events import EventWriter
+from muster.operator.kubernetes.render import SiteSettings
 from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.pacing import EVENT_WRITES_BURST
 
@@ -29,11 +29,11 @@ class Server:
         return body
 
 
-def job(number: int) -> Observed:
+def job(number: int) -> ObservedJob:
     return observed(uid=f"u{number}", name=f"job-{number}")
 
 
-async def told_by(teller: Events, server: Server) -> None:
+async def told_by(teller: EventWriter, server: Server) -> None:
     task = asyncio.create_task(teller.run())
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         await server.told.wait()
@@ -42,7 +42,7 @@ async def told_by(teller: Events, server: Server) -> None:
 
 async def test_a_few_are_told_one_by_one_and_at_once() -> None:
     server = Server(5)
-    teller = Events(cast(Client, server), "me")
+    teller = EventWriter(cast(ApiClient, server), "me")
     for number in range(5):
         teller.tell(job(number), "Starting", "4 workers start")
     await told_by(teller, server)
@@ -53,7 +53,7 @@ async def test_a_few_are_told_one_by_one_and_at_once() -> None:
 
 async def test_in_a_burst_what_is_bad_comes_first() -> None:
     server = Server(EVENT_WRITES_BURST + 2)
-    teller = Events(cast(Client, server), "me")
+    teller = EventWriter(cast(ApiClient, server), "me")
     for number in range(EVENT_WRITES_BURST + 1):
         teller.tell(job(number), "Starting", "4 workers start")
     teller.tell(job(EVENT_WRITES_BURST + 1), "Hang", "no step", bad=True)
@@ -64,7 +64,7 @@ async def test_in_a_burst_what_is_bad_comes_first() -> None:
 async def test_of_a_burst_everything_is_told_in_fewer_events() -> None:
     count = EVENT_WRITES_BURST + 20
     server = Server(count)
-    teller = Events(cast(Client, server), "me")
+    teller = EventWriter(cast(ApiClient, server), "me")
     for reason in ("Starting", "Running", "Succeeded"):
         for number in range(count):
             teller.tell(job(number), reason, f"{reason} it is")
@@ -76,7 +76,7 @@ async def test_of_a_burst_everything_is_told_in_fewer_events() -> None:
 
 async def test_what_is_bad_is_told_as_bad_and_what_is_long_in_several() -> None:
     server = Server(2)
-    teller = Events(cast(Client, server), "me")
+    teller = EventWriter(cast(ApiClient, server), "me")
     teller.tell(job(0), "Hang", "x" * 800, bad=True)
     teller.tell(job(0), "Running", "again")
     teller.tell(job(0), "Succeeded", "y" * 800)
@@ -99,8 +99,10 @@ class StatusServer(Server):
 
 async def test_a_job_that_can_not_be_read_is_told_of() -> None:
     server = StatusServer(1)
-    events = Events(cast(Client, server), "me")
-    world = KubernetesWorld(cast(Client, server), "muster-system", Site(image="trainer"), on_refusal=events.refused)
+    events = EventWriter(cast(ApiClient, server), "me")
+    world = KubernetesWorld(
+        cast(ApiClient, server), "muster-system", SiteSettings(image="trainer"), on_refusal=events.refused
+    )
     item = job_item()
     world.job_cache.keep(item | {"spec": item["spec"] | {"gang": {"nodes": "four"}}})
     assert await world.observe(JOB_UID, fresh=False) is None

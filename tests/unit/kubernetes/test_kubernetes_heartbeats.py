@@ -11,9 +11,9 @@ from tests.unit.kubernetes.making import JOB_UID, pod_item
 
 from muster.contract.signals import Heartbeat
 from muster.contract.status import GangStatus, Phase
-from muster.operator.kubernetes.heartbeats import Heartbeats
-from muster.operator.kubernetes.jobs import Job, Jobs
-from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.heartbeats import HeartbeatCache
+from muster.operator.kubernetes.jobs import CachedJob, JobStore
+from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
 from muster.operator.pacing import (
     POLL_OTHERS_PER_SECOND,
     POLL_ROUND_SECONDS,
@@ -36,13 +36,13 @@ class Gang:
     def __post_init__(self) -> None:
         pods = [read_pod(pod_item(worker)) for worker in range(3)]
         self.pods = [pod for pod in pods if pod is not None]
-        self.heartbeats = Heartbeats(cast(Jobs, self), cast(Pods, self), self.told.append)
+        self.heartbeats = HeartbeatCache(cast(JobStore, self), cast(PodCache, self), self.told.append)
         self.heartbeats._ask = self._answer  # type: ignore[method-assign]
 
-    def of(self, uid: str) -> tuple[Pod, ...]:
+    def of(self, uid: str) -> tuple[PodState, ...]:
         return tuple(self.pods)
 
-    async def _answer(self, pod: Pod) -> bool:
+    async def _answer(self, pod: PodState) -> bool:
         self.asked.append(pod.worker)
         if pod.worker in self.silent:
             return False
@@ -53,7 +53,7 @@ class Gang:
         self.heartbeats._record_heartbeat(pod, beat | self.facts.get(pod.worker, {}))
         return True
 
-    async def ask(self, job: Job | None = None) -> list[int]:
+    async def ask(self, job: CachedJob | None = None) -> list[int]:
         """Whom one turn asks, once it is due."""
         self.asked.clear()
         job = job or JOB
@@ -79,7 +79,7 @@ class _Job:
     status: _Status = field(default_factory=_Status)
 
 
-JOB = cast(Job, _Job())
+JOB = cast(CachedJob, _Job())
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ async def test_all_are_asked_when_something_is_wrong(
 
 
 async def test_a_gang_is_asked_in_the_round_in_which_its_last_worker_comes_up(gang: Gang) -> None:
-    job = cast(Job, _Job(status=_Status(phase=Phase.STARTING)))
+    job = cast(CachedJob, _Job(status=_Status(phase=Phase.STARTING)))
     last = gang.pods.pop()
     assert await gang.ask(job) == [], "two of three wait for the third"
     gang.now += POLL_ROUND_SECONDS

@@ -14,16 +14,16 @@ from muster.contract.base import dump_json
 from muster.contract.quotas import QUOTAS, ProjectQuota, Quota
 from muster.contract.status import Phase
 from muster.kube import connection as kubernetes
-from muster.kube.connection import Credentials, from_kubeconfig
+from muster.kube.connection import BearerCredentials, from_kubeconfig
 from muster.kube.errors import ApiError, NoCluster
-from muster.operator.core.observed import Reservation
-from muster.operator.kubernetes.heartbeats import Heartbeats
-from muster.operator.kubernetes.jobs import Jobs
-from muster.operator.kubernetes.leader import LEASE_SECONDS, Leader, LeadershipLost
-from muster.operator.kubernetes.pods import Pods, read_pod
+from muster.operator.core.observed import NodeReservation
+from muster.operator.kubernetes.heartbeats import HeartbeatCache
+from muster.operator.kubernetes.jobs import JobStore
+from muster.operator.kubernetes.leader import LEASE_SECONDS, LeaderElection, LeadershipLost
+from muster.operator.kubernetes.pods import PodCache, read_pod
 from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reservations import ReservationStore
-from muster.operator.world import Conflict, Unreadable
+from muster.operator.world import UnreadableDocument, VersionConflict
 
 
 class Store:
@@ -68,7 +68,7 @@ def beat(at: float, progressed_at: float) -> dict[str, Any]:
 
 
 def test_a_worker_whose_clock_is_an_hour_off_is_heard_right() -> None:
-    heartbeats = Heartbeats(Jobs(lambda uid: None), Pods(lambda uid: None), lambda uid: None)
+    heartbeats = HeartbeatCache(JobStore(lambda uid: None), PodCache(lambda uid: None), lambda uid: None)
     pod = read_pod(pod_item())
     assert pod is not None
     wrong = time.time() - 3600
@@ -79,7 +79,7 @@ def test_a_worker_whose_clock_is_an_hour_off_is_heard_right() -> None:
 
 
 def test_a_heartbeat_that_is_told_again_is_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeats = Heartbeats(Jobs(lambda uid: None), Pods(lambda uid: None), lambda uid: None)
+    heartbeats = HeartbeatCache(JobStore(lambda uid: None), PodCache(lambda uid: None), lambda uid: None)
     pod = read_pod(pod_item())
     assert pod is not None
     heartbeats._record_heartbeat(pod, beat(100.0, 99.0))
@@ -91,7 +91,7 @@ def test_a_heartbeat_that_is_told_again_is_no_sign_of_life(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("rubbish", [None, {}, {"attempt": "x"}, beat(1.0, 1.0) | {"attempt": 2}])
 def test_rubbish_and_other_attempts_are_no_news(rubbish: object) -> None:
-    heartbeats = Heartbeats(Jobs(lambda uid: None), Pods(lambda uid: None), lambda uid: None)
+    heartbeats = HeartbeatCache(JobStore(lambda uid: None), PodCache(lambda uid: None), lambda uid: None)
     pod = read_pod(pod_item())
     assert pod is not None
     heartbeats._record_heartbeat(pod, rubbish)
@@ -103,7 +103,7 @@ async def test_the_lead_is_taken_from_one_who_shows_no_sign_for_the_leases_time(
 ) -> None:
     store, clock = Store(), [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    first, second = (Leader(store, "system", name) for name in ("first", "second"))  # type: ignore[arg-type]
+    first, second = (LeaderElection(store, "system", name) for name in ("first", "second"))  # type: ignore[arg-type]
     assert await first._try()
     assert not await second._try()
     clock[0] += LEASE_SECONDS - 1
@@ -119,7 +119,7 @@ async def test_the_lead_is_taken_from_one_who_shows_no_sign_for_the_leases_time(
 
 async def test_a_renewal_whose_answer_was_lost_is_still_ours() -> None:
     store = Store()
-    leader = Leader(store, "system", "first")  # type: ignore[arg-type]
+    leader = LeaderElection(store, "system", "first")  # type: ignore[arg-type]
     assert await leader._try()
     before = leader._lease
     await leader._renew()
@@ -130,7 +130,7 @@ async def test_a_renewal_whose_answer_was_lost_is_still_ours() -> None:
 
 async def test_a_released_lead_is_free_at_once() -> None:
     store = Store()
-    first, second = (Leader(store, "system", name) for name in ("first", "second"))  # type: ignore[arg-type]
+    first, second = (LeaderElection(store, "system", name) for name in ("first", "second"))  # type: ignore[arg-type]
     assert await first._try()
     await first.release()
     assert await second._try()
@@ -139,10 +139,10 @@ async def test_a_released_lead_is_free_at_once() -> None:
 async def test_the_ledger_is_written_by_compare_and_swap() -> None:
     store = Store()
     one, other = ReservationStore(store, "system"), ReservationStore(store, "system")  # type: ignore[arg-type]
-    entry = Reservation("uid", 3, "team", ("a", "b"), "pool", "spot", gpus=8)
+    entry = NodeReservation("uid", 3, "team", ("a", "b"), "pool", "spot", gpus=8)
     empty = await other.read()
     await one.write((entry,), (await one.read()).version)
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await other.write((), empty.version)
     assert (await other.read()).entries == (entry,)
     assert other.of("uid") == (entry,)
@@ -151,7 +151,7 @@ async def test_the_ledger_is_written_by_compare_and_swap() -> None:
 async def test_a_ledger_that_makes_no_sense_is_not_overwritten() -> None:
     store = Store()
     await store.create("", {"metadata": {"name": "x", "namespace": "system"}, "binaryData": {"entries": "AAAA"}})
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableDocument):
         await ReservationStore(store, "system").read()  # type: ignore[arg-type]
 
 
@@ -182,15 +182,15 @@ async def test_what_the_api_writes_of_quotas_the_operator_reads() -> None:
 
 def test_a_job_is_of_the_project_and_the_person_that_its_labels_name() -> None:
     item = job_item()
-    known = Jobs(lambda uid: None).keep(item).summary
+    known = JobStore(lambda uid: None).keep(item).summary
     assert (known.project, known.owner) == ("default", "")
     item["metadata"] = item["metadata"] | {"labels": {"muster.dev/project": "nlp", "muster.dev/owner": "ada"}}
-    known = Jobs(lambda uid: None).keep(item).summary
+    known = JobStore(lambda uid: None).keep(item).summary
     assert (known.project, known.owner) == ("nlp", "ada")
 
 
 def test_equal_specs_are_kept_once() -> None:
-    jobs = Jobs(lambda uid: None)
+    jobs = JobStore(lambda uid: None)
     first, second = job_item(), job_item()
     second["metadata"] = second["metadata"] | {"uid": "other"}
     assert jobs.keep(first).spec is jobs.keep(second).spec
@@ -200,11 +200,11 @@ def test_equal_specs_are_kept_once() -> None:
 def test_who_applies_a_job_keeps_the_record_of_his_fields(operation: str, applied: bool) -> None:
     item = job_item()
     item["metadata"]["managedFields"] = [{"manager": "flux", "operation": operation}]
-    assert Jobs(lambda uid: None).keep(item).applied is applied
+    assert JobStore(lambda uid: None).keep(item).applied is applied
 
 
 def test_a_spec_that_the_schema_let_in_and_we_do_not_is_told_with_its_path() -> None:
-    job = Jobs(lambda uid: None).keep(job_item(gang={"nodes": 3}))
+    job = JobStore(lambda uid: None).keep(job_item(gang={"nodes": 3}))
     assert "tokensPerStep 524288 can't be divided over 3 ranks" in job.invalid
 
 
@@ -215,7 +215,7 @@ def test_keys_that_a_newer_definition_let_in_are_left_out() -> None:
     newer["spec"]["training"] = newer["spec"]["training"] | {"data": {
         "train": [{"source": "s3://data/chat.jsonl", "format": "jsonl", "levitate": 1}], "sequenceLength": 8192,
     }}  # fmt: skip
-    jobs = Jobs(lambda uid: None)
+    jobs = JobStore(lambda uid: None)
     expected, job = jobs.keep(item), jobs.keep(newer)
     assert job.invalid == ""
     assert job.spec == expected.spec
@@ -224,7 +224,7 @@ def test_keys_that_a_newer_definition_let_in_are_left_out() -> None:
 
 def test_words_of_a_newer_muster_keep_their_nodes_held() -> None:
     status = {"phase": "Levitating", "attempt": 2, "reservation": 5, "gang": {"nodes": ["a"], "wanted": 1}}
-    job = Jobs(lambda uid: None).keep(job_item(status))
+    job = JobStore(lambda uid: None).keep(job_item(status))
     assert job.unreadable
     assert (job.status.phase, job.status.reservation, job.status.gang.nodes) == (Phase.RUNNING, 5, ("a",))
 
@@ -234,7 +234,7 @@ def test_a_rotated_token_is_read_again(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     path = tmp_path / "token"
     path.write_text("first\n")
-    credentials = Credentials(token_file=path)
+    credentials = BearerCredentials(token_file=path)
     assert credentials.bearer() == "first"
     path.write_text("second\n")
     assert credentials.bearer() == "first"
@@ -253,7 +253,7 @@ def test_a_credential_plugin_is_asked_again_before_its_token_ends(tmp_path: Path
     )
     script.chmod(0o755)
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script)}
-    credentials = Credentials(plugin=plugin)
+    credentials = BearerCredentials(plugin=plugin)
     assert [credentials.bearer(), credentials.bearer()] == ["t", "t"]
     assert (tmp_path / "calls").read_text() == "x\nx\n"
 
@@ -277,7 +277,7 @@ def test_a_kubeconfig_is_read_and_a_broken_one_named(tmp_path: Path) -> None:
 
 def test_jobs_of_a_sweep_keep_what_is_equal_once() -> None:
     """Ten thousand that differ in one number took 45 MiB more, for each had a whole training section of its own."""
-    jobs, specs = Jobs(lambda uid: None), []
+    jobs, specs = JobStore(lambda uid: None), []
     for steps in (100, 200):
         item = job_item()
         item["metadata"]["uid"] = f"uid-{steps}"

@@ -7,8 +7,8 @@ from tests.unit.kubernetes.making import JOB_UID, ended, job_item, pod_item
 
 from muster.contract.names import FINALIZER
 from muster.contract.status import JobStatus, Phase
-from muster.operator.kubernetes.jobs import Jobs
-from muster.operator.kubernetes.pods import Pods
+from muster.operator.kubernetes.jobs import JobStore
+from muster.operator.kubernetes.pods import PodCache
 
 MADE: dict[str, Any] = {"spec": {"nodeName": ""}, "status": {"phase": "Pending", "podIP": "", "containerStatuses": []}}
 PLACED: dict[str, Any] = {"status": MADE["status"]}
@@ -19,7 +19,7 @@ class Listener:
     def __init__(self) -> None:
         self.news: list[str] = []
         self.mentions: list[str] = []
-        self.pods = Pods(self.news.append, self.mentions.append)
+        self.pods = PodCache(self.news.append, self.mentions.append)
 
     def heard(self) -> tuple[int, int]:
         """News and mentions since the last look."""
@@ -98,7 +98,7 @@ def test_the_last_drop_is_told_where_those_left_are_kept_by_a_finalizer(listener
 
 
 def test_an_answer_with_no_more_than_metadata_renews_the_job() -> None:
-    jobs = Jobs(lambda uid: None)
+    jobs = JobStore(lambda uid: None)
     job = jobs.keep(job_item())
     meta = job_item(version=8)["metadata"] | {"finalizers": [FINALIZER]}
     renewed = jobs.written(job, {"metadata": meta})
@@ -110,7 +110,7 @@ def test_an_answer_with_no_more_than_metadata_renews_the_job() -> None:
 
 
 def test_an_answer_about_a_spec_that_somebody_changed_meanwhile_is_left_to_the_watch() -> None:
-    jobs = Jobs(lambda uid: None)
+    jobs = JobStore(lambda uid: None)
     job = jobs.keep(job_item())
     assert jobs.written(job, {"metadata": job_item(version=8)["metadata"] | {"generation": 2}}) is job
     assert jobs.get(JOB_UID) is job

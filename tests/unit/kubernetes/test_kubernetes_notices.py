@@ -14,9 +14,9 @@ from muster.contract.signals import Signal, SignalKind
 from muster.kube.timestamps import seconds_of
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes import observe
-from muster.operator.kubernetes.nodes import AGENT_SILENT_SECONDS, Nodes, read_node
+from muster.operator.kubernetes.nodes import AGENT_SILENT_SECONDS, NodeCache, read_node
 from muster.operator.kubernetes.pods import read_pod
-from muster.operator.kubernetes.render import Site, render_pod
+from muster.operator.kubernetes.render import SiteSettings, render_pod
 
 POD_CREATED_AT = seconds_of(pod_item()["metadata"]["creationTimestamp"])
 RUNNING = {"phase": "Running", "attempt": 1, "gang": {"wanted": 1, "nodes": ["node-0"]}}
@@ -95,7 +95,7 @@ def test_an_annotation_that_makes_no_sense_says_nothing(text: str) -> None:
 def test_an_agent_that_is_gone_is_counted_and_changes_nothing() -> None:
     news: list[str] = []
     clock = [1000.0]
-    nodes = Nodes((), lambda: clock[0], news.append)
+    nodes = NodeCache((), lambda: clock[0], news.append)
 
     def put(name: str, status: str | None, heartbeat: str = "1970-01-01T00:16:40Z") -> None:
         item = node_item(name)
@@ -123,7 +123,7 @@ def test_workers_are_told_where_the_agent_of_their_node_answers() -> None:
     job, action = make_job(RUNNING), CreateWorker(1, 0, "node-0", ("node-0",), 0)
 
     def environment(port: int) -> dict[str, Any]:
-        pod = render_pod(job, action, Site(image="", agent_port=port), "builtin")
+        pod = render_pod(job, action, SiteSettings(image="", agent_port=port), "builtin")
         assert all("hostPath" not in volume for volume in pod["spec"]["volumes"]), "restricted pods may have none"
         entries = pod["spec"]["containers"][0]["env"]
         return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in entries}

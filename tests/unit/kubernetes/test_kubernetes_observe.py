@@ -7,18 +7,18 @@ from tests.unit.kubernetes.making import JOB_UID, ended, make_job, node_item, po
 
 from muster.contract.pods import Toleration
 from muster.contract.signals import SignalKind, WorkerExit
-from muster.operator.core.observed import Rejection, Worker, WorkerState
+from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
 from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.creation import RejectedWorker
-from muster.operator.kubernetes.nodes import NodeFacts, Others, read_node
-from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.nodes import ForeignUsage, NodeFacts, read_node
+from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
 from muster.operator.kubernetes.rejections import Rejected
 from muster.operator.kubernetes.settings import TOLERATIONS
 
 RUNNING = {"phase": "Running", "attempt": 1, "gang": {"wanted": 2, "nodes": ["node-0", "node-1"]}}
 
 
-def pod(**changes: object) -> Pod:
+def pod(**changes: object) -> PodState:
     made = read_pod(pod_item(**changes))  # type: ignore[arg-type]
     assert made is not None
     return made
@@ -32,7 +32,7 @@ def disrupted(code: int, reason: str, kind: str = "DisruptionTarget") -> dict[st
     return ended(code) | {"conditions": [{"type": kind, "status": "True", "reason": reason}]}
 
 
-def see(seen: Pod, node: NodeFacts | None = None, env: list[dict[str, str]] | None = None) -> Worker:
+def see(seen: PodState, node: NodeFacts | None = None, env: list[dict[str, str]] | None = None) -> ObservedWorker:
     job = make_job(RUNNING, runtime={"image": "x", "env": env or []})
     (worker,) = observe.workers(job, (seen,), (), lambda name: node or facts(), lambda pod: ())
     return worker
@@ -194,7 +194,7 @@ def test_a_quantity_in_a_strange_spelling_stops_nothing() -> None:
 
 
 def test_what_others_use_is_held_and_what_daemons_use_is_gone() -> None:
-    others = Others(lambda: None)
+    others = ForeignUsage(lambda: None)
     container = {"resources": {"requests": {"cpu": "500m", "nvidia.com/gpu": "2"}}}
     for uid, kind in (("a", "DaemonSet"), ("b", "Job")):
         meta = {"uid": uid, "ownerReferences": [{"kind": kind}]}
@@ -208,7 +208,7 @@ def test_what_others_use_is_held_and_what_daemons_use_is_gone() -> None:
 
 def test_an_older_version_never_replaces_a_newer_one() -> None:
     told: list[str] = []
-    pods = Pods(told.append)
+    pods = PodCache(told.append)
     pods.put(pod_item(version=5, status=ended(1)))
     pods.put(pod_item(version=4))
     (kept,) = pods.of(pod().job_uid)
@@ -218,7 +218,7 @@ def test_an_older_version_never_replaces_a_newer_one() -> None:
 
 @pytest.mark.parametrize(("grace", "told"), [(120, True), (0, False)])
 def test_a_pod_that_left_between_two_looks_is_remembered_unless_it_was_forced(grace: int, told: bool) -> None:
-    pods = Pods(lambda uid: None)
+    pods = PodCache(lambda uid: None)
     leaving = {"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": grace}
     pods.put(pod_item())
     pods.put(pod_item(version=2, meta=leaving))
@@ -234,7 +234,7 @@ def test_a_pod_that_left_between_two_looks_is_remembered_unless_it_was_forced(gr
 
 def test_late_news_of_a_pod_that_a_fresh_list_does_not_have_is_not_a_pod_that_leaves() -> None:
     """One that we took back ourselves while the gang was incomplete must not end the gang that runs meanwhile."""
-    pods = Pods(lambda uid: None)
+    pods = PodCache(lambda uid: None)
     pods.put(pod_item())
     pods.replace(JOB_UID, ())
     pods.put(pod_item(version=2, meta={"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": 5}))

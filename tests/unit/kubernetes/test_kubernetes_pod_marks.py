@@ -8,28 +8,28 @@ from tests.unit.kubernetes.making import job_item, make_job
 from muster.contract.gang import Resources
 from muster.contract.names import Env
 from muster.operator.core.decision import CreateWorker
-from muster.operator.kubernetes.jobs import Job, Jobs
-from muster.operator.kubernetes.render import DiskLimits, Site, pin, render_pod, require_node_affinity
+from muster.operator.kubernetes.jobs import CachedJob, JobStore
+from muster.operator.kubernetes.render import DiskLimits, SiteSettings, pin, render_pod, require_node_affinity
 from muster.operator.kubernetes.settings import TOLERATIONS
 from muster.storage.settings import S3Settings
 
-SITE = Site(image="trainer", tolerations=TOLERATIONS, image_pull_secrets=("ours",))
+SITE = SiteSettings(image="trainer", tolerations=TOLERATIONS, image_pull_secrets=("ours",))
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SSD = {"key": "disk", "operator": "In", "values": ["ssd"]}
 HDD = {"key": "disk", "operator": "In", "values": ["hdd"]}
 STARTING = {"phase": "Starting", "attempt": 1, "gang": {"wanted": 2, "nodes": []}}
 
 
-def starting(gang: dict[str, Any] | None = None, **runtime: Any) -> Job:
+def starting(gang: dict[str, Any] | None = None, **runtime: Any) -> CachedJob:
     whole = {"nodes": 2, "gpusPerNode": 8} | (gang or {})
     return make_job(STARTING, gang=whole, runtime={"image": "trainer"} | runtime)
 
 
-def rendered(job: Job) -> dict[str, Any]:
+def rendered(job: CachedJob) -> dict[str, Any]:
     return render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), SITE, "builtin")
 
 
-def placed(job: Job) -> dict[str, Any]:
+def placed(job: CachedJob) -> dict[str, Any]:
     """By a scheduler that chooses the nodes itself."""
     pod = rendered(job)
     require_node_affinity(pod, job, 0.0)
@@ -92,7 +92,7 @@ def test_a_pod_whose_node_is_chosen_goes_nowhere_else() -> None:
 
 
 def test_a_jobs_own_key_encrypts_its_commits_in_place_of_the_platforms() -> None:
-    site = Site(image="trainer", s3={Env.S3_KMS_KEY: "alias/platform"})
+    site = SiteSettings(image="trainer", s3={Env.S3_KMS_KEY: "alias/platform"})
     for given, key in (({}, "alias/platform"), ({"kmsKeyId": "alias/nlp"}, "alias/nlp")):
         job = make_job(STARTING, checkpoint={"uri": "s3://ckpt/nlp", **given})
         (container,) = render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]["containers"]
@@ -101,7 +101,7 @@ def test_a_jobs_own_key_encrypts_its_commits_in_place_of_the_platforms() -> None
 
 
 def test_the_installations_variables_come_before_the_jobs_own_which_win() -> None:
-    site = Site(image="trainer", env_from=({"secretRef": {"name": "s3"}},))
+    site = SiteSettings(image="trainer", env_from=({"secretRef": {"name": "s3"}},))
     job = starting(envFrom=[{"secretRef": {"name": "hub"}}])
     (container,) = render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "s3"}}, {"secretRef": {"name": "hub"}}]
@@ -109,7 +109,7 @@ def test_the_installations_variables_come_before_the_jobs_own_which_win() -> Non
 
 def test_a_job_that_asks_for_no_resources_has_the_installations_everywhere() -> None:
     """Without any its pod is BestEffort, the first to be evicted."""
-    jobs = Jobs(lambda uid: None, Resources.model_validate({"cpu": "500m", "memory": "2Gi"}))
+    jobs = JobStore(lambda uid: None, Resources.model_validate({"cpu": "500m", "memory": "2Gi"}))
     item = job_item()
     item["spec"]["gang"].pop("resources", None)
     job = jobs.keep(item)
@@ -119,13 +119,13 @@ def test_a_job_that_asks_for_no_resources_has_the_installations_everywhere() -> 
     item["spec"]["gang"]["resources"] = {"cpu": 4}
     own = jobs.keep(item).spec.gang.resources
     assert (own.cpu, own.memory) == ("4", "2Gi")
-    untouched = Jobs(lambda uid: None).keep(item).spec.gang.resources
+    untouched = JobStore(lambda uid: None).keep(item).spec.gang.resources
     assert (untouched.cpu, untouched.memory) == ("4", None)
 
 
 @pytest.mark.parametrize("gpus", [0, 8], ids=["cpu", "with a preflight"])
 def test_a_worker_writes_to_its_volumes_alone_and_no_more_than_they_hold(gpus: int) -> None:
-    site = Site(image="trainer", disk=DiskLimits(tmp="1Gi", worker="2Gi", cache="3Gi"))
+    site = SiteSettings(image="trainer", disk=DiskLimits(tmp="1Gi", worker="2Gi", cache="3Gi"))
     pod = render_pod(starting({"gpusPerNode": gpus}), CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]
     sizes = {volume["name"]: volume["emptyDir"].get("sizeLimit") for volume in pod["volumes"] if "emptyDir" in volume}
     assert {"muster-tmp": "1Gi", "worker": "2Gi", "cache": "3Gi"}.items() <= sizes.items()
@@ -142,7 +142,7 @@ def test_a_job_may_bring_its_own_folder_for_temporary_files_and_its_image_be_let
     (container,) = rendered(job)["spec"]["containers"]
     mounts = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"].rstrip("/") == "/tmp"]
     assert mounts == ["scratch"], "two volumes at one path are refused by the API server"
-    site = Site(image="trainer", read_only_root=False, disk=DiskLimits(tmp=None, worker=None))
+    site = SiteSettings(image="trainer", read_only_root=False, disk=DiskLimits(tmp=None, worker=None))
     pod = render_pod(starting(), CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]
     assert "readOnlyRootFilesystem" not in pod["containers"][0]["securityContext"]
     assert [v["emptyDir"] for v in pod["volumes"] if v["name"] in ("worker", "cache", "muster-tmp")] == [{}, {}, {}]

@@ -10,12 +10,12 @@ from tests.unit.kubernetes.making import JOB_UID, make_job, node_item, pod_item
 
 from muster.contract.signals import Cause
 from muster.contract.status import Phase
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.operator.core.decide import decide
 from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.nodes import read_node
 from muster.operator.kubernetes.pod_warnings import PodWarnings
-from muster.operator.kubernetes.pods import Pod, read_pod
+from muster.operator.kubernetes.pods import PodState, read_pod
 from muster.operator.kubernetes.settings import TOLERATIONS
 
 STARTING = {"phase": "Starting", "attempt": 1, "gang": {"wanted": 2, "nodes": ["node-0", "node-1"]}}
@@ -48,7 +48,7 @@ class Server:
         return {"items": self.events}
 
 
-def pod(worker: int = 0, **status: Any) -> Pod:
+def pod(worker: int = 0, **status: Any) -> PodState:
     waits = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
     item = pod_item(worker, status={"phase": "Pending", "podIP": "", "containerStatuses": [waits]} | status)
     made = read_pod(item)
@@ -57,11 +57,11 @@ def pod(worker: int = 0, **status: Any) -> Pod:
     return made
 
 
-async def looked(server: Server, *pods: Pod, now: float = LONG_AFTER) -> tuple[tuple[Pod, ...], list[str]]:
+async def looked(server: Server, *pods: PodState, now: float = LONG_AFTER) -> tuple[tuple[PodState, ...], list[str]]:
     """(the pods with what was read, whose job was looked at anew)."""
     news: list[str] = []
     job = make_job(STARTING)
-    warnings = PodWarnings(cast(Client, server), news.append, lambda what, error: pytest.fail(f"{what}: {error}"))
+    warnings = PodWarnings(cast(ApiClient, server), news.append, lambda what, error: pytest.fail(f"{what}: {error}"))
     warnings.follow(job, pods, now)
     while tasks := asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}:
         await asyncio.gather(*tasks)
@@ -88,7 +88,7 @@ async def test_the_first_pod_without_an_address_is_asked_after() -> None:
         (replace(pod(), attempt=2), LONG_AFTER),
     ],
 )
-async def test_events_are_read_of_no_other_pod(seen: Pod, now: float) -> None:
+async def test_events_are_read_of_no_other_pod(seen: PodState, now: float) -> None:
     """The API server keeps them in no order that makes a look at one pod's cheap."""
     server = Server(event(ABSENT))
     assert await looked(server, seen, now=now) == ((seen,), [])
@@ -116,7 +116,7 @@ async def test_only_what_its_user_must_mend_is_a_refusal(
 
 
 async def test_a_pod_that_has_got_its_volumes_is_no_longer_refused() -> None:
-    warnings = PodWarnings(cast(Client, Server(event(ABSENT))), lambda uid: None, lambda what, error: None)
+    warnings = PodWarnings(cast(ApiClient, Server(event(ABSENT))), lambda uid: None, lambda what, error: None)
     job = make_job(STARTING)
     warnings.follow(job, (pod(),), LONG_AFTER)
     while tasks := asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from muster.operator.kubernetes.priorities import Priorities
+from muster.operator.kubernetes.priorities import PriorityClasses
 
 
 def item(uid: str, name: str, value: int) -> dict[str, Any]:
@@ -11,7 +11,7 @@ def item(uid: str, name: str, value: int) -> dict[str, Any]:
 
 def test_classes_come_change_and_go() -> None:
     news: list[int] = []
-    priorities = Priorities(lambda: news.append(1))
+    priorities = PriorityClasses(lambda: news.append(1))
     priorities.put(item("1", "research", 100))
     priorities.put(item("1", "research", 100))
     assert (priorities.values, len(news)) == ({"research": 100}, 1)

@@ -9,11 +9,11 @@ from tests.unit.kubernetes.making import JOB_UID, job_item
 from muster.contract.base import dump
 from muster.contract.names import FINALIZER
 from muster.contract.status import JobStatus, Phase
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.errors import ApiError
-from muster.operator.kubernetes.render import Site
+from muster.operator.kubernetes.render import SiteSettings
 from muster.operator.kubernetes.world import KubernetesWorld
-from muster.operator.world import Conflict
+from muster.operator.world import VersionConflict
 
 STARTING = JobStatus(queued_at=1.0, since=1.0, phase=Phase.STARTING)
 
@@ -42,7 +42,7 @@ class Server:
 
 def write_status(server: Server, status: JobStatus = STARTING, before: Any = None, **meta: Any) -> KubernetesWorld:
     async def write() -> KubernetesWorld:
-        world = KubernetesWorld(cast(Client, server), "muster-system", Site(image="trainer"))
+        world = KubernetesWorld(cast(ApiClient, server), "muster-system", SiteSettings(image="trainer"))
         item = job_item()
         world.job_cache.keep(item | {"metadata": item["metadata"] | meta, "status": dump(before) if before else {}})
         await world.write_status(JOB_UID, status, "7")
@@ -113,7 +113,7 @@ def test_a_job_that_is_deleted_already_takes_no_finalizer() -> None:
 
 def test_where_somebody_else_wrote_meanwhile_no_status_is_written() -> None:
     server = Server(conflict=True)
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         write_status(server)
     assert server.writes == []
 
@@ -122,7 +122,7 @@ def test_phases_are_counted_while_jobs_come(monkeypatch: pytest.MonkeyPatch) -> 
     """A scrape comes from another thread, in the middle of a list of ten thousand."""
 
     async def count() -> dict[str, int]:
-        world = KubernetesWorld(cast(Client, Server()), "muster-system", Site(image="trainer"))
+        world = KubernetesWorld(cast(ApiClient, Server()), "muster-system", SiteSettings(image="trainer"))
         jobs = world.job_cache
         for number in range(3):
             jobs.keep(job_item() | {"metadata": job_item()["metadata"] | {"uid": f"uid-{number}"}})

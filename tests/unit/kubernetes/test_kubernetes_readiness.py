@@ -11,10 +11,10 @@ import pytest
 from tests.certificates import Authority
 from tests.unit.kubernetes.api_server import api_server, kubeconfig
 
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.connection import from_kubeconfig
-from muster.operator.kubernetes.leader import UNREADY_SECONDS, WARN_SECONDS, Leader, Readiness
-from muster.operator.server import Liveness, serve_pages
+from muster.operator.kubernetes.leader import UNREADY_SECONDS, WARN_SECONDS, LeaderElection, LeaseReadiness
+from muster.operator.server import LoopLiveness, serve_pages
 
 
 def readyz(port: int) -> tuple[int, dict[str, str]]:
@@ -27,8 +27,8 @@ def readyz(port: int) -> tuple[int, dict[str, str]]:
 
 async def test_an_operator_that_the_api_server_does_not_answer_is_not_ready(tmp_path: Path) -> None:
     """It was, with a certificate that it refused: two of two ready, and no job got a status."""
-    readiness, troubles, leaders = Readiness(), asyncio.Queue[str](), asyncio.Queue[str]()
-    pages = serve_pages(Liveness(), "127.0.0.1", 0, {}, {}, readiness.problem)
+    readiness, troubles, leaders = LeaseReadiness(), asyncio.Queue[str](), asyncio.Queue[str]()
+    pages = serve_pages(LoopLiveness(), "127.0.0.1", 0, {}, {}, readiness.problem)
     authority = Authority()
     try:
         assert await asyncio.to_thread(readyz, pages.server_port) == (
@@ -38,8 +38,8 @@ async def test_an_operator_that_the_api_server_does_not_answer_is_not_ready(tmp_
         with api_server(*authority.issue(tmp_path, "server", "127.0.0.1")) as port:
             for trusted in (Authority(), authority):
                 connection = from_kubeconfig(kubeconfig(tmp_path, trusted, port))
-                async with Client(connection, "test") as client:
-                    leader = Leader(
+                async with ApiClient(connection, "test") as client:
+                    leader = LeaderElection(
                         client, "system", "second", leaders.put_nowait, lambda error: troubles.put_nowait(str(error)),
                         readiness,
                     )  # fmt: skip
@@ -65,7 +65,7 @@ _BECAUSE = "the API server does not let us read or renew our lease: "
 def test_readiness_ends_some_time_after_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    readiness = Readiness()
+    readiness = LeaseReadiness()
     readiness.answered()
     readiness.failed(OSError("gone"))
     clock[0] += UNREADY_SECONDS - 1
@@ -90,7 +90,7 @@ async def test_a_trouble_that_lasts_is_told_once_a_minute(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(asyncio, "sleep", pause)
-    leader = Leader(
+    leader = LeaderElection(
         Silent(),
         "system",
         "first",

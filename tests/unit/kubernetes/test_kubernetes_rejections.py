@@ -8,18 +8,18 @@ from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.kubernetes.making import JOB_UID, job_item
 
 from muster.contract.status import Phase
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.errors import ApiError
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.observed import Rejection, WorkerState
 from muster.operator.kubernetes import observe
-from muster.operator.kubernetes.creation import Creator
-from muster.operator.kubernetes.gangs.builtin import Builtin
-from muster.operator.kubernetes.gangs.protocol import Misnamed, Unserved
-from muster.operator.kubernetes.jobs import Jobs
-from muster.operator.kubernetes.pods import Pods
+from muster.operator.kubernetes.creation import WorkerCreator
+from muster.operator.kubernetes.gangs.builtin import BuiltinScheduler
+from muster.operator.kubernetes.gangs.protocol import MisnamedObject, UnservedApi
+from muster.operator.kubernetes.jobs import JobStore
+from muster.operator.kubernetes.pods import PodCache
 from muster.operator.kubernetes.rejections import rejected
-from muster.operator.kubernetes.render import Site
+from muster.operator.kubernetes.render import SiteSettings
 
 POD = 'pods "llama-1-0" is forbidden: '
 NEVER = (
@@ -33,7 +33,7 @@ NEVER = (
     ApiError(403, "", 'admission webhook "policy.example" denied the request: no images from elsewhere'),
     ApiError(422, "Invalid", 'Pod "llama-1-0" is invalid: spec.containers[0].image: Invalid value'),
     ApiError(404, "NotFound", 'namespaces "team" not found'),
-    Misnamed("spec.gang.deviceClasses.efa: this cluster has no DeviceClass named efa"),
+    MisnamedObject("spec.gang.deviceClasses.efa: this cluster has no DeviceClass named efa"),
 )
 MAY_PASS = (
     ApiError(403, "Forbidden", POD + "exceeded quota: two, requested: pods=1, used: pods=1, limited: pods=1"),
@@ -43,7 +43,7 @@ MAY_PASS = (
     ApiError(500, "InternalError", 'failed calling webhook "mpod.kb.io": connection refused'),
     ApiError(429, "TooManyRequests", "too many requests"),
     TimeoutError(),
-    Unserved("Kueue is not installed in this cluster (no kueue.x-k8s.io API)"),
+    UnservedApi("Kueue is not installed in this cluster (no kueue.x-k8s.io API)"),
 )
 
 
@@ -74,13 +74,14 @@ class Refuses:
 @pytest.mark.parametrize(("error", "kind"), [(NEVER[0], Rejection.PERMANENT), (MAY_PASS[0], Rejection.TEMPORARY)])
 def test_the_core_is_told_since_when_and_why(error: ApiError, kind: Rejection) -> None:
     async def main() -> None:
-        jobs, pods = Jobs(lambda uid: None), Pods(lambda uid: None)
+        jobs, pods = JobStore(lambda uid: None), PodCache(lambda uid: None)
         status = {"phase": "Starting", "attempt": 1, "gang": {"nodes": ["node-0", "node-1"], "wanted": 2}}
         job = jobs.keep(job_item(status))
         assert job.status.phase is Phase.STARTING
         asked = asyncio.Event()
-        creator = Creator(
-            cast(Client, Refuses(error)), jobs, pods, Site("image", "https://api"), lambda job: Builtin(), lambda n: "",
+        creator = WorkerCreator(
+            cast(ApiClient, Refuses(error)), jobs, pods, SiteSettings("image", "https://api"),
+            lambda job: BuiltinScheduler(), lambda n: "",
             lambda uid: asked.set(), lambda uid: None,
         )  # fmt: skip
         for index in range(2):

@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, pod_item
 
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.operator.core.decision import RemoveWorker
-from muster.operator.kubernetes.pods import Pods
-from muster.operator.kubernetes.removal import Remover
+from muster.operator.kubernetes.pods import PodCache
+from muster.operator.kubernetes.removal import PodRemover
 
 ENDED = {"phase": "Succeeded"}
 RUNS = {"phase": "Running"}
@@ -45,10 +45,10 @@ class Server:
 async def test_only_a_gang_that_has_ended_goes_in_one_request(
     first: dict[str, Any], second: dict[str, Any], workers: tuple[int, ...], collections: int
 ) -> None:
-    server, pods = Server(), Pods(lambda uid: None)
+    server, pods = Server(), PodCache(lambda uid: None)
     for worker, status in enumerate((first, second)):
         pods.put(pod_item(worker=worker, version=2 + worker, status=status))
-    remover = Remover(cast(Client, server), pods, lambda what, error: pytest.fail(f"{what}: {error}"))
+    remover = PodRemover(cast(ApiClient, server), pods, lambda what, error: pytest.fail(f"{what}: {error}"))
     for worker in workers:
         remover.remove(JOB_UID, RemoveWorker(1, worker, 30.0))
     for _ in range(collections or len(workers)):

@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.operator.kubernetes.gangs import choice
-from muster.operator.kubernetes.gangs.choice import Gangs
-from muster.operator.kubernetes.gangs.kueue import Kueue
+from muster.operator.kubernetes.gangs.choice import GangSchedulers
+from muster.operator.kubernetes.gangs.kueue import KueueScheduler
 from muster.operator.kubernetes.gangs.workload import WorkloadGang
 
 
@@ -34,7 +34,7 @@ def test_what_is_installed_later_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def main() -> None:
         changed, failed = asyncio.Event(), asyncio.Event()
-        gangs = Gangs(cast(Client, server), lambda uid: None, lambda what, error: failed.set())
+        gangs = GangSchedulers(cast(ApiClient, server), lambda uid: None, lambda what, error: failed.set())
         assert not await gangs.detect()
         follows = asyncio.create_task(gangs.follow_apis(changed.set))
         server.down = True
@@ -48,7 +48,7 @@ def test_what_is_installed_later_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         server.down = False
         await asyncio.wait_for(changed.wait(), WAIT_SECONDS_MAX)
         kueue, workload = gangs._gangs["kueue"], gangs._gangs["workload"]
-        assert isinstance(kueue, Kueue)
+        assert isinstance(kueue, KueueScheduler)
         assert isinstance(workload, WorkloadGang)
         assert (kueue.version, workload.version) == ("v1beta2", "v1alpha2")
         assert gangs.claims_served

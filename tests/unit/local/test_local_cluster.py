@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.core.cluster.cluster import DesiredJob, Local, Outcome
+from muster.api.core.cluster.cluster import DesiredJob, LocalJobCluster, Outcome
 from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import Phase
-from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound
+from muster.local.cluster import AlreadyExists, LocalCluster, NotFound, VersionConflict
 
 DOCUMENT = {
     "metadata": {"name": "tiny"},
@@ -43,7 +43,7 @@ def test_status_is_written_by_compare_and_swap(cluster: LocalCluster, spec: JobS
     job = cluster.create("a", "default", spec, {"team": "nlp"})
     running = job.status.model_copy(update={"phase": Phase.RUNNING, "attempt": 1})
     cluster.write_status(job.metadata.uid, running, job.metadata.resource_version)
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         cluster.write_status(job.metadata.uid, job.status, job.metadata.resource_version)
     seen = cluster.get(job.metadata.uid)
     assert (seen.status, seen.spec, seen.metadata.labels) == (running, spec, {"team": "nlp"})
@@ -70,7 +70,7 @@ def test_spec_writes_move_the_generation_only_when_something_changed(cluster: Lo
     assert cluster.get(job.metadata.uid).metadata.generation == 1
     cluster.write_spec(job.metadata.uid, spec.model_copy(update={"suspend": True}))
     assert cluster.get(job.metadata.uid).metadata.generation == 2
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         cluster.write_spec(job.metadata.uid, spec, job.metadata.resource_version)
 
 
@@ -94,7 +94,7 @@ def test_what_is_written_together_is_there_together_but_for_what_is_refused(
         first = cluster.create("a", "default", spec, {})
         with pytest.raises(AlreadyExists):
             cluster.create("a", "default", spec, {})
-        with pytest.raises(Conflict):
+        with pytest.raises(VersionConflict):
             cluster.write_status(first.metadata.uid, first.status, "99")
         cluster.create("b", "default", spec, {})
         seen: list[list[str]] = []
@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_hand_over_has_all_of_it_repeated
     cluster: LocalCluster, spec: JobSpec
 ) -> None:
     desired = [DesiredJob(f"uid-{n}", f"job-{n}", "default", {}, spec, seen=False) for n in range(40)]
-    carrier, disk = Local(cluster), cluster._connection()
+    carrier, disk = LocalJobCluster(cluster), cluster._connection()
     pages = disk.execute("PRAGMA page_count").fetchone()[0]
     disk.execute(f"PRAGMA max_page_count={pages + 8}")
     results = carrier._apply_all(desired)
@@ -159,7 +159,7 @@ def test_of_many_writers_at_one_version_one_wins(cluster: LocalCluster, spec: Jo
                 job.metadata.uid, job.status.model_copy(update={"attempt": attempt}), job.metadata.resource_version
             )
             outcomes.append(f"won {attempt}")
-        except Conflict:
+        except VersionConflict:
             outcomes.append("lost")
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(1, 9)]

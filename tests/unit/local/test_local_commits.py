@@ -12,7 +12,7 @@ from tests.s3_servers import moto_server
 from muster.contract.address import AddressError, parse_address
 from muster.contract.checkpoint import FORMAT_VERSION, Commit, DataCursor, sealed
 from muster.operator.commit_lookup import newest
-from muster.operator.core.observed import Committed
+from muster.operator.core.observed import CommittedSteps
 from muster.storage.errors import StoreError
 from muster.storage.file_store import FileStore
 from muster.storage.listing import CommitListing, CommitSummary
@@ -46,7 +46,7 @@ def test_commits_are_listed_in_the_order_of_their_steps(tmp_path: Path) -> None:
         put(tmp_path, step, sealed(commit(step, best=step == 5)))
     assert listing.read(folder)[0] == CommitSummary(5, 1, 5.0, 2, 0, {"loss": 2.5}, best=True, bytes=0, files=0)
     assert steps(str(tmp_path), listing) == steps(f"file://{tmp_path}", listing) == [5, 1200, 123_456_789]
-    assert newest(listing.read(folder)) == Committed(123_456_789, 5.0, 5)
+    assert newest(listing.read(folder)) == CommittedSteps(123_456_789, 5.0, 5)
     (tmp_path / "commits" / "step-00000005.json").unlink()
     assert steps(f"file://{tmp_path}", listing) == [1200, 123_456_789]
 
@@ -57,7 +57,7 @@ def test_one_commit_is_marked_best_whoever_lists_them(tmp_path: Path, capsys: py
         put(tmp_path, step, sealed(commit(step, best=step != 9)))
     listed = CommitListing().read(parse_address(str(tmp_path)))
     assert [(seen.step, seen.best) for seen in listed] == [(5, False), (6, False), (8, True), (9, False)]
-    assert newest(listed) == Committed(9, 5.0, 8)
+    assert newest(listed) == CommittedSteps(9, 5.0, 8)
     assert read_commit(str(tmp_path), "best").step == 8
     assert main(["ls", str(tmp_path), "--json"]) == 0
     assert [row["best"] for row in json.loads(capsys.readouterr().out)["commits"]] == [False, False, True, False]

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.local.test_local_world import House
 
 from muster.contract.status import Attempt, JobStatus, Phase
-from muster.local.cluster import Conflict
+from muster.local.cluster import VersionConflict
 from muster.operator.core.decision import RemoveJob
-from muster.operator.local.fences import Fences
+from muster.operator.local.fences import FenceFiles
 from muster.worker.fence import FenceUnreachable, StaleAttempt, confirm, current_attempt
 
 
@@ -21,7 +21,7 @@ def house(tmp_path: Path) -> House:
 
 
 def fence(house: House) -> str:
-    return Fences(house.world.state, house.world.cluster).address(house.uid)
+    return FenceFiles(house.world.state, house.world.cluster).address(house.uid)
 
 
 async def write(house: House, version: str | None = None, **changes: Any) -> None:
@@ -58,7 +58,7 @@ async def test_the_fence_is_there_before_a_worker_is_and_again_after_the_operato
     confirm(fence(house), house.uid, 1)
     try:
         assert house.environment()["MUSTER_FENCE"] == fence(house)
-        Fences(house.world.state, house.world.cluster).tell(house.uid, JobStatus(attempt=2))
+        FenceFiles(house.world.state, house.world.cluster).tell(house.uid, JobStatus(attempt=2))
         assert current_attempt(fence(house), house.uid) == 2
         await house.world.adopt()
         confirm(fence(house), house.uid, 1)
@@ -68,7 +68,7 @@ async def test_the_fence_is_there_before_a_worker_is_and_again_after_the_operato
 
 async def test_a_status_that_could_not_be_written_moves_no_fence(house: House) -> None:
     await write(house, attempt=1)
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await write(house, version="1", attempt=2)
     confirm(fence(house), house.uid, 1)
 

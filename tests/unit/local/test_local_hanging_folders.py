@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
-from muster.operator.core.observed import Committed
+from muster.operator.core.observed import CommittedSteps
 from muster.operator.local.processes import CLAIM, REMOVED, WorkerKey, is_claimed, mark_removed, read_record, start
-from muster.operator.local.reading import Heartbeats, log_tail, read_exit
+from muster.operator.local.reading import HeartbeatReader, log_tail, read_exit
 from muster.storage.listing import CommitSummary
 from muster.storage.small_files import open_to_append, read_regular
 
@@ -35,14 +35,14 @@ def test_a_store_that_hangs_is_told_in_time_and_not_asked_twice() -> None:
         began = time.monotonic()
         hangs, well = await asyncio.gather(lookup.look("a", "/dead/a"), lookup.look("b", "/live/b"))
         assert "/dead/a has not answered" in hangs.unreadable
-        assert well == KnownCommits(Committed(7, 5.0))
+        assert well == KnownCommits(CommittedSteps(7, 5.0))
         assert (await lookup.look("a", "/dead/a")).unreadable
         assert time.monotonic() - began < 25.0
         assert asked.count("/dead/a") == 1, "one thread at most waits for it"
         release.set()
         for thread in [thread for thread in threading.enumerate() if thread.name == "commits of a"]:
             await asyncio.to_thread(thread.join, 5.0)
-        assert (await lookup.look("a", "/dead/a")).committed == Committed(7, 5.0), "it answers again"
+        assert (await lookup.look("a", "/dead/a")).committed == CommittedSteps(7, 5.0), "it answers again"
 
     asyncio.run(main())
 
@@ -58,14 +58,14 @@ def test_whatever_a_reading_raises_is_a_reason(error: Exception) -> None:
 
 
 def test_a_fifo_a_link_or_a_giant_in_place_of_a_workers_file_is_no_news(tmp_path: Path) -> None:
-    state, key = State(tmp_path), WorkerKey("job", 1, 0)
+    state, key = StateFolder(tmp_path), WorkerKey("job", 1, 0)
     folder = key.folder(state)
     folder.mkdir(parents=True)
     (tmp_path / "secret").write_text("{}")
     for name in ("rank-0.json", "exit.json", "worker.json", "log", "rank-1.json"):
         path = folder / name
         path.symlink_to(tmp_path / "secret") if name == "rank-1.json" else os.mkfifo(path)
-    assert Heartbeats(state).read(key) == ()
+    assert HeartbeatReader(state).read(key) == ()
     assert read_exit(state, key) is None
     assert read_record(state, key) is None
     assert log_tail(folder / "log") == ""
@@ -79,7 +79,7 @@ def test_a_fifo_a_link_or_a_giant_in_place_of_a_workers_file_is_no_news(tmp_path
 
 
 def test_marks_of_the_operator_go_through_no_link(tmp_path: Path) -> None:
-    state, key, target = State(tmp_path), WorkerKey("job", 1, 0), tmp_path / "made-elsewhere"
+    state, key, target = StateFolder(tmp_path), WorkerKey("job", 1, 0), tmp_path / "made-elsewhere"
     folder = key.folder(state)
     folder.mkdir(parents=True)
     for name in (REMOVED, CLAIM):

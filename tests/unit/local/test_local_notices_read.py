@@ -7,13 +7,13 @@ from pathlib import Path
 from muster.agent.announced import announce
 from muster.agent.xid import read_table
 from muster.contract.notices import MACHINE
-from muster.operator.local.notices import Notices
+from muster.operator.local.notices import NoticeFiles
 
 NODES = ("local-0", "local-1")
 
 
 def test_what_is_said_of_the_machine_concerns_all_of_its_nodes(tmp_path: Path) -> None:
-    notices, table = Notices(tmp_path), read_table(None)
+    notices, table = NoticeFiles(tmp_path), read_table(None)
     assert notices.unfit(NODES) == frozenset()
     announce(tmp_path, "local-1", "drain", table)
     assert notices.unfit(NODES) == {"local-1"}

@@ -3,7 +3,7 @@
 import stat
 from pathlib import Path
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
 from muster.local.private import make_private_database, make_private_folder
 
@@ -13,7 +13,7 @@ def mode(path: Path) -> int:
 
 
 def test_a_new_folder_and_an_older_state_folder_are_closed(tmp_path: Path) -> None:
-    state = State(tmp_path / "new" / "state")
+    state = StateFolder(tmp_path / "new" / "state")
     make_private_folder(state.root, state.running)
     assert mode(state.root) == 0o700
     state.running.touch()
@@ -23,7 +23,7 @@ def test_a_new_folder_and_an_older_state_folder_are_closed(tmp_path: Path) -> No
 
 
 def test_a_folder_of_other_things_keeps_its_mode(tmp_path: Path) -> None:
-    state = State(tmp_path / "shared")
+    state = StateFolder(tmp_path / "shared")
     state.root.mkdir()
     (state.root / "somebody's.txt").touch()
     state.root.chmod(0o777)

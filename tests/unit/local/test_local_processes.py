@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.polling import eventually
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey, WorkerRecord
 
@@ -22,28 +22,28 @@ SLEEP = ("sleep", "600")
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[State]:
-    state = State(tmp_path)
+def state(tmp_path: Path) -> Iterator[StateFolder]:
+    state = StateFolder(tmp_path)
     yield state
     eventually(lambda: not _swept(state), "every process of the test to be gone")
 
 
-def _swept(state: State) -> list[psutil.Process]:
+def _swept(state: StateFolder) -> list[psutil.Process]:
     left = [member.process for member in processes.scan(state)]
     processes.kill_all(left)
     processes.reap()
     return left
 
 
-def start(state: State, key: WorkerKey = KEY, command: tuple[str, ...] = SLEEP) -> WorkerRecord | None:
+def start(state: StateFolder, key: WorkerKey = KEY, command: tuple[str, ...] = SLEEP) -> WorkerRecord | None:
     return processes.start(state, key, "local-0", command, dict(os.environ) | processes.marks(state, key))
 
 
-def pids(state: State, key: WorkerKey = KEY) -> set[int]:
+def pids(state: StateFolder, key: WorkerKey = KEY) -> set[int]:
     return {process.pid for process in processes.members(processes.scan(state), key)}
 
 
-def test_a_worker_is_started_once_however_often_it_is_asked_for(state: State) -> None:
+def test_a_worker_is_started_once_however_often_it_is_asked_for(state: StateFolder) -> None:
     record = start(state)
     assert record is not None
     assert (record.node, record.command, record.key) == ("local-0", SLEEP, KEY)
@@ -53,7 +53,7 @@ def test_a_worker_is_started_once_however_often_it_is_asked_for(state: State) ->
     assert processes.read_record(state, KEY) == record
 
 
-def test_many_starters_at_once_make_one_worker(state: State) -> None:
+def test_many_starters_at_once_make_one_worker(state: StateFolder) -> None:
     made: list[WorkerRecord | None] = []
     errors: list[OSError] = []
 
@@ -71,7 +71,7 @@ def test_many_starters_at_once_make_one_worker(state: State) -> None:
     assert len(pids(state)) == 1
 
 
-def test_an_operator_that_dies_between_fork_and_record_is_followed_by_one_that_adopts(state: State) -> None:
+def test_an_operator_that_dies_between_fork_and_record_is_followed_by_one_that_adopts(state: StateFolder) -> None:
     """The child ends as by kill -9 at the first moment at which a worker runs and no record of it exists."""
     died = subprocess.run(
         [sys.executable, "-c", _DIES_BEFORE_THE_RECORD, str(state.root)], capture_output=True, text=True, timeout=60
@@ -99,7 +99,7 @@ processes.start(state, key, "local-0", {SLEEP!r}, dict(os.environ) | processes.m
 """
 
 
-def test_a_claim_is_seen_before_its_process_can_be_recognised(state: State) -> None:
+def test_a_claim_is_seen_before_its_process_can_be_recognised(state: StateFolder) -> None:
     """Between fork and exec a process has no marks yet, but holds the lock already."""
     folder = KEY.folder(state)
     folder.mkdir(parents=True)
@@ -119,7 +119,7 @@ def test_a_claim_is_seen_before_its_process_can_be_recognised(state: State) -> N
     assert start(state) is not None
 
 
-def test_a_record_that_cannot_be_written_leaves_no_process(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_written_leaves_no_process(state: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -131,13 +131,13 @@ def test_a_record_that_cannot_be_written_leaves_no_process(state: State, monkeyp
     assert start(state) is not None, "with room again it can be started"
 
 
-def test_a_command_that_is_not_there_starts_nothing(state: State) -> None:
+def test_a_command_that_is_not_there_starts_nothing(state: StateFolder) -> None:
     with pytest.raises(FileNotFoundError):
         start(state, command=("no-such-command-anywhere",))
     assert start(state) is not None
 
 
-def test_a_reused_pid_is_nobody_we_know(state: State) -> None:
+def test_a_reused_pid_is_nobody_we_know(state: StateFolder) -> None:
     record = start(state)
     assert record is not None
     stranger = record.model_copy(update={"pid": os.getpid()})
@@ -149,14 +149,14 @@ def test_a_reused_pid_is_nobody_we_know(state: State) -> None:
     assert not processes.alive(state, record.model_copy(update={"pid": newer.pid})), "another attempt took the pid"
 
 
-def test_a_jump_of_the_clock_does_not_hide_a_living_worker(state: State) -> None:
+def test_a_jump_of_the_clock_does_not_hide_a_living_worker(state: StateFolder) -> None:
     """Start times are told in wall-clock time, which moves with the clock."""
     record = start(state)
     assert record is not None
     assert processes.alive(state, record.model_copy(update={"create_time": record.create_time - 86_400}))
 
 
-def test_a_zombie_is_dead(state: State) -> None:
+def test_a_zombie_is_dead(state: StateFolder) -> None:
     marked = dict(os.environ) | processes.marks(state, KEY)
     child = subprocess.Popen(("true",), env=marked)
     eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, "the child to be a zombie")
@@ -165,7 +165,7 @@ def test_a_zombie_is_dead(state: State) -> None:
     child.wait()
 
 
-def test_the_whole_tree_is_found_whatever_its_sessions(state: State) -> None:
+def test_the_whole_tree_is_found_whatever_its_sessions(state: StateFolder) -> None:
     record = start(state, command=("sh", "-c", "setsid sleep 600 & (setsid setsid sleep 600 &) ; sleep 600"))
     assert record is not None
     eventually(lambda: len(pids(state)) == 4, "the shell and its three sleepers")
@@ -189,15 +189,17 @@ def test_the_launcher_is_the_oldest_also_when_numbers_of_processes_begin_anew() 
     assert processes.top_of([orphan, launcher]) is launcher  # type: ignore[comparison-overlap,list-item]
 
 
-def test_another_state_folder_is_none_of_our_business(state: State, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = State(tmp_path_factory.mktemp("other"))
+def test_another_state_folder_is_none_of_our_business(
+    state: StateFolder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = StateFolder(tmp_path_factory.mktemp("other"))
     assert start(other) is not None
     assert pids(state) == set()
     assert len(pids(other)) == 1
     eventually(lambda: not _swept(other), "the other folder's worker to be gone")
 
 
-def test_how_a_child_ended_is_told_as_a_shell_would(state: State) -> None:
+def test_how_a_child_ended_is_told_as_a_shell_would(state: StateFolder) -> None:
     quick = start(state, command=("sh", "-c", "exit 7"))
     killed = start(state, WorkerKey("uid-1", 1, 1))
     assert quick is not None
@@ -208,7 +210,7 @@ def test_how_a_child_ended_is_told_as_a_shell_would(state: State) -> None:
     assert processes.exit_code_of(os.getpid()) is None
 
 
-def test_a_removed_worker_may_be_made_again_and_its_log_goes_on(state: State) -> None:
+def test_a_removed_worker_may_be_made_again_and_its_log_goes_on(state: StateFolder) -> None:
     record = start(state, command=("sh", "-c", "echo first"))
     assert record is not None
     eventually(lambda: not processes.alive(state, record), "it to end")
@@ -222,7 +224,7 @@ def test_a_removed_worker_may_be_made_again_and_its_log_goes_on(state: State) ->
     eventually(lambda: (KEY.folder(state) / "log").read_text() == "first\nsecond\n", "the log of both lives")
 
 
-def test_the_lock_goes_no_further_than_the_launcher(state: State) -> None:
+def test_the_lock_goes_no_further_than_the_launcher(state: StateFolder) -> None:
     """A rank's helper that outlives everybody must not hold the claim for ever."""
     record = start(state, command=(sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"))
     assert record is not None

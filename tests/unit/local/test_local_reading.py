@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.operator.local.processes import WorkerKey
-from muster.operator.local.reading import Heartbeats, exit_without_record, log_tail, read_exit, shown
+from muster.operator.local.reading import HeartbeatReader, exit_without_record, log_tail, read_exit, shown
 
 KEY = WorkerKey("uid-1", attempt=3, worker=0)
 STRANGE = b'{"attempt":%d,"rank":%d,"pid":1,"phase":"step","step":9,"at":1,"progressedAt":1,"startedAt":1}'
@@ -30,9 +30,9 @@ class Clocks:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> State:
-    KEY.folder(State(tmp_path)).mkdir(parents=True)
-    return State(tmp_path)
+def state(tmp_path: Path) -> StateFolder:
+    KEY.folder(StateFolder(tmp_path)).mkdir(parents=True)
+    return StateFolder(tmp_path)
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def clocks() -> Clocks:
 
 
 @pytest.fixture
-def heartbeats(state: State, clocks: Clocks) -> Heartbeats:
-    return Heartbeats(state, lambda: clocks.wall, lambda: clocks.steady)
+def heartbeats(state: StateFolder, clocks: Clocks) -> HeartbeatReader:
+    return HeartbeatReader(state, lambda: clocks.wall, lambda: clocks.steady)
 
 
-def beat(state: State, clocks: Clocks, rank: int = 0, step: int = 0, **other: object) -> None:
+def beat(state: StateFolder, clocks: Clocks, rank: int = 0, step: int = 0, **other: object) -> None:
     facts = {
         "attempt": KEY.attempt, "rank": rank, "pid": 1, "phase": "step", "step": step, "at": clocks.wall,
         "progressedAt": clocks.wall, "startedAt": 900.0,
@@ -53,14 +53,14 @@ def beat(state: State, clocks: Clocks, rank: int = 0, step: int = 0, **other: ob
     write(state, f"rank-{rank}.json", json.dumps(facts | other).encode())
 
 
-def write(state: State, name: str, content: bytes) -> None:
+def write(state: StateFolder, name: str, content: bytes) -> None:
     temporary = KEY.folder(state) / "new"
     temporary.write_bytes(content)
     os.replace(temporary, KEY.folder(state) / name)
 
 
 def test_heartbeats_come_in_rank_order_and_anew_when_replaced(
-    state: State, clocks: Clocks, heartbeats: Heartbeats
+    state: StateFolder, clocks: Clocks, heartbeats: HeartbeatReader
 ) -> None:
     assert heartbeats.read(KEY) == ()
     for rank in (10, 2, 0):
@@ -85,7 +85,7 @@ def test_heartbeats_come_in_rank_order_and_anew_when_replaced(
     ],
     ids=["empty", "half", "bytes", "list", "null", "type", "another attempt", "another rank"],
 )
-def test_rubbish_is_no_news(state: State, clocks: Clocks, heartbeats: Heartbeats, rubbish: bytes) -> None:
+def test_rubbish_is_no_news(state: StateFolder, clocks: Clocks, heartbeats: HeartbeatReader, rubbish: bytes) -> None:
     write(state, "rank-0.json", rubbish)
     assert heartbeats.read(KEY) == ()
     beat(state, clocks, step=4)
@@ -94,7 +94,7 @@ def test_rubbish_is_no_news(state: State, clocks: Clocks, heartbeats: Heartbeats
     assert [found.step for found in heartbeats.read(KEY)] == [4], "the last good word stands"
 
 
-def test_other_files_are_not_heartbeats(state: State, heartbeats: Heartbeats) -> None:
+def test_other_files_are_not_heartbeats(state: StateFolder, heartbeats: HeartbeatReader) -> None:
     for name in ("rank-0.failure.json", "rank-x.json", ".rank-0.json.tmp", "exit.json"):
         write(state, name, b"{}")
     assert heartbeats.read(KEY) == ()
@@ -102,7 +102,7 @@ def test_other_files_are_not_heartbeats(state: State, heartbeats: Heartbeats) ->
 
 @pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
 def test_a_jump_of_the_clock_ages_no_progress(
-    state: State, clocks: Clocks, heartbeats: Heartbeats, jump: float
+    state: StateFolder, clocks: Clocks, heartbeats: HeartbeatReader, jump: float
 ) -> None:
     beat(state, clocks, step=5)
     heartbeats.read(KEY)
@@ -115,7 +115,9 @@ def test_a_jump_of_the_clock_ages_no_progress(
     assert _age(heartbeats, clocks) == 0
 
 
-def test_a_stall_is_seen_although_the_rank_keeps_writing(state: State, clocks: Clocks, heartbeats: Heartbeats) -> None:
+def test_a_stall_is_seen_although_the_rank_keeps_writing(
+    state: StateFolder, clocks: Clocks, heartbeats: HeartbeatReader
+) -> None:
     beat(state, clocks, step=5)
     heartbeats.read(KEY)
     for _ in range(10):
@@ -126,7 +128,7 @@ def test_a_stall_is_seen_although_the_rank_keeps_writing(state: State, clocks: C
 
 
 def test_a_new_operator_believes_the_rank_on_how_long_it_has_stood_still(
-    state: State, clocks: Clocks, heartbeats: Heartbeats
+    state: StateFolder, clocks: Clocks, heartbeats: HeartbeatReader
 ) -> None:
     beat(state, clocks, step=5, progressedAt=clocks.wall - 40)
     assert _age(heartbeats, clocks) == 40
@@ -134,7 +136,7 @@ def test_a_new_operator_believes_the_rank_on_how_long_it_has_stood_still(
 
 @pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
 def test_silence_is_measured_whatever_the_clock_does(
-    state: State, clocks: Clocks, heartbeats: Heartbeats, jump: float
+    state: StateFolder, clocks: Clocks, heartbeats: HeartbeatReader, jump: float
 ) -> None:
     beat(state, clocks, step=5)
     heartbeats.read(KEY)
@@ -148,20 +150,20 @@ def test_silence_is_measured_whatever_the_clock_does(
 
 
 def test_a_new_operator_sees_how_long_a_rank_has_been_silent(
-    state: State, clocks: Clocks, heartbeats: Heartbeats
+    state: StateFolder, clocks: Clocks, heartbeats: HeartbeatReader
 ) -> None:
     beat(state, clocks, step=5, at=clocks.wall - 70, progressedAt=clocks.wall - 80)
     (seen,) = heartbeats.read(KEY)
     assert (clocks.wall - seen.at, clocks.wall - seen.progressed_at) == (70, 80)
 
 
-def _age(heartbeats: Heartbeats, clocks: Clocks) -> float:
+def _age(heartbeats: HeartbeatReader, clocks: Clocks) -> float:
     (seen,) = heartbeats.read(KEY)
     assert isinstance(seen, Heartbeat)
     return clocks.wall - seen.progressed_at
 
 
-def test_a_death_without_a_record_is_written_down_with_the_end_of_the_log(state: State) -> None:
+def test_a_death_without_a_record_is_written_down_with_the_end_of_the_log(state: StateFolder) -> None:
     (KEY.folder(state) / "log").write_text("x" * 5_000 + "\nlast words\n")
     ended = exit_without_record(state, KEY, 137, write=True)
     assert (ended.exit_code, ended.signal, ended.log_tail) == (137, 9, "last words\n")
@@ -170,21 +172,21 @@ def test_a_death_without_a_record_is_written_down_with_the_end_of_the_log(state:
     assert read_exit(state, KEY) == ended
 
 
-def test_a_death_that_nobody_saw_is_taken_for_a_kill(state: State) -> None:
+def test_a_death_that_nobody_saw_is_taken_for_a_kill(state: StateFolder) -> None:
     ended = exit_without_record(state, KEY, None, write=False)
     assert (ended.exit_code, ended.signal, ended.unexplained) == (137, None, False)
     assert ended.message.endswith("(its end was not seen; most likely it was killed)")
     assert read_exit(state, KEY) is None, "a guest writes nothing"
 
 
-def test_a_port_that_was_taken_is_no_fault_of_the_user(state: State) -> None:
+def test_a_port_that_was_taken_is_no_fault_of_the_user(state: StateFolder) -> None:
     (KEY.folder(state) / "log").write_text("torch.distributed.DistNetworkError: ... port: 29500, name: EADDRINUSE\n")
     ended = exit_without_record(state, KEY, 1, write=False)
     assert ended.exit_code == ExitCode.PREFLIGHT_FAILED
     assert ended.message.startswith("another process took the port")
 
 
-def test_a_full_disk_hides_no_death(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_hides_no_death(state: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -192,7 +194,7 @@ def test_a_full_disk_hides_no_death(state: State, monkeypatch: pytest.MonkeyPatc
     assert exit_without_record(state, KEY, 1, write=True).exit_code == 1
 
 
-def test_the_log_tail_has_whole_lines_and_needs_no_log(state: State) -> None:
+def test_the_log_tail_has_whole_lines_and_needs_no_log(state: StateFolder) -> None:
     path = KEY.folder(state) / "log"
     assert log_tail(path) == ""
     path.write_bytes("ä".encode() * 10 + b"\nsecond\nthird \xff\n")
@@ -200,7 +202,7 @@ def test_the_log_tail_has_whole_lines_and_needs_no_log(state: State) -> None:
     assert log_tail(path, size=20) == "second\nthird \ufffd\n"
 
 
-def test_a_secret_of_the_job_reaches_no_status(state: State) -> None:
+def test_a_secret_of_the_job_reaches_no_status(state: StateFolder) -> None:
     (KEY.folder(state) / "log").write_text("login with hunter2-hunter2\n")
     ended = exit_without_record(state, KEY, 1, write=False).model_copy(update={"message": "bad key hunter2-hunter2"})
     seen = shown(ended, {"WANDB_API_KEY": "hunter2-hunter2", "HF_TOKEN": "", "MODE": "login"})

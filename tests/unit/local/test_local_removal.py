@@ -12,10 +12,10 @@ import psutil
 import pytest
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.operator.local import processes, removal
 from muster.operator.local.processes import WorkerKey, WorkerRecord
-from muster.operator.local.removal import Removals
+from muster.operator.local.removal import WorkerRemovals
 
 KEY = WorkerKey("uid-1", attempt=1, worker=0)
 NEWER = WorkerKey("uid-1", attempt=2, worker=0)
@@ -35,8 +35,8 @@ class Gone(list[WorkerKey]):
 
 
 @pytest.fixture
-async def state(tmp_path: Path) -> AsyncIterator[State]:
-    state = State(tmp_path)
+async def state(tmp_path: Path) -> AsyncIterator[StateFolder]:
+    state = StateFolder(tmp_path)
     yield state
     deadline = time.monotonic() + 20
     while left := [member.process for member in processes.scan(state)]:
@@ -46,24 +46,24 @@ async def state(tmp_path: Path) -> AsyncIterator[State]:
     processes.reap()
 
 
-def start(state: State, key: WorkerKey, command: tuple[str, ...]) -> WorkerRecord:
+def start(state: StateFolder, key: WorkerKey, command: tuple[str, ...]) -> WorkerRecord:
     record = processes.start(state, key, "local-0", command, dict(os.environ) | processes.marks(state, key))
     assert record is not None
     return record
 
 
-async def size_becomes(state: State, key: WorkerKey, size: int) -> None:
+async def size_becomes(state: StateFolder, key: WorkerKey, size: int) -> None:
     deadline = time.monotonic() + 20
     while len(processes.members(processes.scan(state), key)) != size:
         assert time.monotonic() < deadline, f"waited for {size} processes of {key}"
         await asyncio.sleep(0.02)
 
 
-async def test_who_is_asked_may_finish_first(state: State) -> None:
+async def test_who_is_asked_may_finish_first(state: StateFolder) -> None:
     start(state, KEY, POLITE)
     await size_becomes(state, KEY, 2)
     gone = Gone()
-    removals = Removals(state, gone.add)
+    removals = WorkerRemovals(state, gone.add)
     removals.remove(KEY, NEVER)
     assert removals.under_way() == {KEY}
     await asyncio.wait_for(removals.finish(), WAIT_SECONDS_MAX)
@@ -72,11 +72,11 @@ async def test_who_is_asked_may_finish_first(state: State) -> None:
     assert removals.under_way() == frozenset()
 
 
-async def test_who_is_deaf_is_killed_whole_when_the_grace_is_over(state: State) -> None:
+async def test_who_is_deaf_is_killed_whole_when_the_grace_is_over(state: StateFolder) -> None:
     start(state, KEY, DEAF)
     await size_becomes(state, KEY, 3)
     gone = Gone()
-    removals = Removals(state, gone.add)
+    removals = WorkerRemovals(state, gone.add)
     before = time.monotonic()
     removals.remove(KEY, 0.3)
     await asyncio.wait_for(removals.finish(), WAIT_SECONDS_MAX)
@@ -85,10 +85,10 @@ async def test_who_is_deaf_is_killed_whole_when_the_grace_is_over(state: State) 
     assert gone == [KEY]
 
 
-async def test_asked_again_the_earlier_deadline_holds(state: State) -> None:
+async def test_asked_again_the_earlier_deadline_holds(state: StateFolder) -> None:
     start(state, KEY, DEAF)
     await size_becomes(state, KEY, 3)
-    removals = Removals(state, lambda key: None)
+    removals = WorkerRemovals(state, lambda key: None)
     removals.remove(KEY, NEVER)
     await asyncio.sleep(0)
     removals.remove(KEY, SOON)
@@ -97,48 +97,48 @@ async def test_asked_again_the_earlier_deadline_holds(state: State) -> None:
     assert processes.members(processes.scan(state), KEY) == []
 
 
-async def test_what_a_dead_launcher_leaves_behind_is_swept_and_others_are_not(state: State) -> None:
+async def test_what_a_dead_launcher_leaves_behind_is_swept_and_others_are_not(state: StateFolder) -> None:
     record = start(state, KEY, DEAF)
     newer = start(state, NEWER, ("sleep", "600"))
     await size_becomes(state, KEY, 3)
     psutil.Process(record.pid).kill()
     await size_becomes(state, KEY, 2)
-    removals = Removals(state, lambda key: None)
+    removals = WorkerRemovals(state, lambda key: None)
     removals.remove(KEY, SOON)
     await asyncio.wait_for(removals.finish(), WAIT_SECONDS_MAX)
     assert processes.members(processes.scan(state), KEY) == []
     assert processes.alive(state, newer)
 
 
-async def test_removing_what_is_not_there_is_done_at_once(state: State) -> None:
+async def test_removing_what_is_not_there_is_done_at_once(state: StateFolder) -> None:
     gone = Gone()
-    removals = Removals(state, gone.add)
+    removals = WorkerRemovals(state, gone.add)
     removals.remove(KEY, NEVER)
     await asyncio.wait_for(removals.finish(), WAIT_SECONDS_MAX)
     assert gone == [KEY]
 
 
-async def test_a_removal_abandoned_by_one_operator_is_finished_by_the_next(state: State) -> None:
+async def test_a_removal_abandoned_by_one_operator_is_finished_by_the_next(state: StateFolder) -> None:
     start(state, KEY, DEAF)
     await size_becomes(state, KEY, 3)
-    first = Removals(state, lambda key: None)
+    first = WorkerRemovals(state, lambda key: None)
     first.remove(KEY, NEVER)
     await asyncio.sleep(0)
     first.abandon()
     await first.finish()
     await size_becomes(state, KEY, 3)
-    second = Removals(state, lambda key: None)
+    second = WorkerRemovals(state, lambda key: None)
     second.remove(KEY, SOON)
     await asyncio.wait_for(second.finish(), WAIT_SECONDS_MAX)
     assert processes.members(processes.scan(state), KEY) == []
 
 
-async def test_an_error_while_looking_is_tried_again(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_while_looking_is_tried_again(state: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     record = start(state, KEY, DEAF)
     await size_becomes(state, KEY, 3)
     answers = iter([OSError("too many open files"), None])
 
-    def scan(state: State) -> tuple[processes.Member, ...]:
+    def scan(state: StateFolder) -> tuple[processes.WorkerProcess, ...]:
         if error := next(answers, None):
             raise error
         return real(state)
@@ -146,6 +146,6 @@ async def test_an_error_while_looking_is_tried_again(state: State, monkeypatch: 
     real = processes.scan
     monkeypatch.setattr(removal.processes, "scan", scan)
     gone = Gone()
-    Removals(state, gone.add).remove(KEY, SOON)
+    WorkerRemovals(state, gone.add).remove(KEY, SOON)
     await asyncio.wait_for(gone.news.wait(), WAIT_SECONDS_MAX)
     assert not processes.alive(state, record)

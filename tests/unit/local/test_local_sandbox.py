@@ -26,7 +26,7 @@ import pytest
 from tests.unit.local.test_local_world import House, spec
 
 from muster.contract.base import dump_json
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import Env, ExitCode
 from muster.contract.spec import JobSpec, parse_job
 from muster.local import mounts, seccomp
@@ -408,7 +408,7 @@ def of(**changes: Any) -> JobSpec:
 
 
 def test_a_job_that_names_what_lies_in_the_state_folder_is_refused(home: Path) -> None:
-    state = State(home / "state")
+    state = StateFolder(home / "state")
     (home / "link").symlink_to(state.root)
 
     def places(**changes: Any) -> list[str]:
@@ -442,7 +442,7 @@ def test_an_address_costs_no_more_than_the_folders_of_it_that_are_there(
 
     monkeypatch.setattr(os, "stat", counted(os.stat))
     monkeypatch.setattr(os, "lstat", counted(os.lstat))
-    state = State(home / "state")
+    state = StateFolder(home / "state")
     (home / "link").symlink_to(home)
     for deep in ("/*" * 900, "/x" * 900, f"{home}/link/x" + "/y" * 900, f"{home}" + "/*/.." * 300, "/x/.." * 400):
         looks.clear()

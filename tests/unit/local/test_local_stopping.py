@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from muster.operator import runner
-from muster.operator.core.observed import Observed
-from muster.operator.runner import Runner
+from muster.operator.core.observed import ObservedJob
+from muster.operator.runner import JobRunner
 from muster.operator.world import World
 
 
@@ -27,11 +27,11 @@ class Newsy:
     async def jobs(self) -> tuple[str, ...]:
         return ()
 
-    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+    async def observe(self, uid: str, fresh: bool = False) -> ObservedJob | None:
         return None
 
 
-class Patient(Runner):
+class Patient(JobRunner):
     async def admission(self, ticks: float) -> Any:
         return 15.0
 

@@ -25,14 +25,14 @@ from muster.contract.quotas import ProjectQuota, Quota
 from muster.contract.signals import WorkerExit
 from muster.contract.spec import Runtime, TrainingJob, WorkerConfig, parse_job
 from muster.contract.status import GangStatus, JobStatus, Phase
-from muster.local.cluster import Conflict
+from muster.local.cluster import VersionConflict
 from muster.operator.core.decision import CreateWorker, RemoveJob, RemoveWorker
-from muster.operator.core.observed import Observed, Reservation, Worker, WorkerState, from_json, to_json
+from muster.operator.core.observed import NodeReservation, ObservedJob, ObservedWorker, WorkerState, from_json, to_json
 from muster.operator.local import processes
 from muster.operator.local.nodes import PORTS, VirtualNodes, free_ports, rendezvous_port
 from muster.operator.local.processes import WorkerKey
 from muster.operator.local.world import LocalWorld
-from muster.operator.world import Unreadable
+from muster.operator.world import UnreadableDocument
 
 SLEEP = ("sleep", "600")
 NODES = ("local-0", "local-1")
@@ -72,12 +72,12 @@ class House:
     async def create(self, worker: int = 0, attempt: int = 1, node: str | None = None) -> None:
         await self.world.apply(self.uid, CreateWorker(attempt, worker, node or NODES[worker], NODES, resume_step=0))
 
-    async def observe(self, fresh: bool = False) -> Observed:
+    async def observe(self, fresh: bool = False) -> ObservedJob:
         seen = await self.world.observe(self.uid, fresh)
         assert seen is not None
         return seen
 
-    async def worker(self, fresh: bool = False) -> Worker:
+    async def worker(self, fresh: bool = False) -> ObservedWorker:
         (worker,) = (await self.observe(fresh)).workers
         return worker
 
@@ -130,13 +130,15 @@ async def test_what_is_observed_can_be_written_down_and_read_again(house: House)
 
 
 async def test_a_worker_of_another_attempt_is_refused(house: House) -> None:
-    with pytest.raises(Conflict, match=r"attempt 2 of job .* is not the one that starts: attempt 1 is, and Starting"):
+    with pytest.raises(
+        VersionConflict, match=r"attempt 2 of job .* is not the one that starts: attempt 1 is, and Starting"
+    ):
         await house.create(attempt=2)
     house.set_attempt(2)
-    with pytest.raises(Conflict, match="attempt 1 of job"):
+    with pytest.raises(VersionConflict, match="attempt 1 of job"):
         await house.create(attempt=1)
     house.set_attempt(2, Phase.SUSPENDED)
-    with pytest.raises(Conflict, match="attempt 2 is, and Suspended"):
+    with pytest.raises(VersionConflict, match="attempt 2 is, and Suspended"):
         await house.create(attempt=2)
     assert processes.scan(house.world.state) == ()
 
@@ -326,10 +328,10 @@ async def test_news_comes_of_jobs_deaths_and_phases_but_not_of_steps(house: Hous
 
 
 async def test_reservations_are_compared_and_swapped_and_outlive_the_operator(house: House) -> None:
-    entry = Reservation(house.uid, 1, "default", NODES, "local", "on-demand", at=3.0)
+    entry = NodeReservation(house.uid, 1, "default", NODES, "local", "on-demand", at=3.0)
     empty = await house.world.reservations()
     await house.world.write_reservations((entry,), empty.version)
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await house.world.write_reservations((), empty.version)
     later = LocalWorld(house.world.state.root, VirtualNodes(4), SLEEP)
     assert (await later.reservations()).entries == (entry,)
@@ -337,7 +339,7 @@ async def test_reservations_are_compared_and_swapped_and_outlive_the_operator(ho
     assert seen is not None
     assert seen.reservations == (entry,)
     (house.world.state.root / "reservations.json").write_text("{")
-    with pytest.raises(Unreadable, match=r"reservations.json can't be understood"):
+    with pytest.raises(UnreadableDocument, match=r"reservations.json can't be understood"):
         await LocalWorld(house.world.state.root, VirtualNodes(4), SLEEP).reservations()
 
 
@@ -375,7 +377,7 @@ async def test_a_job_that_a_newer_muster_wrote_is_left_alone(house: House, monke
     broken = house.job.status.model_dump(mode="json") | {"phase": "Hovering"}
     monkeypatch.setattr("muster.local.cluster.dump_json", lambda status: json.dumps(broken))
     house.world.cluster.write_status(house.uid, JobStatus(), house.job.metadata.resource_version)
-    with pytest.raises(Unreadable, match="written by a newer Muster"):
+    with pytest.raises(UnreadableDocument, match="written by a newer Muster"):
         await house.world.observe(house.uid)
     assert [job.name for job in (await house.world.fleet()).jobs] == ["tiny"]
 

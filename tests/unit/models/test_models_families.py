@@ -280,7 +280,7 @@ def test_what_leaks_between_packed_documents_is_not_packed(family: str) -> None:
 
 def test_gpt_oss_is_packed_by_masks_for_each_kind_of_layer() -> None:
     """It hands no positions to the making of its masks, so by positions alone it leaks."""
-    assert self_test.examine(config_of("gpt-oss")) == self_test.Findings(packs=True, masks="by_layer_type")
+    assert self_test.examine(config_of("gpt-oss")) == self_test.PackingFindings(packs=True, masks="by_layer_type")
 
 
 def test_the_self_test_leaves_random_numbers_alone() -> None:

@@ -14,7 +14,7 @@ from muster.storage.model_folder import open_folder
 from muster.trainer.models import transformers_model
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.files import open_files
-from muster.trainer.models.generation import Continuation, Sampling, choose, generate
+from muster.trainer.models.generation import SamplingSettings, TokenContinuation, choose, generate
 
 CPU = torch.device("cpu")
 SHAPE = Architecture(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=64, max_positions=48)
@@ -34,7 +34,7 @@ def decoder(adapter: Adapter | None = None) -> nn.Module:
 
 def followed(model: nn.Module, prompts: Sequence[Sequence[int]], count: int, cached: bool) -> list[list[int]]:
     """The likeliest `count` tokens after each prompt, all in one batch."""
-    rows = Continuation(model, prompts, pad=0, positions_max=None, device=CPU, cached=cached)
+    rows = TokenContinuation(model, prompts, pad=0, positions_max=None, device=CPU, cached=cached)
     found: list[list[int]] = []
     with torch.no_grad():
         for _ in range(count):
@@ -54,7 +54,7 @@ def test_a_cache_changes_no_token_and_neither_does_a_batch(adapter: Adapter | No
 
 def test_the_logits_with_a_cache_are_those_without() -> None:
     model = decoder()
-    rows = [Continuation(model, PROMPTS, 0, None, CPU, cached) for cached in (True, False)]
+    rows = [TokenContinuation(model, PROMPTS, 0, None, CPU, cached) for cached in (True, False)]
     with torch.no_grad():
         for token in (3, 11, 60, 2):
             with_cache, without = (each.next_logits() for each in rows)
@@ -64,7 +64,7 @@ def test_the_logits_with_a_cache_are_those_without() -> None:
 
 
 def test_behind_the_last_position_it_goes_on_from_the_last_half() -> None:
-    model, sampling = decoder(), Sampling(max_tokens=70)
+    model, sampling = decoder(), SamplingSettings(max_tokens=70)
     with_cache, without = (
         list(generate(model, [5, 9], frozenset(), 64, sampling, SHAPE.max_positions, CPU, cached))
         for cached in (True, False)
@@ -72,8 +72,8 @@ def test_behind_the_last_position_it_goes_on_from_the_last_half() -> None:
     assert len(with_cache) == 70
     assert with_cache == without
     long = list(range(1, 61))  # a prompt longer than the model
-    assert list(generate(model, long, frozenset(), 64, Sampling(3), SHAPE.max_positions, CPU)) == list(
-        generate(model, long[-24:], frozenset(), 64, Sampling(3), SHAPE.max_positions, CPU)
+    assert list(generate(model, long, frozenset(), 64, SamplingSettings(3), SHAPE.max_positions, CPU)) == list(
+        generate(model, long[-24:], frozenset(), 64, SamplingSettings(3), SHAPE.max_positions, CPU)
     )
 
 
@@ -89,10 +89,10 @@ def test_the_likeliest_tokens_are_those_of_transformers(tmp_path: Path, family: 
             torch.tensor([prompt]), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         expected = made[0, len(prompt) :].tolist()
-        assert list(generate(model, prompt, frozenset(), 288, Sampling(16), 256, CPU)) == expected
+        assert list(generate(model, prompt, frozenset(), 288, SamplingSettings(16), 256, CPU)) == expected
         end = expected[7]
         until_there = expected[: expected.index(end)]
-        assert list(generate(model, prompt, frozenset({end}), 288, Sampling(16), 256, CPU)) == until_there
+        assert list(generate(model, prompt, frozenset({end}), 288, SamplingSettings(16), 256, CPU)) == until_there
 
 
 def test_what_is_drawn_follows_seed_temperature_and_top_p() -> None:
@@ -100,7 +100,7 @@ def test_what_is_drawn_follows_seed_temperature_and_top_p() -> None:
 
     def drawn(count: int = 400, **given: float) -> list[int]:
         dice = torch.Generator().manual_seed(7)
-        return [choose(logits, Sampling(**given), dice) for _ in range(count)]  # type: ignore[arg-type]
+        return [choose(logits, SamplingSettings(**given), dice) for _ in range(count)]  # type: ignore[arg-type]
 
     assert set(drawn()) == {0}
     assert drawn(temperature=1.0) == drawn(temperature=1.0)
@@ -112,10 +112,12 @@ def test_what_is_drawn_follows_seed_temperature_and_top_p() -> None:
     assert set(drawn(temperature=1.0, top_p=0.7)) == {0, 1}
     assert set(drawn(temperature=1.0, top_p=0.6)) == {0}
     model = decoder()
-    texts = [tuple(generate(model, [5], frozenset(), 64, Sampling(9, 1.0, 1.0, seed), 48, CPU)) for seed in (1, 1, 2)]
+    texts = [
+        tuple(generate(model, [5], frozenset(), 64, SamplingSettings(9, 1.0, 1.0, seed), 48, CPU)) for seed in (1, 1, 2)
+    ]
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_only_tokens_of_the_tokenizer_are_chosen() -> None:
-    tokens = list(generate(decoder(), [5], frozenset(), 10, Sampling(30, temperature=5.0), 48, CPU))
+    tokens = list(generate(decoder(), [5], frozenset(), 10, SamplingSettings(30, temperature=5.0), 48, CPU))
     assert max(tokens) < 10

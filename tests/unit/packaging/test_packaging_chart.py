@@ -29,7 +29,7 @@ from tests.unit.packaging.chart import (
 )
 from tests.unit.packaging.value_sets import CHANGES, EVERYTHING, MONITORED, SETS
 
-from muster.api.core.settings import Settings as ApiSettings
+from muster.api.core.settings import ApiSettings as ApiSettings
 from muster.api.openai.models.base_models import load_models
 from muster.contract.pods import Toleration
 from muster.contract.spec import TrainingJob

@@ -15,8 +15,8 @@ import yaml
 from tests.s3_servers import Missing, fetched
 from tests.tidy.repository import ROOT
 
-from muster.api.core.settings import Settings as ApiSettings
-from muster.operator.settings import Settings as OperatorSettings
+from muster.api.core.settings import ApiSettings as ApiSettings
+from muster.operator.settings import OperatorSettings as OperatorSettings
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

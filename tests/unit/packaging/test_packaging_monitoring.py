@@ -15,16 +15,16 @@ from tests.unit.packaging.chart import CHART, Chart
 from tests.unit.packaging.conftest import tool
 from tests.unit.packaging.value_sets import MONITORED
 
-from muster.agent.gpus import Reading
+from muster.agent.gpus import GpuReading
 from muster.agent.metrics import _GPU
-from muster.agent.metrics import Metrics as AgentMetrics
-from muster.api.core.observability import Metrics as ApiMetrics
+from muster.agent.metrics import AgentMetrics as AgentMetrics
+from muster.api.core.observability import ApiMetrics as ApiMetrics
 from muster.contract.signals import TrainerPhase
 from muster.contract.status import Cause, CheckpointStatus, GoodputAccount, GoodputState, Phase, Progress, Restarts
 from muster.documents.prices import load_prices
 from muster.operator.core.fleet import JobSummary
-from muster.operator.metrics import Metrics as OperatorMetrics
-from muster.trainer.train.metrics import Metrics as TrainerMetrics
+from muster.operator.metrics import OperatorMetrics as OperatorMetrics
+from muster.trainer.train.metrics import RankMetrics as TrainerMetrics
 
 ALERTS = CHART / "files" / "alerts.yaml"
 NAME = re.compile(r"muster_[a-z]+_[a-z_]+|muster:\w+")
@@ -63,7 +63,7 @@ def agent_metrics() -> AgentMetrics:
     """Of a machine that has everything."""
     values = {(name, label): 1.0 for name, (_, label) in _GPU.items()}
     machine: dict[str, Any] = {
-        "gpus": SimpleNamespace(readings=(Reading(0, "device", "uuid", values=values),)),
+        "gpus": SimpleNamespace(readings=(GpuReading(0, "device", "uuid", values=values),)),
         "xids": SimpleNamespace(counts={("device", 79): 1}),
         "fabric": SimpleNamespace(counters={("device", "1", "name"): 1.0}, links={"eth0": True}),
         "disks": SimpleNamespace(

@@ -173,13 +173,13 @@ def test_permissions_hold_no_wildcard_and_no_secret(chart: Chart) -> None:
 def test_the_settings_of_the_sign_in_are_those_that_the_api_reads(
     chart: Chart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from muster.api.core.settings import Settings
+    from muster.api.core.settings import ApiSettings
 
     (container,) = pod_specs(chart.objects(EVERYTHING))["muster-api"]["containers"]
     for name, value in environment(container).items():
         if name.startswith(("MUSTER_API_OIDC_", "MUSTER_API_PUBLIC_URL")):
             monkeypatch.setenv(name, value)
-    found = Settings()
+    found = ApiSettings()
     assert (found.oidc_issuer, found.oidc_client_id, found.oidc_login_client_id, found.oidc_audience) == (
         "https://id.example.com", "muster", "muster-login", "muster-api",
     )  # fmt: skip

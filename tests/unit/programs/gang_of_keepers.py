@@ -14,7 +14,7 @@ from muster.storage.small_files import write_whole
 from muster.storage.store import Store
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.folder_files import write_folder
-from muster.trainer.programs import Surroundings, read_surroundings
+from muster.trainer.programs import WorkerOrders, read_surroundings
 from muster.trainer.programs.keeper import FolderKeeper
 
 LOOKS_MAX = 6_000
@@ -35,7 +35,7 @@ def environment_of(root: Path, worker: int = 0, workers: int = 1, ranks: int = 1
     }  # fmt: skip
 
 
-def surroundings(root: Path, worker: int = 0, workers: int = 1, ranks: int = 1, **more: str) -> Surroundings:
+def surroundings(root: Path, worker: int = 0, workers: int = 1, ranks: int = 1, **more: str) -> WorkerOrders:
     """Orders of a worker in that environment."""
     return read_surroundings(environment_of(root, worker, workers, ranks, **more))
 

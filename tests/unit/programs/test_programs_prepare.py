@@ -17,7 +17,7 @@ from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint.failures import DamagedCommit
 from muster.trainer.checkpoint.quarantine import quarantined
 from muster.trainer.errors import UserError
-from muster.trainer.programs import Surroundings
+from muster.trainer.programs import WorkerOrders
 from muster.trainer.programs import prepare as module
 from muster.trainer.programs.archive import unpack
 from muster.trainer.programs.prepare import prepare
@@ -40,7 +40,7 @@ def odd(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return member
 
 
-def with_program(around: Surroundings, **fields: object) -> Surroundings:
+def with_program(around: WorkerOrders, **fields: object) -> WorkerOrders:
     return replace(around, program=Program.model_validate({"command": ["train.py"], **fields}))
 
 

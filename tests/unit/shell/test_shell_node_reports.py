@@ -12,7 +12,7 @@ from muster.contract.fleet import FleetReport, NodeReport
 from muster.contract.notices import NodeNotices, Notice, Remedy
 from muster.contract.signals import SignalKind
 from muster.local.cluster import LocalCluster
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import NodeReservation
 from muster.operator.kubernetes.node_reports import node_reports, write_report
 from muster.operator.kubernetes.nodes import read_node
 from muster.operator.local.nodes import VirtualNodes
@@ -57,7 +57,7 @@ async def test_what_a_cluster_s_operator_tells_the_api_reads() -> None:
         "timeAdded": "2026-11-23T00:00:00Z",
     }
     facts = [read_node(item, (), 0.0) for item in (kube_node("b", taints=[taint]), kube_node("a", unschedulable=True))]
-    others = (Reservation("others/a", 0, "", ("a",), "", "", 3, 1.5, 0),)
+    others = (NodeReservation("others/a", 0, "", ("a",), "", "", 3, 1.5, 0),)
     first, second = node_reports(facts, {}, others)
     assert (first.name, first.others_gpus, first.others_cpus, first.unfit) == ("a", 3, 1.5, "it is cordoned")
     assert (second.pool, second.capacity, second.gpus) == ("p5.48xlarge", "spot", 8)

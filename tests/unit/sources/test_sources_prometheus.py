@@ -15,7 +15,7 @@ from tests.unit.core.seen import NOW, beat, running, worker
 
 from muster.contract.signals import Signal, SignalKind
 from muster.operator.sources import prometheus
-from muster.operator.sources.hub import Hub
+from muster.operator.sources.hub import SignalHub
 from muster.operator.sources.prometheus import (
     CONFIRM_SECONDS,
     LEARNT_SECONDS_MIN,
@@ -24,9 +24,9 @@ from muster.operator.sources.prometheus import (
     SOURCE,
     STEP_SECONDS,
     BadAnswer,
-    Progress,
-    Prometheus,
-    Sample,
+    GangProgress,
+    MetricSample,
+    PrometheusPoller,
     requested_actions,
     samples_in,
 )
@@ -39,15 +39,15 @@ BEGAN = 1_700_000_000.0
 
 def gang(
     seen_at: float, step_at: float, stepping: float = 1.0, limit: float | None = 15.0, **labels: str
-) -> list[Sample]:
+) -> list[MetricSample]:
     named = {"job_uid": "uid-1", "attempt": "3"} | labels
     parts = {"seen_at": seen_at, "step_at": step_at, "stepping": stepping}
     parts |= {} if limit is None else {"limit": limit}
-    return [Sample(named | {"is": part}, value) for part, value in parts.items()]
+    return [MetricSample(named | {"is": part}, value) for part, value in parts.items()]
 
 
-def stalls(history: list[list[Sample]]) -> list[bool]:
-    progress = Progress()
+def stalls(history: list[list[MetricSample]]) -> list[bool]:
+    progress = GangProgress()
     return [bool(progress.stalled(samples, NOW)) for samples in history]
 
 
@@ -57,7 +57,7 @@ def test_no_step_for_longer_than_the_limit_is_a_stall() -> None:
     first = found.index(True)
     assert times[first] - BEGAN == LEARNT_SECONDS_MIN + 10.0
     assert all(found[first:])
-    progress = Progress()
+    progress = GangProgress()
     said = [report for at in times for report in progress.stalled(gang(at, BEGAN), NOW)]
     assert said[0].signal == Signal(
         kind=SignalKind.STALL,
@@ -126,12 +126,12 @@ def test_a_new_operator_believes_the_ranks_word_after_a_second_look() -> None:
 
 def test_rules_with_an_action_are_wishes_while_they_hold() -> None:
     labels = {"__name__": "ALERTS", "alertname": "Slow", "muster_action": "restart", "job_uid": "u", "attempt": "2"}
-    (told,) = requested_actions([Sample(labels, 1.0)], NOW)
+    (told,) = requested_actions([MetricSample(labels, 1.0)], NOW)
     assert (told.uid, told.signal.kind, told.signal.source) == ("u", SignalKind.STALL, RULES)
     assert told.signal.message == "Slow: holds in Prometheus"
     for value in (0.0, float("nan")):
-        assert requested_actions([Sample(labels, value)], NOW) == ()
-    assert requested_actions([Sample(labels | {"muster_action": "dance"}, 1.0)], NOW) == ()
+        assert requested_actions([MetricSample(labels, value)], NOW) == ()
+    assert requested_actions([MetricSample(labels | {"muster_action": "dance"}, 1.0)], NOW) == ()
 
 
 # --- whom to believe ---
@@ -194,8 +194,8 @@ FIRING = [
 class Asker:
     def __init__(self, url: str) -> None:
         self.errors: list[Exception | None] = []
-        self.hub = Hub({"u": 1}.get, lambda uid: None)
-        self.prometheus = Prometheus(url, self.hub, self.errors.append, lambda: "secret")
+        self.hub = SignalHub({"u": 1}.get, lambda uid: None)
+        self.prometheus = PrometheusPoller(url, self.hub, self.errors.append, lambda: "secret")
 
     async def turn(self) -> Exception | None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.5)) as session:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from muster.contract.signals import Signal, SignalKind
-from muster.operator.server import Liveness, serve_pages
-from muster.operator.sources.alertmanager import PATH, SOURCE, Webhook, token_in
-from muster.operator.sources.hub import PER_JOB_MAX, Hub
+from muster.operator.server import LoopLiveness, serve_pages
+from muster.operator.sources.alertmanager import PATH, SOURCE, AlertWebhook, token_in
+from muster.operator.sources.hub import PER_JOB_MAX, SignalHub
 
 TOKEN = "a-token-of-some-length"
 LIVING = {"uid-1": 3}
@@ -29,9 +29,9 @@ class Desk:
         self.file.write_text(f"{TOKEN}\n")
         self.outcomes: Counter[str] = Counter()
         self.noticed: list[str] = []
-        self.webhook = Webhook(token_in(self.file), lambda outcome: self.outcomes.update([outcome]))
-        self.hub = self.webhook.hub = Hub(LIVING.get, self.noticed.append)
-        self.server = serve_pages(Liveness(), "127.0.0.1", 0, {}, {PATH: self.webhook})
+        self.webhook = AlertWebhook(token_in(self.file), lambda outcome: self.outcomes.update([outcome]))
+        self.hub = self.webhook.hub = SignalHub(LIVING.get, self.noticed.append)
+        self.server = serve_pages(LoopLiveness(), "127.0.0.1", 0, {}, {PATH: self.webhook})
 
     def post(self, body: bytes, token: str | None = TOKEN, **headers: str) -> tuple[int, str]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.server.server_address[1]}{PATH}", body)

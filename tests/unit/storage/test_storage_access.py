@@ -17,7 +17,7 @@ from tests.s3_servers import BUCKET, KEYS, S3Server
 from muster.contract.address import parse_address
 from muster.storage.checksum import PART_BYTES
 from muster.storage.errors import StoreError
-from muster.storage.retry import Retry
+from muster.storage.retry import StoreRetry
 from muster.storage.s3_store import S3Store
 from muster.storage.settings import S3Settings, s3_client
 
@@ -47,7 +47,7 @@ def keys(environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def store_at(url: str, bucket: str = BUCKET, **settings: Any) -> S3Store:
     made = S3Settings(endpoint=url, addressing="path", streams=2, **settings)
-    return S3Store(parse_address(f"s3://{bucket}/{uuid.uuid4().hex}"), made, Retry(0.5))
+    return S3Store(parse_address(f"s3://{bucket}/{uuid.uuid4().hex}"), made, StoreRetry(0.5))
 
 
 def requests_of(store: S3Store) -> list[tuple[str, dict[str, str]]]:

@@ -17,7 +17,7 @@ from pyarrow import ipc, parquet
 from muster.api.data.files.arrivals import memory_of_a_check
 from muster.storage import data_check
 from muster.storage.contents import ending_of
-from muster.storage.data_check import MEMORY_BYTES_MAX, Checked, check
+from muster.storage.data_check import MEMORY_BYTES_MAX, CheckedContents, check
 from muster.storage.sources import LocalFile, find
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -28,7 +28,7 @@ def lines(*records: Any) -> bytes:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
-def checked(folder: Path, name: str, data: bytes) -> Checked:
+def checked(folder: Path, name: str, data: bytes) -> CheckedContents:
     path = folder / name
     path.write_bytes(data)
     (file,) = find(str(path), "text")
@@ -48,7 +48,7 @@ def checked(folder: Path, name: str, data: bytes) -> Checked:
 def test_the_format_the_samples_and_a_quarter_of_the_texts_bytes_are_told(
     tmp_path: Path, name: str, data: bytes, format: str, samples: int, text: int
 ) -> None:
-    expected = Checked(format, samples, len(data), tokens_estimated=math.ceil(text / 4))
+    expected = CheckedContents(format, samples, len(data), tokens_estimated=math.ceil(text / 4))
     assert checked(tmp_path, name, data) == expected
     assert checked(tmp_path, f"{name}.gz", gzip.compress(data)) == expected
 
@@ -143,7 +143,7 @@ def test_a_bomb_is_refused_in_the_memory_that_it_is_given(tmp_path: Path, name: 
     tool = ["-m", "muster.storage.data_check", path.as_uri(), "--name", name, "--memory-bytes", str(memory)]
     done = subprocess.run([sys.executable, "-c", MEASURED, *tool], capture_output=True, text=True, check=True)
     said, rss_kib = done.stdout.splitlines()
-    assert words in Checked(**json.loads(said)).fault
+    assert words in CheckedContents(**json.loads(said)).fault
     assert int(rss_kib) << 10 < memory + (64 << 20), "that, and the libraries themselves"
 
 
@@ -176,7 +176,7 @@ def test_a_check_that_takes_longer_than_it_may_ends_with_that_verdict(tmp_path: 
     parquet.write_table(repeated(999_999, 0), path)
     tool = ["-m", "muster.storage.data_check", path.as_uri(), "--name", path.name, "--cpu-seconds", "0.1"]
     done = subprocess.run([sys.executable, *tool], capture_output=True, text=True, check=True)
-    found = Checked(**json.loads(done.stdout))
+    found = CheckedContents(**json.loads(done.stdout))
     assert "a.parquet: reading it takes longer than a file of its size may" in found.fault
     assert (found.samples or 0) < 999_999
 
@@ -194,7 +194,10 @@ def test_honest_data_is_read_in_the_least_memory_that_a_check_has(tmp_path: Path
         path.write_bytes(zstd(lines(*texts.to_pylist())))
     command = [sys.executable, "-m", "muster.storage.data_check", path.as_uri(), "--name", name]
     done = subprocess.run([*command, "--memory-bytes", str(128 << 20)], capture_output=True, text=True, check=True)
-    assert (Checked(**json.loads(done.stdout)).samples, Checked(**json.loads(done.stdout)).fault) == (5_000, "")
+    assert (CheckedContents(**json.loads(done.stdout)).samples, CheckedContents(**json.loads(done.stdout)).fault) == (
+        5_000,
+        "",
+    )
 
 
 def test_a_check_has_a_share_of_its_containers_memory(tmp_path: Path) -> None:
@@ -218,7 +221,9 @@ def test_the_tool_prints_what_it_found(tmp_path: Path) -> None:
         "chat.jsonl",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert Checked(**json.loads(done.stdout)) == Checked("openai-chat", 1, path.stat().st_size, tokens_estimated=2)
+    assert CheckedContents(**json.loads(done.stdout)) == CheckedContents(
+        "openai-chat", 1, path.stat().st_size, tokens_estimated=2
+    )
     assert "torch" not in done.stderr, "the API's image has none"
 
 

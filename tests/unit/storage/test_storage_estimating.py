@@ -30,13 +30,13 @@ def training(folder: Path, **changes: Any) -> TrainingConfig:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_headers_tell_what_the_trainer_counts(family: str, tmp_path: Path) -> None:
-    from muster.trainer.models.self_test import Findings
+    from muster.trainer.models.self_test import PackingFindings
     from muster.trainer.models.transformers_model import TransformersModel
 
     model = write_model(tmp_path, family)
     facts = model_facts(training(tmp_path))
     assert facts.size.parameters == sum(parameter.numel() for parameter in model.parameters())
-    counted = TransformersModel(config_of(family), {}, Findings(True))
+    counted = TransformersModel(config_of(family), {}, PackingFindings(True))
     assert facts.size == counted.size()
     assert not facts.casts_itself
     assert facts.position_limit == counted.position_limit
@@ -44,7 +44,7 @@ def test_headers_tell_what_the_trainer_counts(family: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("kind", "targets"), [("lora", ["q_proj", "v_proj"]), ("dora", ["all-linear"])])
 def test_headers_tell_an_adapters_weights(kind: str, targets: list[str], tmp_path: Path) -> None:
-    from muster.trainer.models.self_test import Findings
+    from muster.trainer.models.self_test import PackingFindings
     from muster.trainer.models.transformers_model import TransformersModel
 
     write_model(tmp_path, "qwen3")
@@ -52,7 +52,9 @@ def test_headers_tell_an_adapters_weights(kind: str, targets: list[str], tmp_pat
     size = model_facts(config).size
     import torch
 
-    module = TransformersModel(config_of("qwen3"), {}, Findings(True), config.adapter).build(torch.float32, "none")
+    module = TransformersModel(config_of("qwen3"), {}, PackingFindings(True), config.adapter).build(
+        torch.float32, "none"
+    )
     assert size.learning == sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert size.parameters == sum(p.numel() for p in module.parameters())
 

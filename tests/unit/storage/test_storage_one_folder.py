@@ -15,10 +15,10 @@ from muster.api.core.jobs.repository import folder_of
 from muster.cli.checkpoints import is_folder
 from muster.contract.address import parse_address
 from muster.contract.checkpoint import commit_key
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import Env
 from muster.contract.spec import JobSpec
-from muster.operator.kubernetes.render import Site, checkpoint_folder
+from muster.operator.kubernetes.render import SiteSettings, checkpoint_folder
 from muster.operator.local.environment import checkpoint_folder as local_checkpoint_folder
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
@@ -44,19 +44,19 @@ def test_every_program_finds_what_the_trainer_committed(names: list[str], encode
         uri = f"file://{quote(place)}" if encoded else f"file://{place.replace('%', '%25')}"
         Path(place).mkdir(parents=True)
         job = make_job(checkpoint={"uri": uri})
-        told = checkpoint_folder(job, Site(image="trainer"))
+        told = checkpoint_folder(job, SiteSettings(image="trainer"))
         trainer = open_store(folder_in({Env.CHECKPOINT_URI: told}))
         assert trainer.create(commit_key(20), b"{}")
         assert os.path.exists(f"{place}/{JOB_UID}/{commit_key(20)}"), "the id is part of the folder"
         spec = JobSpec.model_validate(job.spec.model_dump(by_alias=True))
         row = JobRow(id=JOB_UID, spec={"checkpoint": {"uri": uri}})
         in_api = folder_of(row)
-        in_local = local_checkpoint_folder(State(Path(root)), spec, JOB_UID)
+        in_local = local_checkpoint_folder(StateFolder(Path(root)), spec, JOB_UID)
         assert in_api is not None
         assert is_folder(str(in_api))
         for seen in (told, in_local, str(in_api)):
             assert steps_in(open_store(parse_address(seen))) == (20,)
-        other = local_checkpoint_folder(State(Path(root)), spec, "another")
+        other = local_checkpoint_folder(StateFolder(Path(root)), spec, "another")
         assert steps_in(open_store(other)) == ()
 
 

@@ -20,19 +20,19 @@ from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import NotFound, Refused, StoreError, Truncated
 from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
-from muster.storage.retry import Retry
+from muster.storage.retry import StoreRetry
 from muster.storage.s3_bucket import S3Bucket
-from muster.storage.s3_probe import Server, md5, probe
+from muster.storage.s3_probe import StoreServer, md5, probe
 from muster.storage.s3_store import S3Store
 from muster.storage.s3_upload import upload_part_bytes
 from muster.storage.settings import S3Settings
 from muster.storage.store import Store
 
 SERVERS = {
-    "rclone": Server(conditional=False, integrity="etag"),
-    "moto": Server(conditional=True, integrity="etag"),
-    "silent": Server(conditional=True, integrity="read_back"),
-    "like-aws": Server(conditional=True, integrity="crc32"),
+    "rclone": StoreServer(conditional=False, integrity="etag"),
+    "moto": StoreServer(conditional=True, integrity="etag"),
+    "silent": StoreServer(conditional=True, integrity="read_back"),
+    "like-aws": StoreServer(conditional=True, integrity="crc32"),
 }
 PLANS = {"silent": Plan(hides_md5=True), "like-aws": Plan(checks_crc32=True)}
 
@@ -43,9 +43,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "muster-secret")
 
 
-def s3_store(url: str, retry: Retry | None = None) -> S3Store:
+def s3_store(url: str, retry: StoreRetry | None = None) -> S3Store:
     settings = S3Settings(endpoint=url, addressing="path", streams=4)
-    return S3Store(parse_address(f"s3://checkpoints/{uuid.uuid4().hex}"), settings, retry or Retry(5))
+    return S3Store(parse_address(f"s3://checkpoints/{uuid.uuid4().hex}"), settings, retry or StoreRetry(5))
 
 
 @pytest.fixture(params=["folder", "rclone", "moto", "silent", "like-aws"])
@@ -177,7 +177,7 @@ def test_each_fault_of_the_network_is_survived(keys: None, rclone_s3: S3Server, 
     data = memoryview(os.urandom(2 * PART_BYTES + 5))
     plan = Plan(seed=7)
     with faulty_proxy(rclone_s3.url, plan) as url:
-        store = s3_store(url, Retry(30))
+        store = s3_store(url, StoreRetry(30))
         store.warm_up()
         plan.rates = {fault: 0.4}
         entry = store.write("step-00000001/attempt-1/x", data)
@@ -199,7 +199,7 @@ def test_a_store_that_is_slow_but_goes_on_is_not_given_up(
     monkeypatch.setattr("muster.storage.settings.READ_SECONDS_MAX", 5.5)
     plan = Plan()
     with faulty_proxy(rclone_s3.url, plan) as url:
-        store = s3_store(url, Retry(0.1))
+        store = s3_store(url, StoreRetry(0.1))
         store.warm_up()
         # 8 s for the body, of which sockets hold some 6 MiB: those and the answer take far less than 5.5 s.
         plan.reads_in = (1 << 20, 0.2)
@@ -215,7 +215,7 @@ def test_a_bit_flipped_on_the_way_up_is_refused_and_sent_again(
     server: S3Server = request.getfixturevalue("rclone_s3" if integrity == "etag" else "moto_s3")
     data, plan = memoryview(os.urandom(3 * PART_BYTES)), Plan(seed=4, checks_crc32=integrity == "crc32")
     with faulty_proxy(server.url, plan) as url:
-        store = s3_store(url, Retry(30))
+        store = s3_store(url, StoreRetry(30))
         assert store.server.integrity == integrity
         plan.rates = {"flipped_request": 0.2}
         store.write("step-00000001/attempt-1/x", data)
@@ -284,9 +284,12 @@ def test_any_request_of_the_probe_may_be_reset(number: int) -> None:
         def delete_object(self, **_: Any) -> None:
             pass
 
-    client, bucket = Client(), S3Bucket(parse_address("s3://bucket/x"), S3Settings(), Retry(5, sleep=lambda _: None))
+    client, bucket = (
+        Client(),
+        S3Bucket(parse_address("s3://bucket/x"), S3Settings(), StoreRetry(5, sleep=lambda _: None)),
+    )
     found = probe(client, "bucket", "x/", {}, lambda request: bucket.call("", "write", request))
-    assert found == Server(conditional=False, integrity="etag")
+    assert found == StoreServer(conditional=False, integrity="etag")
     assert client.asked >= 2
 
 
@@ -307,7 +310,7 @@ def test_a_refusal_says_cause_place_and_next_step(
 ) -> None:
     """Refused is what no attempt on any node will be let do: the job's user is told, instead of trying five times."""
     with faulty_proxy(moto_s3.url, Plan(refuse_with=refusal)) as url:
-        store = s3_store(url, Retry(0.3))
+        store = s3_store(url, StoreRetry(0.3))
         with pytest.raises(StoreError, match=says) as caught:
             store.read("commits/a")
         assert str(caught.value).startswith(f"{store.uri}/commits/a: can't read it: ")
@@ -317,7 +320,7 @@ def test_a_refusal_says_cause_place_and_next_step(
 
 def test_a_store_that_is_gone_is_given_up_in_time(keys: None) -> None:
     with pytest.raises(StoreError, match="the store can't be reached"):
-        s3_store("http://127.0.0.1:9", Retry(0.3)).read("commits/a")
+        s3_store("http://127.0.0.1:9", StoreRetry(0.3)).read("commits/a")
 
 
 @pytest.mark.parametrize(

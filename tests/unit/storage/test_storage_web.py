@@ -19,7 +19,7 @@ from muster.storage.data_format import of_known_format
 from muster.storage.errors import StorageError
 from muster.storage.records import read_records
 from muster.storage.sources import LocalFile, find
-from muster.trainer.data.reading import Reading
+from muster.trainer.data.reading import FileReading
 from muster.trainer.data.tokenizer import ByteTokenizer
 
 LINES = b"".join(
@@ -195,7 +195,7 @@ def test_a_folder_of_many_small_texts_is_not_read_to_find_its_format(tmp_path: P
     source, found = of_known_format(Source(source=str(tmp_path), format="text"), files)
     assert (len(found), len(opened)) == (101, 16)
     with pytest.raises(UserError, match=r"zzz.txt: is a pointer of Git LFS"):
-        list(Reading(found[-1]).units(source, ByteTokenizer()))
+        list(FileReading(found[-1]).units(source, ByteTokenizer()))
 
 
 @pytest.mark.parametrize("content", [b"Plain words.\n", b"{\n  x\n}", b"[1, 2]\n", b"{% if x %}\n", PAGE])

@@ -17,7 +17,7 @@ from muster.trainer.models.shards import local
 from muster.trainer.train import adamw, eight_bit
 from muster.trainer.train.adamw import ShardAdamW
 from muster.trainer.train.optimizer import make_optimizer, squared_norm
-from muster.trainer.train.rounding import Noise, round_stochastically
+from muster.trainer.train.rounding import RoundingNoise, round_stochastically
 
 CONFIG: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 SHAPES = ((48, 512), (512, 256), (40, 256), (7,))
@@ -134,7 +134,7 @@ def test_two_ranks_update_their_rows_as_one_updates_all(dtype: torch.dtype, monk
 
 
 def rounded(values: Tensor, key: str = "k") -> Tensor:
-    return round_stochastically(values.clone(), Noise(torch.device("cpu")).of(key, tuple(values.shape)))
+    return round_stochastically(values.clone(), RoundingNoise(torch.device("cpu")).of(key, tuple(values.shape)))
 
 
 def test_rounding_at_random_is_right_on_the_average() -> None:

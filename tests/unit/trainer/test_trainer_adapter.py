@@ -12,7 +12,7 @@ from muster.contract.base import dump
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.training import TrainingConfig
 from muster.trainer.checkpoint.staging import _HEADER_BYTES, reserve_bytes
-from muster.trainer.config import Ranks
+from muster.trainer.config import RankPosition
 from muster.trainer.models import sharding
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.decoder import Decoder, build
@@ -104,7 +104,7 @@ def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
 
 
 def test_auto_shards_less_where_less_learns() -> None:
-    ranks = Ranks(rank=0, local_rank=0, world=8, local_world=8)
+    ranks = RankPosition(rank=0, local_rank=0, world=8, local_world=8)
 
     def shard(training: TrainingConfig) -> str:
         return sharding.plan(DecoderModel(PRESETS["llama-8b"], training.adapter), training, ranks, 60 * GIB).shard

@@ -14,13 +14,13 @@ from muster.contract.base import parse
 from muster.contract.verifiers import Verifier, score_metrics
 from muster.local import seccomp
 from muster.trainer.checkpoint import randomness
-from muster.trainer.config import DataParallel, Ranks
+from muster.trainer.config import DataParallel, RankPosition
 from muster.trainer.data import load_tokenizer
-from muster.trainer.data.prompts import Prompt
+from muster.trainer.data.prompts import ModelPrompt
 from muster.trainer.models.decoder_model import DecoderModel
-from muster.trainer.models.generation import Sampling, generate
-from muster.trainer.train.answering import AnsweredSet, AnswerEvaluator, Scoring
-from muster.trainer.train.writing import Writer, Written
+from muster.trainer.models.generation import SamplingSettings, generate
+from muster.trainer.train.answering import AnsweredSet, AnswerEvaluator, AnswerScoring
+from muster.trainer.train.writing import TokenWriter, WrittenTokens
 
 SHAPE = Architecture(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=264, max_positions=64)
 CPU = torch.device("cpu")
@@ -43,7 +43,9 @@ def model() -> tuple[DecoderModel, Any]:
 def alone(module: Any) -> list[list[int]]:
     """What the model says to each prompt."""
     module.eval()
-    said = [list(generate(module, list(words.encode()), ENDS, 260, Sampling(TOKENS), 64, CPU)) for words in WORDS]
+    said = [
+        list(generate(module, list(words.encode()), ENDS, 260, SamplingSettings(TOKENS), 64, CPU)) for words in WORDS
+    ]
     module.train()
     return said
 
@@ -54,7 +56,7 @@ def test_each_prompt_is_answered_and_scored_once(ranks: int) -> None:
     tokens = alone(module)
     said = [TOKENIZER.decode(each) for each in tokens]
     # The references of all but two are right.
-    prompts: Any = [Prompt(list(w.encode()), {"answer": f" {s} "}) for w, s in zip(WORDS, said, strict=True)]
+    prompts: Any = [ModelPrompt(list(w.encode()), {"answer": f" {s} "}) for w, s in zip(WORDS, said, strict=True)]
     prompts[2], prompts[4] = (prompts[n]._replace(columns={"answer": "something else"}) for n in (2, 4))
     verifiers = [
         parse(Verifier, {"exactMatch": {}}),
@@ -70,8 +72,8 @@ def test_each_prompt_is_answered_and_scored_once(ranks: int) -> None:
                     vectors.append(vector)
                 return [float(value) for value in sum(vectors)]  # type: ignore[union-attr]
 
-            answered = AnsweredSet("held", prompts, 100, TOKENS, Scoring(verifiers, TOKENIZER))
-            writer = Writer(module, definition, TOKENIZER, ENDS, Ranks(0, 0, 1, 1), CPU)
+            answered = AnsweredSet("held", prompts, 100, TOKENS, AnswerScoring(verifiers, TOKENIZER))
+            writer = TokenWriter(module, definition, TOKENIZER, ENDS, RankPosition(0, 0, 1, 1), CPU)
             evaluator = AnswerEvaluator([answered], module, writer, DataParallel(ranks, (rank,)), 80, CPU)
             values.append(evaluator.run(total))
     exact = (len(WORDS) - 2) / len(WORDS)
@@ -95,9 +97,9 @@ def test_programs_that_hang_or_eat_memory_are_told_of() -> None:
     said: list[str] = []
     limits = {"unitTests": {"timeoutSeconds": 0.5, "memoryMegabytes": 128}, "name": "code"}
     verifiers = [parse(Verifier, {"exactMatch": {"column": "tests"}}), parse(Verifier, limits)]
-    scoring = Scoring(verifiers, TOKENIZER, said.append)
-    prompts = [Prompt([97], {"tests": "assert x == 4"})] * len(programs)
-    written = [Written(list(program.encode()), None) for program in programs]
+    scoring = AnswerScoring(verifiers, TOKENIZER, said.append)
+    prompts = [ModelPrompt([97], {"tests": "assert x == 4"})] * len(programs)
+    written = [WrittenTokens(list(program.encode()), None) for program in programs]
     scores = scoring.scores(prompts, written)
     assert scores.values[:, 1].tolist() == [0, 0, 1, 0, 0]
     names = list(score_metrics(verifiers))[-2:]
@@ -121,9 +123,9 @@ def test_programs_that_hang_or_eat_memory_are_told_of() -> None:
 def test_training_goes_on_as_if_nobody_had_asked() -> None:
     definition, module = model()
     weights, state = copy.deepcopy(module.state_dict()), (randomness.state(), random.getstate())
-    prompts: Any = [Prompt([97, 98], {"answer": "x"})]
-    answered = AnsweredSet("held", prompts, 1, 4, Scoring([parse(Verifier, {"exactMatch": {}})], TOKENIZER))
-    writer = Writer(module, definition, TOKENIZER, ENDS, Ranks(0, 0, 1, 1), CPU)
+    prompts: Any = [ModelPrompt([97, 98], {"answer": "x"})]
+    answered = AnsweredSet("held", prompts, 1, 4, AnswerScoring([parse(Verifier, {"exactMatch": {}})], TOKENIZER))
+    writer = TokenWriter(module, definition, TOKENIZER, ENDS, RankPosition(0, 0, 1, 1), CPU)
     AnswerEvaluator([answered], module, writer, DataParallel(1, (0,)), 80, CPU).run(lambda vector: vector.tolist())
     assert (randomness.state(), random.getstate()) == state
     assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())

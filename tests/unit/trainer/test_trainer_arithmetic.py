@@ -20,11 +20,11 @@ from muster.contract.training import TrainingConfig
 from muster.trainer.checkpoint import randomness
 from muster.trainer.errors import UserError
 from muster.trainer.models.decoder_model import DecoderModel
-from muster.trainer.train.best import Best
+from muster.trainer.train.best import BestMetric
 from muster.trainer.train.evaluation import HeldOutResult
 from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, squared_norm
 from muster.trainer.train.schedule import learning_rate, total_steps
-from muster.trainer.train.stopwatch import ACCOUNTS, Stopwatch
+from muster.trainer.train.stopwatch import ACCOUNTS, PhaseStopwatch
 
 
 def optimizer(name: str, **changes: float) -> OptimizerConfig:
@@ -161,33 +161,33 @@ def test_no_loss_scale_outside_fp16() -> None:
 
 
 def test_early_stopping_counts_evaluations_that_do_not_improve() -> None:
-    best = Best(EarlyStopping(patience=2, min_delta=0.1))
+    best = BestMetric(EarlyStopping(patience=2, min_delta=0.1))
     judged = [best.judge(HeldOutResult(loss, {}, False), n) for n, loss in enumerate([3.0, 2.0, 1.95, 1.7, 1.65, 1.8])]
     assert judged == [True, True, False, True, False, False]
     assert best.stop
     assert (best.value, best.step) == (1.7, 3)
-    other = Best(EarlyStopping(patience=2, min_delta=0.1))
+    other = BestMetric(EarlyStopping(patience=2, min_delta=0.1))
     other.restore(json.loads(json.dumps(best.state())))
     assert other == best
 
 
 def test_without_a_rule_nothing_stops() -> None:
-    best = Best(None)
+    best = BestMetric(None)
     assert [best.judge(HeldOutResult(2.0, {}, False), step) for step in range(9)] == [True] + [False] * 8
     assert not best.stop
 
 
 def test_any_metric_may_decide_which_evaluation_is_best() -> None:
-    best = Best(EarlyStopping(patience=2), "chat/rewards/accuracies", "higher")
+    best = BestMetric(EarlyStopping(patience=2), "chat/rewards/accuracies", "higher")
     found = [HeldOutResult(1.0, {"chat/rewards/accuracies": value}, False) for value in (0.5, 0.7, 0.6, 0.7)]
     assert [best.judge(each, step) for step, each in enumerate(found)] == [True, True, False, False]
     assert best.stop
-    other = Best(None, "chat/rewards/accuracies", "higher")
+    other = BestMetric(None, "chat/rewards/accuracies", "higher")
     other.restore(json.loads(json.dumps(best.state())))
     assert (other.value, other.step, other.without_improvement) == (0.7, 1, 2)
-    by_loss = Best(None)
+    by_loss = BestMetric(None)
     by_loss.restore(best.state())
-    assert by_loss == Best(None), "an accuracy of 0.7 is no loss to beat"
+    assert by_loss == BestMetric(None), "an accuracy of 0.7 is no loss to beat"
     by_loss.restore({"loss": 2.5, "step": 4, "withoutImprovement": 1})  # of a release that knew the loss alone
     assert (by_loss.value, by_loss.step, by_loss.without_improvement) == (2.5, 4, 1)
     with pytest.raises(UserError, match=r"could not measure it; it measured loss, perplexity"):
@@ -251,7 +251,7 @@ def test_utilisation() -> None:
 @given(st.lists(st.tuples(st.sampled_from(ACCOUNTS), st.floats(0, 1000)), max_size=30))
 def test_every_second_is_in_one_account(spans: list[tuple[str, float]]) -> None:
     clock = [100.0]
-    watch = Stopwatch(started_at=50.0, now=lambda: clock[0], epoch=lambda: 53.0)  # three seconds before we looked
+    watch = PhaseStopwatch(started_at=50.0, now=lambda: clock[0], epoch=lambda: 53.0)  # three seconds before we looked
     expected = dict.fromkeys(ACCOUNTS, 0.0) | {"init": 3.0}
     account = "init"
     for following, seconds in spans:

@@ -23,10 +23,10 @@ from muster.contract.model_size import decoder_size
 from muster.contract.spec import Keep
 from muster.contract.training import TrainingConfig
 from muster.storage.model_source import model_facts
-from muster.trainer.checkpoint import Saver
-from muster.trainer.config import Ranks
+from muster.trainer.checkpoint import CheckpointSaver
+from muster.trainer.config import RankPosition
 from muster.trainer.data import load_tokenizer
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import empty_sample
 from muster.trainer.errors import UserError
 from muster.trainer.models import sharding
@@ -34,15 +34,15 @@ from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.distillation import TeacherPredictions
 from muster.trainer.models.head import cross_entropy
 from muster.trainer.models.logits import LogitTransform
-from muster.trainer.train.origin import Origin, fresh_origin
+from muster.trainer.train.origin import RunOrigin, fresh_origin
 from muster.trainer.train.second_model import LoadedSecond, find_second_models
 from muster.trainer.train.tasks.choice import objective_of
-from muster.trainer.train.tasks.objective import Totals, means
+from muster.trainer.train.tasks.objective import LossTotals, means
 
 SHAPE = Architecture(dim=24, layers=1, heads=2, kv_heads=2, ffn_dim=32, vocab_size=260, max_positions=64)
 LARGER = SHAPE.model_copy(update={"dim": 32, "layers": 2, "tied_head": True})
 CPU = torch.device("cpu")
-RANKS = Ranks(rank=0, world=1, local_rank=0, local_world=1)
+RANKS = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
 
 
 def config(teacher: dict[str, Any], **changes: Any) -> TrainingConfig:
@@ -68,7 +68,7 @@ def committed(folder: Path) -> dict[str, Any]:
         config={"task": "pretrain"},
         tokenizer=load_tokenizer("bytes").describe(),
     )
-    saving = Saver(about, Keep(), {})
+    saving = CheckpointSaver(about, Keep(), {})
     try:
         saving.save(state(model, torch.optim.AdamW(model.parameters()), 5))
         assert outcomes(saving) == [(5, True, None)]
@@ -77,7 +77,7 @@ def committed(folder: Path) -> dict[str, Any]:
     return {"from": {"uri": folder.as_uri(), "step": "last"}}
 
 
-def built(training: TrainingConfig) -> tuple[Origin, LoadedSecond]:
+def built(training: TrainingConfig) -> tuple[RunOrigin, LoadedSecond]:
     origin = fresh_origin(training)
     (found,) = find_second_models(training, origin).values()
     layout = sharding.plan(origin.model, training, RANKS, 1 << 34, CPU, (found.model.size(),))
@@ -115,7 +115,7 @@ def test_the_loss_and_its_gradients_are_autograds_of_the_formula(
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def logits_of(model: Any, batch: Batch) -> Tensor:
+def logits_of(model: Any, batch: TokenBatch) -> Tensor:
     found: Tensor = model(batch.tokens, batch.positions, batch.documents)
     return found
 
@@ -130,10 +130,10 @@ def test_a_batch_is_learnt_from_its_tokens_and_from_the_teacher(tmp_path: Path) 
     sample.tokens[:20] = range(40, 60)
     sample.labels[:] = -100
     sample.labels[5:19] = sample.tokens[6:20]
-    batch = Batch.of([sample, sample], unscored=1)
+    batch = TokenBatch.of([sample, sample], unscored=1)
     objective = objective_of(training, {TEACHER: taught.model})
     losses = objective.loss(student, batch)
-    totals = Totals(objective.names, CPU)
+    totals = LossTotals(objective.names, CPU)
     totals.add(losses)
     values = means(objective.names, totals.vector().tolist()[2:])
     teacher = DecoderModel(LARGER).build(torch.float32, "none")
@@ -197,7 +197,7 @@ def test_the_teacher_is_planned_for() -> None:
     assert beside.total - alone.total == beside.second_model >= 4 * teacher.parameters
     sharded = estimate(both, training, "fsdp", 8, 1)
     assert sharded.second_model > teacher.parameters / 8 * 4
-    assert "second_model" in fitting.advice(both, training, beside, 1, 1, fitting.Host(1))
+    assert "second_model" in fitting.advice(both, training, beside, 1, 1, fitting.RankHost(1))
 
 
 def test_commits_named_by_job_are_given_their_folders() -> None:

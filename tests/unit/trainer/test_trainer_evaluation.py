@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from muster.contract.objectives import VALUES
 from muster.trainer.config import DataParallel
-from muster.trainer.data import Sample
-from muster.trainer.train.evaluation import Evaluator, HeldOutResult, HeldOutSet
+from muster.trainer.data import PackedSample
+from muster.trainer.train.evaluation import HeldOutEvaluator, HeldOutResult, HeldOutSet
 from muster.trainer.train.tasks.choice import MAKERS
 from muster.trainer.train.tasks.next_token import NextToken
 
@@ -28,11 +28,11 @@ class HeldOut:
     def source_of(self, epoch: int, index: int) -> int:
         return index % len(self.names)
 
-    def sample(self, epoch: int, index: int) -> Sample:
+    def sample(self, epoch: int, index: int) -> PackedSample:
         labels = np.full(LENGTH, -100, np.int32)
         labels[: index % 4 + 1] = index
         tokens = np.full(LENGTH, index, np.int32)
-        return Sample(tokens, labels, np.arange(LENGTH, dtype=np.int32), np.zeros(LENGTH, np.int32))
+        return PackedSample(tokens, labels, np.arange(LENGTH, dtype=np.int32), np.zeros(LENGTH, np.int32))
 
 
 class Scores(nn.Module):
@@ -64,7 +64,7 @@ def test_every_sample_is_scored_once(held_out: int, asked_for: int, micro_batch:
 
     for rank in range(ranks):
         model: Any = Scores()
-        evaluator = Evaluator(
+        evaluator = HeldOutEvaluator(
             [HeldOutSet("", HeldOut(held_out), asked_for)],
             micro_batch,
             DataParallel(ranks, (rank,)),
@@ -84,7 +84,7 @@ def test_every_sample_is_scored_once(held_out: int, asked_for: int, micro_batch:
 
 
 def test_the_mean_is_weighted_by_tokens_and_wishes_are_heard() -> None:
-    evaluator = Evaluator(
+    evaluator = HeldOutEvaluator(
         [HeldOutSet("", HeldOut(4), 4)], 2, DataParallel(1, (0,)), NextToken(0.1), torch.device("cpu")
     )
     assert evaluator.run(Scores(), lambda vector: vector.tolist(), lambda: True) == HeldOutResult(30 / 10, {}, True)
@@ -97,7 +97,7 @@ def measured(sets: list[HeldOutSet], ranks: int) -> HeldOutResult:
     for adding in (True, False):
         for rank in range(ranks):
             division = DataParallel(ranks, (rank,))
-            evaluator = Evaluator(
+            evaluator = HeldOutEvaluator(
                 sets, 2, division, NextToken(), torch.device("cpu"), by_token=True, token_bytes=np.arange(20)
             )
 

@@ -10,7 +10,7 @@ from tests.model_families import write_model
 from muster.contract.names import ExitCode
 from muster.trainer.convert import generate
 from muster.trainer.convert.load_model import LoadedModel, load
-from muster.trainer.models.generation import Sampling
+from muster.trainer.models.generation import SamplingSettings
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def loaded(folder: Path) -> LoadedModel:
 
 
 def said(loaded: LoadedModel, prompt: str, tokens: int = 12, stops: tuple[str, ...] = ()) -> str:
-    return "".join(generate.continued(loaded, prompt, Sampling(tokens), stops))
+    return "".join(generate.continued(loaded, prompt, SamplingSettings(tokens), stops))
 
 
 def test_a_folders_model_continues_a_text(
@@ -59,8 +59,8 @@ def test_an_answer_follows_the_models_own_template(loaded: LoadedModel) -> None:
     messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hi"}]
     written = "<|im_start|>system\nbe short<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     ids = loaded.tokenizer.encode_rendered(written)[0]
-    answer = "".join(generate.answered(loaded, messages, Sampling(10)))
-    tokens = generate._pieces(loaded, ids, frozenset(), Sampling(10), ())
+    answer = "".join(generate.answered(loaded, messages, SamplingSettings(10)))
+    tokens = generate._pieces(loaded, ids, frozenset(), SamplingSettings(10), ())
     assert "".join(tokens).startswith(answer)
     assert answer != said(loaded, written, 10), "what spells a mark is no mark"
 
@@ -78,7 +78,7 @@ def test_a_conversation_remembers_what_was_said(
     assert conversation("and you?", "/reset", "hi") == [conversation("and you?")[0], first]
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": first}]
     said.append({"role": "user", "content": "and you?"})
-    assert second == "".join(generate.answered(loaded, said, Sampling(8)))
+    assert second == "".join(generate.answered(loaded, said, SamplingSettings(8)))
 
 
 def test_what_can_not_be_asked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,19 +19,19 @@ from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.checkpoint import DataCursor
 from muster.contract.training import TrainingConfig
-from muster.trainer.config import DataParallel, Ranks
+from muster.trainer.config import DataParallel, RankPosition
 from muster.trainer.data import StepBatch, load_tokenizer
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import unscored_row
-from muster.trainer.data.prompts import Prompt
+from muster.trainer.data.prompts import ModelPrompt
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.pretrained import with_our_forward
-from muster.trainer.train.answering import Scoring
-from muster.trainer.train.rollouts import SILENT_STEPS, Rollouts, advantages, drawn
+from muster.trainer.train.answering import AnswerScoring
+from muster.trainer.train.rollouts import SILENT_STEPS, RolloutMaker, advantages, drawn
 from muster.trainer.train.tasks.answers import cross_entropies
-from muster.trainer.train.tasks.grpo import GrpoObjective, Rollout
-from muster.trainer.train.tasks.objective import Totals, means
-from muster.trainer.train.writing import Writer
+from muster.trainer.train.tasks.grpo import GrpoObjective, RolloutBatch
+from muster.trainer.train.tasks.objective import LossTotals, means
+from muster.trainer.train.writing import TokenWriter
 
 CPU = torch.device("cpu")
 # Prompts with their answers: two of each pair's sides, of different lengths.
@@ -55,13 +55,13 @@ def config(**settings: Any) -> TrainingConfig:
     return parse(TrainingConfig, document | top, "training")
 
 
-def rollout(before: Tensor | None = None) -> Rollout:
+def rollout(before: Tensor | None = None) -> RolloutBatch:
     samples = []
     for prompt, answer in ROWS:
         row = unscored_row([*prompt, *answer], 12, PAD)
         row.labels[len(prompt) - 1 : len(prompt) + len(answer) - 1] = answer
         samples.append(row)
-    made = Rollout(Batch.of(samples).values, torch.tensor(ADVANTAGES), torch.zeros(4, 6), torch.ones(4))
+    made = RolloutBatch(TokenBatch.of(samples).values, torch.tensor(ADVANTAGES), torch.zeros(4, 6), torch.ones(4))
     made.before = before
     return made
 
@@ -151,7 +151,7 @@ def test_losses_and_their_gradients_are_those_of_trl(
     assert mine.keys() == gradients.keys()
     for name, gradient in mine.items():
         assert (gradient - gradients[name]).abs().max() <= 1e-5, name
-    totals = Totals(objective.names, CPU)
+    totals = LossTotals(objective.names, CPU)
     totals.add(losses)
     values = means(objective.names, totals.vector().tolist()[2:])
     assert (values["clip_ratio"] > 0) == updated
@@ -192,13 +192,15 @@ ENDS = frozenset({256, *range(0, 256, 9)})
 class Data:
     """Prompts of different lengths, answered well by a byte below 128."""
 
-    def prompt(self, sample_id: int) -> Prompt:
-        return Prompt(list(f"prompt {sample_id} {'x' * (sample_id % 5)}".encode()), {"answer": "no answer is this"})
+    def prompt(self, sample_id: int) -> ModelPrompt:
+        return ModelPrompt(
+            list(f"prompt {sample_id} {'x' * (sample_id % 5)}".encode()), {"answer": "no answer is this"}
+        )
 
 
 def rollouts(
     division: DataParallel, micro_batch: int = 2, judge: Any = None, **settings: Any
-) -> tuple[Rollouts, StepBatch]:
+) -> tuple[RolloutMaker, StepBatch]:
     """With the prompts of a rank of a step of two prompts."""
     definition = DecoderModel(SHAPE, None)
     module = definition.build(torch.float32, "none")
@@ -207,20 +209,20 @@ def rollouts(
     given = config(**{"verifiers": verifiers} | settings)
     given = given.model_copy(update={"batch": given.batch.model_copy(update={"micro_batch": micro_batch})})
     assert given.grpo is not None
-    writer = Writer(module, definition, TOKENIZER, ENDS, Ranks(0, 0, 1, 1), CPU)
-    scoring = Scoring(given.grpo.verifiers, TOKENIZER)
+    writer = TokenWriter(module, definition, TOKENIZER, ENDS, RankPosition(0, 0, 1, 1), CPU)
+    scoring = AnswerScoring(given.grpo.verifiers, TOKENIZER)
     data: Any = Data()
     ids = tuple(number for number in (40, 43) if (number - 40) // 3 % division.size in division.shares)
-    blank = Batch.of([unscored_row([1], 32, PAD)])
+    blank = TokenBatch.of([unscored_row([1], 32, PAD)])
     step = StepBatch((blank,) * (len(ids) + division.blank_shares), DataCursor(seed=11, epoch=0, sample=44), ids, 9)
-    return Rollouts(given, data, scoring, module, writer, PAD, judge), step
+    return RolloutMaker(given, data, scoring, module, writer, PAD, judge), step
 
 
 def written(batch: StepBatch) -> list[tuple[list[int], list[int], float]]:
     """Of each answer prompt and answer, the answer, and its advantage."""
     found = []
     for micro in batch.micro:
-        assert isinstance(micro, Rollout)
+        assert isinstance(micro, RolloutBatch)
         for row in range(len(micro.tokens)):
             if micro.counted[row]:
                 whole = micro.tokens[row][micro.documents[row] >= 0].tolist()
@@ -262,7 +264,7 @@ def test_a_reward_models_score_is_added_by_its_weight() -> None:
     scorer = {"from": {"uri": "file:///judge"}, "weight": 0.5}
     made, step = rollouts(DataParallel(1, (0,)), judge=LengthJudge(), rewardModel=scorer, scaleRewards=False)
     for micro in made.of(step).micro:
-        assert isinstance(micro, Rollout)
+        assert isinstance(micro, RolloutBatch)
         names = GrpoObjective(made._config).told
         told = dict(zip(names, micro.told.unbind(1), strict=True))
         lengths = told["answer_tokens"] - told["finished"]
@@ -276,7 +278,7 @@ def test_programs_stopped_at_a_limit_are_reported_with_the_step(monkeypatch: pyt
     limits = {"unitTests": {"column": "answer", "timeoutSeconds": 0.2}}
     made, step = rollouts(DataParallel(1, (0,)), verifiers=[limits])
     objective = GrpoObjective(made._config)
-    told = torch.cat([micro.told for micro in made.of(step).micro if isinstance(micro, Rollout)])
+    told = torch.cat([micro.told for micro in made.of(step).micro if isinstance(micro, RolloutBatch)])
     values = dict(zip(objective.told, told.mean(0).tolist(), strict=True))
     assert (values["rewards/unit_tests"], values["reward"]) == (0, 0)
     assert (values["unit_tests/out_of_time"], values["unit_tests/out_of_memory"]) == (1, 0)

@@ -20,7 +20,7 @@ from muster.trainer.errors import UserError
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.scoring import ScoreHead
-from muster.trainer.train.origin import Origin, fresh_origin
+from muster.trainer.train.origin import RunOrigin, fresh_origin
 from muster.trainer.train.second_model import LoadedSecond, find_second_models
 from muster.trainer.train.tasks.answers import cross_entropies
 from muster.trainer.train.tasks.choice import objective_of
@@ -28,7 +28,7 @@ from muster.trainer.train.tasks.choice import objective_of
 LORA = {"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["q_proj"]}
 
 
-def loaded(given: TrainingConfig, origin: Origin) -> dict[str, LoadedSecond]:
+def loaded(given: TrainingConfig, origin: RunOrigin) -> dict[str, LoadedSecond]:
     found = find_second_models(given, origin)
     layout = sharding.plan(origin.model, given, RANKS, 1 << 34, CPU, tuple(m.model.size() for m in found.values()))
     return {path: LoadedSecond.load(each, given, layout, CPU) for path, each in found.items()}

@@ -25,7 +25,7 @@ from muster.trainer.errors import NumericError
 from muster.trainer.launch.stack_dumps import DUMP_SIGNAL, STACKS, dump
 from muster.trainer.launch.verdict import hung_ranks
 from muster.trainer.train import straggler_timer
-from muster.trainer.train.deadlines import Deadlines
+from muster.trainer.train.deadlines import PhaseDeadlines
 from muster.trainer.train.numeric_guard import (
     DIVERGED_STEPS,
     FIRST_STEPS,
@@ -34,15 +34,15 @@ from muster.trainer.train.numeric_guard import (
     SKIPPED_IN_A_ROW_MAX,
     NumericGuard,
 )
-from muster.trainer.train.progress import Progress
+from muster.trainer.train.progress import JobProgress
 from muster.trainer.train.rank_state import RankState
-from muster.trainer.train.straggler_timer import Stragglers, StragglerTimer
+from muster.trainer.train.straggler_timer import StragglerDetector, StragglerTimer
 
 # --- deadlines ---
 
 
 def test_a_deadline_is_learnt_from_the_run() -> None:
-    deadlines = Deadlines()
+    deadlines = PhaseDeadlines()
     for seconds in (90.0, 2.0):
         deadlines.took(TrainerPhase.STEP, seconds)
     assert deadlines.limit(TrainerPhase.STEP) is None, "the first steps compile"
@@ -202,7 +202,7 @@ def test_a_resumed_run_judges_as_an_uninterrupted_one() -> None:
 
 def test_the_last_line_counts_what_was_not_learnt_from() -> None:
     """Those of skipped steps, and what a later attempt passed over: a job is not done as if it had used all."""
-    progress = Progress(steps=9, cursor=DataCursor(seed=0, epoch=0, sample=72), step=9)
+    progress = JobProgress(steps=9, cursor=DataCursor(seed=0, epoch=0, sample=72), step=9)
     assert progress.last_line(0) == "done after step 9"
     progress.skipped_data.append({"epoch": 0, "sample": 16, "samples": 24})
     assert progress.last_line(8) == "done after step 9; 32 samples skipped, not learnt from"
@@ -213,7 +213,7 @@ def test_the_last_line_counts_what_was_not_learnt_from() -> None:
 
 def found_after(ranks: int, slow: dict[int, float], noise: float, seed: int, onset: int = 30) -> int | None:
     """Steps from the onset until exactly the slow ranks are found; None within 60."""
-    rng, stragglers = random.Random(seed), Stragglers(ranks)
+    rng, stragglers = random.Random(seed), StragglerDetector(ranks)
     for step in range(1, onset + 60):
         factors = [slow.get(rank, 1.0) if step >= onset else 1.0 for rank in range(ranks)]
         stragglers.hear(step, [factor * math.exp(rng.gauss(0.0, noise)) for factor in factors])
@@ -235,14 +235,14 @@ def test_a_straggler_is_found_within_ten_steps(ranks: int, noise: float) -> None
 
 def test_noise_makes_no_straggler() -> None:
     for seed in range(40):
-        rng, stragglers = random.Random(seed), Stragglers(2)
+        rng, stragglers = random.Random(seed), StragglerDetector(2)
         for step in range(2_000):
             stragglers.hear(step, [math.exp(rng.gauss(0.0, 0.25)) for _ in range(2)])
             assert stragglers.slow == (), (seed, step)
 
 
 def test_a_hiccup_of_a_rank_makes_no_straggler_and_one_that_recovers_is_none_any_more() -> None:
-    stragglers = Stragglers(4)
+    stragglers = StragglerDetector(4)
     for step in range(1, 200):
         slow = 3.0 if step % 5 == 0 else 1.6 if 100 <= step < 150 else 1.0
         stragglers.hear(step, [1.0, 1.01, slow, 0.99])
@@ -255,7 +255,7 @@ def test_a_hiccup_of_a_rank_makes_no_straggler_and_one_that_recovers_is_none_any
 
 
 def test_a_step_of_which_not_all_is_known_counts_for_nothing() -> None:
-    stragglers = Stragglers(2)
+    stragglers = StragglerDetector(2)
     for step in range(50):
         stragglers.hear(step, [0.0, 1.0])
     assert stragglers.slow == ()

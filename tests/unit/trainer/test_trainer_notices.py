@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.ports import free_port
 
-from muster.agent.board import Board
+from muster.agent.board import NoticeBoard
 from muster.agent.folder import write
 from muster.agent.server import serve
 from muster.contract.names import Env
@@ -74,7 +74,7 @@ def test_what_is_no_announcement_ends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_the_agent_of_the_node_is_asked(host: str) -> None:
-    board = Board("n")
+    board = NoticeBoard("n")
     try:
         server = serve(host, 0, board.now, lambda: b"", lambda: "")
     except OSError as error:

@@ -24,14 +24,14 @@ from muster.contract.base import parse
 from muster.contract.data_formats import FORMATS
 from muster.contract.memory import LOGIT_CHUNK_BYTES
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.batch import Batch
-from muster.trainer.data.packing import Sample
+from muster.trainer.data.batch import TokenBatch
+from muster.trainer.data.packing import PackedSample
 from muster.trainer.models.logits import LogitTransform
 from muster.trainer.models.pretrained import with_our_forward
 from muster.trainer.models.token_losses import token_cross_entropies
 from muster.trainer.train.tasks.answers import answers
 from muster.trainer.train.tasks.choice import objective_of
-from muster.trainer.train.tasks.objective import Losses, Totals, means
+from muster.trainer.train.tasks.objective import BatchLosses, LossTotals, means
 
 VOCABULARY, PAD = 259, 256
 # Token ids of (prompt, chosen, rejected), of different lengths.
@@ -67,14 +67,14 @@ def models() -> tuple[Any, Any]:
     return reference, policy
 
 
-def rows(with_others: bool = False) -> list[Sample]:
+def rows(with_others: bool = False) -> list[PackedSample]:
     """The pairs as rows: the first two share one, and the last has padding. Of single answers, the chosen one stands
     beside its prompt with the next prompt's."""
     sides = [(p, c, PAIRS[n - 1][1] if with_others else r) for n, (p, c, r) in enumerate(PAIRS)]
     return [_row(sides[:2], LABELS[:2]), _row(sides[2:], LABELS[2:])]
 
 
-def _row(pairs: list[tuple[list[int], list[int], list[int]]], labels: list[bool]) -> Sample:
+def _row(pairs: list[tuple[list[int], list[int], list[int]]], labels: list[bool]) -> PackedSample:
     length = 32
     tokens, scored = np.full(length, PAD, np.int32), np.full(length, -100, np.int32)
     positions, documents = np.zeros(length, np.int32), np.full(length, -1, np.int32)
@@ -85,7 +85,7 @@ def _row(pairs: list[tuple[list[int], list[int], list[int]]], labels: list[bool]
         tokens[here], positions[here], documents[here] = whole, range(len(whole)), number
         scored[at + len(prompt) - 1 : at + len(whole) - 1] = answer
         at += len(whole)
-    return Sample(tokens, scored, positions, documents, np.repeat(np.float32(labels), 2))
+    return PackedSample(tokens, scored, positions, documents, np.repeat(np.float32(labels), 2))
 
 
 def config(task: str, **settings: Any) -> TrainingConfig:
@@ -104,14 +104,14 @@ def ours(models: tuple[Any, Any], given: TrainingConfig) -> tuple[Tensor, dict[s
     """The loss, its gradients by name, and the named values."""
     reference, policy = (with_our_forward(copy.deepcopy(each), "none", "positions") for each in models)
     objective = objective_of(given)
-    batch = Batch.of([*rows(given.task == "kto"), _row([], [])._replace(targets=np.zeros(2, np.float32))])
+    batch = TokenBatch.of([*rows(given.task == "kto"), _row([], [])._replace(targets=np.zeros(2, np.float32))])
     if objective.stored_reference:
         with torch.no_grad():
             batch.reference = answers(reference, batch).log_probs.flatten(1)
     losses = objective.loss(policy, batch)
     loss = losses.sum / losses.count
     loss.backward()  # type: ignore[no-untyped-call]
-    totals = Totals(objective.names, torch.device("cpu"))
+    totals = LossTotals(objective.names, torch.device("cpu"))
     totals.add(losses)
     return loss.detach(), _gradients(policy), means(objective.names, totals.vector().tolist()[2:])
 
@@ -313,7 +313,7 @@ def test_rewards_and_their_gradients_are_those_of_trl(tmp_path: Path) -> None:
         row._replace(targets=np.repeat(margins.numpy()[some], 2))
         for row, some in zip(rows(), ([0, 1], [2]), strict=True)
     ]
-    batch = Batch.of([*samples, samples[1]], unscored=1)
+    batch = TokenBatch.of([*samples, samples[1]], unscored=1)
     objective = objective_of(config("reward", centerRewardsCoefficient=0.03))
     losses = objective.loss(ours, batch)
     (losses.sum / losses.count).backward()
@@ -323,7 +323,7 @@ def test_rewards_and_their_gradients_are_those_of_trl(tmp_path: Path) -> None:
     for name, gradient in gradients.items():
         torch.testing.assert_close(_gradients(ours)[name], gradient, atol=1e-5, rtol=1e-5, msg=name)
     assert float(gradients["score.weight"].abs().max()) > 1e-3
-    totals = Totals(objective.names, torch.device("cpu"))
+    totals = LossTotals(objective.names, torch.device("cpu"))
     totals.add(losses)
     values = means(objective.names, totals.vector().tolist()[2:])
     with torch.no_grad():
@@ -354,7 +354,7 @@ def test_smoothed_dpo_mixes_both_ways_round(models: tuple[Any, Any]) -> None:
     plain, _, values = ours(models, config("dpo", beta=0.4))
     smoothed, _, _ = ours(models, config("dpo", beta=0.4, labelSmoothing=0.2))
     reference, policy = (with_our_forward(copy.deepcopy(each), "none", "positions") for each in models)
-    batch = Batch.of(rows())
+    batch = TokenBatch.of(rows())
     with torch.no_grad():
         gains = answers(policy, batch).log_probs - answers(reference, batch).log_probs
     margins = 0.4 * (gains[..., 0] - gains[..., 1]).flatten()[[0, 1, 2]]
@@ -368,7 +368,7 @@ def test_smoothed_dpo_mixes_both_ways_round(models: tuple[Any, Any]) -> None:
 def test_values_of_labels_are_means_over_their_own_answers(models: tuple[Any, Any]) -> None:
     _, _, values = ours(models, config("kto", beta=1.0))
     reference, policy = (with_our_forward(copy.deepcopy(each), "none", "positions") for each in models)
-    batch = Batch.of(rows(with_others=True))
+    batch = TokenBatch.of(rows(with_others=True))
     with torch.no_grad():
         gains = answers(policy, batch).log_probs - answers(reference, batch).log_probs
     own, other = gains.view(-1, 2)[[0, 1, 2]].unbind(1)
@@ -379,9 +379,11 @@ def test_values_of_labels_are_means_over_their_own_answers(models: tuple[Any, An
 
 
 def test_a_value_of_nothing_is_left_out() -> None:
-    totals = Totals(("a", "b", "c"), torch.device("cpu"))
-    totals.add(Losses(torch.tensor(1.0), torch.tensor(1), torch.tensor([[3.0, 2.0], [0.0, 0.0], [float("nan"), 1.0]])))
-    totals.add(Losses(torch.tensor(1.0), torch.tensor(1), torch.tensor([[1.0, 2.0], [0.0, 0.0], [0.0, 1.0]])))
+    totals = LossTotals(("a", "b", "c"), torch.device("cpu"))
+    totals.add(
+        BatchLosses(torch.tensor(1.0), torch.tensor(1), torch.tensor([[3.0, 2.0], [0.0, 0.0], [float("nan"), 1.0]]))
+    )
+    totals.add(BatchLosses(torch.tensor(1.0), torch.tensor(1), torch.tensor([[1.0, 2.0], [0.0, 0.0], [0.0, 1.0]])))
     loss, count, *values = totals.vector().tolist()
     assert (loss, count) == (2.0, 2.0)
     assert means(totals.names, values) == {"a": 1.0}

@@ -17,7 +17,7 @@ from muster.contract.base import dump
 from muster.contract.checkpoint import Commit, DataCursor
 from muster.contract.names import Env, ExitCode
 from muster.contract.training import TrainingConfig
-from muster.trainer.config import DataParallel, Ranks, Run, data_parallel, read_ranks, read_run
+from muster.trainer.config import DataParallel, RankPosition, WorkerRun, data_parallel, read_ranks, read_run
 from muster.trainer.errors import OutOfMemory, UserError, exit_code
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
@@ -51,13 +51,13 @@ def environment(**changes: str) -> dict[str, str]:
     return base | changes
 
 
-def run_of(training: TrainingConfig, resume_step: int = 0, folder: str = "file:///nowhere/uid-1") -> Run:
+def run_of(training: TrainingConfig, resume_step: int = 0, folder: str = "file:///nowhere/uid-1") -> WorkerRun:
     given = environment(**{Env.CONFIG: json.dumps({"training": dump(training), "checkpoint": {}})})
     return read_run({**given, Env.RESUME_STEP: str(resume_step), Env.CHECKPOINT_URI: folder})
 
 
-def ranks(world: int, local_world: int | None = None) -> Ranks:
-    return Ranks(rank=0, local_rank=0, world=world, local_world=local_world or world)
+def ranks(world: int, local_world: int | None = None) -> RankPosition:
+    return RankPosition(rank=0, local_rank=0, world=world, local_world=local_world or world)
 
 
 def test_orders_are_read() -> None:
@@ -94,9 +94,9 @@ def test_bad_orders_name_the_place(changes: dict[str, str], message: str) -> Non
 
 def test_ranks_as_torchrun_says() -> None:
     told = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-    assert read_ranks(told) == Ranks(rank=5, local_rank=1, world=8, local_world=4)
+    assert read_ranks(told) == RankPosition(rank=5, local_rank=1, world=8, local_world=4)
     assert read_ranks(told).nodes == 2
-    assert read_ranks({}) == Ranks(rank=0, local_rank=0, world=1, local_world=1)
+    assert read_ranks({}) == RankPosition(rank=0, local_rank=0, world=1, local_world=1)
 
 
 def test_a_batch_that_cannot_be_divided_says_what_to_change() -> None:

@@ -8,7 +8,7 @@ import pytest
 from muster.contract.signals import Cause
 from muster.contract.spec import CheckpointSpec, Past, past_of
 from muster.contract.status import Attempt, JobStatus
-from muster.trainer.config import Ranks
+from muster.trainer.config import RankPosition
 from muster.trainer.train import checkpoint_scheduler
 from muster.trainer.train.numeric_guard import FIRST_STEPS, KNOWN_MIN, NumericGuard
 from muster.trainer.train.rank_state import RankState
@@ -29,7 +29,7 @@ def test_the_past_is_what_the_status_remembers_of_attempts_that_are_over() -> No
 def scheduler(
     path: Path, every: int | str, past: Past = NO_PAST
 ) -> tuple[checkpoint_scheduler.CheckpointScheduler, RankState]:
-    ranks = Ranks(rank=0, local_rank=0, world=2, local_world=1)
+    ranks = RankPosition(rank=0, local_rank=0, world=2, local_world=1)
     rank_state = RankState(path, attempt=2, rank=0, started_at=0.0)
     made = checkpoint_scheduler.CheckpointScheduler(None, every, past, ranks, rank_state, None)  # type: ignore[arg-type]
     return made, rank_state

@@ -15,9 +15,9 @@ from tests.polling import eventually
 from muster.contract.base import dump_json
 from muster.contract.profiles import PROFILES, REQUEST_KEY, STEPS_MAX, Profile, ProfileRequest, RankProfile
 from muster.storage.opening import open_store
-from muster.trainer.config import Ranks
+from muster.trainer.config import RankPosition
 from muster.trainer.train import profiling, tracing
-from muster.trainer.train.activity import Activity
+from muster.trainer.train.activity import RankActivity
 from muster.trainer.train.profiling import StepProfiler
 
 CPU = torch.device("cpu")
@@ -27,7 +27,9 @@ CPU = torch.device("cpu")
 def profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepProfiler]:
     monkeypatch.setattr(profiling, "LOOK_SECONDS", 0.02)
     run: Any = SimpleNamespace(folder=tmp_path.as_uri(), attempt=2, worker_dir=tmp_path / "worker")
-    made = StepProfiler(run, Ranks(rank=0, world=1, local_rank=0, local_world=1), CPU, Activity(0.0, lambda: None))
+    made = StepProfiler(
+        run, RankPosition(rank=0, world=1, local_rank=0, local_world=1), CPU, RankActivity(0.0, lambda: None)
+    )
     yield made
     made.close(wait=True)
 

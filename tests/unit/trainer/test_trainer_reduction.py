@@ -5,19 +5,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.trainer.config import Ranks
+from muster.trainer.config import RankPosition
 from muster.trainer.train import reduction
-from muster.trainer.train.reduction import PackedReport, RankReport, Requests, StepReport
-from muster.trainer.train.tasks.objective import Losses, Totals
+from muster.trainer.train.reduction import PackedReport, RankReport, StepReport, StepRequests
+from muster.trainer.train.tasks.objective import BatchLosses, LossTotals
 
-wishes = st.builds(Requests, stop=st.booleans(), save=st.booleans(), snapshot=st.booleans())
+wishes = st.builds(StepRequests, stop=st.booleans(), save=st.booleans(), snapshot=st.booleans())
 reports = st.builds(RankReport, st.integers(0, 10**9), wishes, st.integers(0, 1000).map(float))
 
 
 def packed(rank: int, world: int, own: RankReport, loss: float, count: int) -> PackedReport:
-    totals = Totals(("margin", "of nothing"), torch.device("cpu"))
-    totals.add(Losses(torch.tensor(loss), torch.tensor(count), torch.tensor([[loss, 2.0], [0.0, 0.0]])))
-    return reduction.pack_step_report(totals, own, Ranks(rank, rank, world, world))
+    totals = LossTotals(("margin", "of nothing"), torch.device("cpu"))
+    totals.add(BatchLosses(torch.tensor(loss), torch.tensor(count), torch.tensor([[loss, 2.0], [0.0, 0.0]])))
+    return reduction.pack_step_report(totals, own, RankPosition(rank, rank, world, world))
 
 
 @given(st.lists(st.tuples(reports, st.integers(0, 4096), st.integers(0, 9)), min_size=1, max_size=5), st.booleans())
@@ -36,7 +36,7 @@ def test_all_ranks_read_what_each_packed(told: list[tuple[RankReport, int, int]]
         loss=float(sum(loss for _, loss, _ in told)),
         count=float(sum(count for _, _, count in told)),
         tokens=sum(own.tokens for own, _, _ in told),
-        requests=Requests(
+        requests=StepRequests(
             *(any(getattr(each, name) for each in requests) for name in ("stop", "save", "snapshot", "profile"))
         ),
         work_seconds=tuple(own.work_seconds for own, _, _ in told),
@@ -48,7 +48,7 @@ def test_all_ranks_read_what_each_packed(told: list[tuple[RankReport, int, int]]
 def test_ranks_that_share_a_model_count_their_samples_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shares of two ranks each: both ranks of a share report its loss, count and tokens."""
     monkeypatch.setattr(reduction, "all_reduce_sum", lambda vector: vector.tolist())
-    own = RankReport(10, Requests(stop=False, save=True, snapshot=False), 0.5)
+    own = RankReport(10, StepRequests(stop=False, save=True, snapshot=False), 0.5)
     reports = [packed(rank, 4, own, 3.0, 5) for rank in range(4)]
     total = torch.stack([report.vector for report in reports]).sum(0)
     square = torch.tensor(8.0, dtype=torch.float64)

@@ -11,13 +11,13 @@ from tests.unit.data.making import opened, write_jsonl
 
 from muster.contract.base import parse
 from muster.contract.training import TrainingConfig
-from muster.trainer.data import Data
+from muster.trainer.data import RunData
 from muster.trainer.data.pairs import PairPacking
 from muster.trainer.errors import StorageError, UserError
 from muster.trainer.train.reference import read_reference
 
 
-def pairs(folder: Path, holdout: float = 0.25) -> Data:
+def pairs(folder: Path, holdout: float = 0.25) -> RunData:
     records = [{"prompt": f"{n}", "chosen": "y" * (1 + n % 3), "rejected": "n"} for n in range(16)]
     document: dict[str, Any] = {
         "task": "dpo",
@@ -31,7 +31,7 @@ def pairs(folder: Path, holdout: float = 0.25) -> Data:
     return opened(parse(TrainingConfig, document), folder / "cache")
 
 
-def stored(data: Data, folder: Path) -> str:
+def stored(data: RunData, folder: Path) -> str:
     """The address of numbers that tell of which pair they are: its place among the packing's members."""
     assert data.evaluation is not None
     parts = [part for part in (*data.train.parts, *data.evaluation.parts) if isinstance(part, PairPacking)]

@@ -15,7 +15,7 @@ from tests.ports import free_port
 
 from muster.contract.signals import WorkerExit
 from muster.trainer.launch import preflight, report
-from muster.trainer.launch.preflight import Fault, verdict
+from muster.trainer.launch.preflight import PreflightFault, verdict
 
 
 def test_heartbeats_are_served_and_rubbish_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +124,13 @@ def test_the_last_heartbeat_goes_with_the_record(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("answer", "code"), [("warn", 0), ("retry", 84), ("exclude", 90), ("stop", 80)])
 def test_each_answer_of_the_preflight(answer: str, code: int) -> None:
-    end = verdict([Fault("disk", "is full")], {"disk": answer})
+    end = verdict([PreflightFault("disk", "is full")], {"disk": answer})
     assert end.exit_code == code
     assert ("disk: is full" in end.message) == bool(code)
 
 
 def test_the_worst_answer_decides() -> None:
-    faults = [Fault("network", "no name"), Fault("disk", "is full"), Fault("gpus", "7 of 8")]
+    faults = [PreflightFault("network", "no name"), PreflightFault("disk", "is full"), PreflightFault("gpus", "7 of 8")]
     end = verdict(faults, {"network": "warn", "disk": "retry", "gpus": "stop"})
     assert (end.exit_code, end.message) == (80, "preflight failed (stop): gpus: 7 of 8")
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from muster.trainer.convert import generate, load_model, respond
 from muster.trainer.convert.load_model import LoadedModel, load
 from muster.trainer.errors import UserError
-from muster.trainer.models.generation import Sampling
+from muster.trainer.models.generation import SamplingSettings
 
 ASKED = {"max_tokens": 8, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stop": []}
 
@@ -33,13 +33,13 @@ def loaded(folder: Path) -> LoadedModel:
 
 
 def answer(loaded: LoadedModel, **request: Any) -> tuple[str, dict[str, Any]]:
-    lines = list(respond.Responder(loaded).respond({**ASKED, **request}))
+    lines = list(respond.ModelResponder(loaded).respond({**ASKED, **request}))
     return "".join(line.get("text", "") for line in lines), lines[-1]["done"]
 
 
 def test_an_answer_is_that_of_generate_and_is_counted(loaded: LoadedModel) -> None:
     text, done = answer(loaded, prompt="abc")
-    assert text == "".join(generate.continued(loaded, "abc", Sampling(8)))
+    assert text == "".join(generate.continued(loaded, "abc", SamplingSettings(8)))
     ids = [*loaded.tokenizer.bos, *loaded.tokenizer.encode("abc")]
     assert done == {"finish_reason": "length", "prompt_tokens": len(ids), "completion_tokens": 8}
     assert answer(loaded, prompt=ids) == (text, done)
@@ -47,7 +47,7 @@ def test_an_answer_is_that_of_generate_and_is_counted(loaded: LoadedModel) -> No
     assert (before_it, ended["finish_reason"]) == (text[: text.index(text[2:4])], "stop")
     messages = [{"role": "user", "content": "hi"}]
     said, _ = answer(loaded, messages=messages)
-    assert said == "".join(generate.answered(loaded, messages, Sampling(8)))
+    assert said == "".join(generate.answered(loaded, messages, SamplingSettings(8)))
 
 
 def test_log_probabilities_are_those_of_transformers(loaded: LoadedModel, folder: Path) -> None:
@@ -71,7 +71,7 @@ def test_log_probabilities_are_those_of_transformers(loaded: LoadedModel, folder
 
 
 def test_a_cancelled_answer_ends_and_what_can_not_be_asked_is_refused(loaded: LoadedModel) -> None:
-    responder = respond.Responder(loaded)
+    responder = respond.ModelResponder(loaded)
     lines = responder.respond({**ASKED, "prompt": "abc", "max_tokens": 10_000})
     next(lines)
     responder.cancelled.set()

@@ -18,12 +18,12 @@ from muster.contract.memory import estimate
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import Keep
 from muster.contract.training import TrainingConfig
-from muster.trainer.checkpoint import Saver
-from muster.trainer.config import Ranks
+from muster.trainer.checkpoint import CheckpointSaver
+from muster.trainer.config import RankPosition
 from muster.trainer.data import chat_prompt, load_tokenizer
 from muster.trainer.data.answers import ends_of_turn
 from muster.trainer.data.preference import pair, parts
-from muster.trainer.data.prompts import Prompt
+from muster.trainer.data.prompts import ModelPrompt
 from muster.trainer.errors import UserError
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
@@ -31,10 +31,10 @@ from muster.trainer.models.scoring import ScoreHead
 from muster.trainer.train.origin import fresh_origin
 from muster.trainer.train.reward_model import RewardScores
 from muster.trainer.train.second_model import LoadedSecond, find_second_models
-from muster.trainer.train.writing import Written
+from muster.trainer.train.writing import WrittenTokens
 
 SHAPE = Architecture(dim=24, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=260, max_positions=64)
-RANKS = Ranks(rank=0, world=1, local_rank=0, local_world=1)
+RANKS = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
 SAID = [("Hello, I am Ada.", "Hello Ada!"), ("2 + 2?", "4"), ("a", "It depends, é.")]
 
 
@@ -49,7 +49,7 @@ def committed(folder: Path, scores: ScoreHead | None = None, step: int = 5, seed
         config={"task": "reward" if scores else "sft"},
         tokenizer=load_tokenizer("bytes").describe(),
     )
-    saving = Saver(about, Keep(), {})
+    saving = CheckpointSaver(about, Keep(), {})
     try:
         saving.save(state(model, torch.optim.AdamW(model.parameters()), step))
         assert outcomes(saving) == [(step, True, None)]
@@ -84,9 +84,12 @@ def test_an_answer_is_read_as_the_data_of_task_reward_writes_it(source: str) -> 
         }
         side = parts(pair({"prompt": messages, **answers}), tokenizer)[0]
         expected = [token for part in side for token in (part.ids or tokenizer.encode(part.text))]
-        prompt = Prompt(chat_prompt(tokenizer, messages), {})
-        assert scorer._text(prompt, Written(tokenizer.encode(said), end)) == expected
-        assert scorer._text(prompt, Written(tokenizer.encode(said), None)) == [*prompt.ids, *tokenizer.encode(said)]
+        prompt = ModelPrompt(chat_prompt(tokenizer, messages), {})
+        assert scorer._text(prompt, WrittenTokens(tokenizer.encode(said), end)) == expected
+        assert scorer._text(prompt, WrittenTokens(tokenizer.encode(said), None)) == [
+            *prompt.ids,
+            *tokenizer.encode(said),
+        ]
 
 
 def test_scores_are_those_of_transformers_whatever_shares_a_pass(tmp_path: Path) -> None:
@@ -107,8 +110,8 @@ def test_scores_are_those_of_transformers_whatever_shares_a_pass(tmp_path: Path)
     with pytest.raises(UserError, match=r"grpo\.rewardModel file:.* has other weights than when the job began"):
         second.must_be({"rewardModel": second.described | {"files": {}}})
     tokenizer = fresh_origin(given).tokenizer
-    prompts = [Prompt(tokenizer.encode(asked), {}) for asked, _ in SAID]
-    written = [Written(tokenizer.encode(said), None) for _, said in SAID]
+    prompts = [ModelPrompt(tokenizer.encode(asked), {}) for asked, _ in SAID]
+    written = [WrittenTokens(tokenizer.encode(said), None) for _, said in SAID]
     found = RewardScores(second.model, tokenizer, 8).of(prompts, written)
     torch.testing.assert_close(
         RewardScores(second.model, tokenizer, 2).of(prompts, written), found, atol=1e-6, rtol=1e-5

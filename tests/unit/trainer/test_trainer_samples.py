@@ -15,10 +15,10 @@ from muster.contract.evaluation_config import Generation
 from muster.contract.samples import Samples, samples_key, step_of_samples
 from muster.contract.training import TrainingConfig
 from muster.trainer.checkpoint import randomness
-from muster.trainer.config import Ranks
+from muster.trainer.config import RankPosition
 from muster.trainer.data import load_tokenizer
 from muster.trainer.models.decoder_model import DecoderModel
-from muster.trainer.models.generation import Sampling, generate
+from muster.trainer.models.generation import SamplingSettings, generate
 from muster.trainer.train.samples import SampleMaker
 
 SHAPE = Architecture(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=264, max_positions=64)
@@ -36,7 +36,7 @@ def maker(folder: Path, task: str, max_tokens: int = 12) -> tuple[SampleMaker, A
     asked = Generation(prompts=PROMPTS, max_tokens=max_tokens)
     training = SimpleNamespace(task=task, evaluation=SimpleNamespace(generate=asked))
     run: Any = SimpleNamespace(training=training, folder=folder.as_uri(), attempt=2)
-    ranks = Ranks(rank=0, world=1, local_rank=0, local_world=1)
+    ranks = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
     return SampleMaker(run, ranks, definition, module.train(), load_tokenizer("bytes"), CPU), module
 
 
@@ -49,7 +49,7 @@ def test_each_prompt_is_followed_by_what_the_model_would_say_alone(tmp_path: Pat
         ids = list(prompt.encode())
         ids = [USER_MARK, *ids, END_OF_TURN, ASSISTANT_MARK] if task == "sft" else ids
         ends = frozenset({256, END_OF_TURN} if task == "sft" else {256})
-        expected = list(generate(module.eval(), ids, ends, 260, Sampling(12), 64, CPU))
+        expected = list(generate(module.eval(), ids, ends, 260, SamplingSettings(12), 64, CPU))
         assert sample.prompt == prompt
         assert sample.text == load_tokenizer("bytes").decode(expected)
         assert sample.finished == (len(expected) < 12)

@@ -28,7 +28,7 @@ from muster.trainer.errors import (
     is_out_of_memory,
 )
 from muster.trainer.launch.verdict import RankEnd, is_unexplained, log_tail, oom_kills, read_end, root, worker_exit
-from muster.trainer.train.metrics import Metrics, StepLog
+from muster.trainer.train.metrics import RankMetrics, StepLog
 from muster.trainer.train.rank_state import RankState
 
 
@@ -204,7 +204,7 @@ def test_step_lines_and_metrics(tmp_path: Path) -> None:
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 2
 
     rank_state = RankState(tmp_path, attempt=2, rank=3, started_at=time.time())
-    metrics = Metrics(3, rank_state.heartbeat)
+    metrics = RankMetrics(3, rank_state.heartbeat)
     metrics.stepped(record(1).model_copy(update={"values": {"kl": 0.5}}), samples=2, own_data_wait=0.01)
     metrics.learning.evaluated(4.0, {"code/loss": 3.0, "code/exactMatch": 0.25})
     metrics.commits.committed(1, 950.0, 0.5, 1234)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.unit.trainer.test_trainer_objectives import config, models, rows
 
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.models.pretrained import with_our_forward
 from muster.trainer.train import tasks
 from muster.trainer.train.tasks.answers import answers
@@ -37,7 +37,7 @@ def test_a_batch_leaves_no_trace_in_a_preference_objective(
 ) -> None:
     reference, policy = (with_our_forward(copy.deepcopy(each), "none", "positions") for each in models)
     objective = objective_of(config(task, **settings))
-    batch = Batch.of(rows(task == "kto"))
+    batch = TokenBatch.of(rows(task == "kto"))
     if objective.stored_reference:
         with torch.no_grad():
             batch.reference = answers(reference, batch).log_probs.flatten(1)
@@ -75,12 +75,12 @@ def _of_self(node: ast.AST) -> bool:
 
 
 def test_no_method_of_an_objective_stores_anything() -> None:
-    """Also of those that need second models. `Totals` adds up one evaluation, and is made anew for each."""
+    """Also of those that need second models. `LossTotals` adds up one evaluation, and is made anew for each."""
     folder = Path(tasks.__path__[0])
     stores = {
         path.name: found for path in sorted(folder.glob("*.py")) if (found := _methods_that_store(path.read_text()))
     }
-    assert stores == {"objective.py": ["Totals.add"]}
+    assert stores == {"objective.py": ["LossTotals.add"]}
 
 
 def test_a_method_that_stores_is_found() -> None:

@@ -22,9 +22,9 @@ from muster.contract.names import STEP_LOG, Env
 from muster.contract.signals import StepRecord
 from muster.contract.spec import parse_job
 from muster.contract.tracking import Tracking
-from muster.trainer.config import Run, read_run
-from muster.trainer.tracking.__main__ import Limits, tell
-from muster.trainer.tracking.processes import FAULTS, Trackers, commands
+from muster.trainer.config import WorkerRun, read_run
+from muster.trainer.tracking.__main__ import TimeLimits, tell
+from muster.trainer.tracking.processes import FAULTS, TrackerProcesses, commands
 from muster.trainer.tracking.step_log import StepLogReader
 from muster.trainer.tracking.to_mlflow import MLflow
 from muster.trainer.tracking.to_tensorboard import TensorBoard
@@ -38,7 +38,7 @@ TRAINING = {
 }
 
 
-def run_in(root: Path, attempt: int = 1, **tracking: Any) -> Run:
+def run_in(root: Path, attempt: int = 1, **tracking: Any) -> WorkerRun:
     directory = root / f"worker-{attempt}"
     directory.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -58,7 +58,7 @@ def record(step: int, attempt: int = 1, **changes: Any) -> StepRecord:
     return StepRecord.model_validate(known | numbers | {"step_seconds": 0.1, "memory_bytes": 1000} | changes)
 
 
-def log(run: Run, *records: StepRecord) -> None:
+def log(run: WorkerRun, *records: StepRecord) -> None:
     with (run.worker_dir / STEP_LOG).open("a") as file:
         file.writelines(dump_json(each) + "\n" for each in records)
 
@@ -108,7 +108,7 @@ def test_a_tracker_that_fails_for_a_while_misses_nothing(tmp_path: Path) -> None
     with pytest.raises(ConnectionError):  # the run is over: there is no other time
         tell(run, lambda: tracker, ended)
     ended.clear()
-    teller = threading.Thread(target=tell, args=(run, lambda: tracker, ended, Limits(look=0.01)))
+    teller = threading.Thread(target=tell, args=(run, lambda: tracker, ended, TimeLimits(look=0.01)))
     teller.start()
     eventually(lambda: tracker.told == [1, 2, 3, 4], "all steps")
     log(run, record(5))
@@ -121,7 +121,7 @@ def test_patience_ends(tmp_path: Path) -> None:
     run = run_in(tmp_path)
     log(run, record(1))
     with pytest.raises(ConnectionError, match="nobody is there"):
-        tell(run, lambda: Kept(fails=10**9), threading.Event(), Limits(look=0.01, patience=0.05))
+        tell(run, lambda: Kept(fails=10**9), threading.Event(), TimeLimits(look=0.01, patience=0.05))
 
 
 def test_tensorboard_shows_every_attempt_as_one_curve(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def leveldb_records(data: bytes) -> Iterator[bytes]:
         at += 7 + size
 
 
-def started(run: Run) -> Trackers:
+def started(run: WorkerRun) -> TrackerProcesses:
     """The processes, with the environment that the launcher has."""
     import os
 
@@ -224,7 +224,7 @@ def started(run: Run) -> Trackers:
     before = dict(os.environ)
     os.environ.update(environment)
     try:
-        return Trackers(run.worker_dir, commands(run), finish_seconds=60.0)
+        return TrackerProcesses(run.worker_dir, commands(run), finish_seconds=60.0)
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -238,7 +238,7 @@ with open({str(tmp_path / "child")!r}, "w") as file:
 time.sleep(600)
 """
     command = (sys.executable, "-c", code)
-    trackers = Trackers(tmp_path, {"wandb": command}, finish_seconds=-1.5)
+    trackers = TrackerProcesses(tmp_path, {"wandb": command}, finish_seconds=-1.5)
     child = eventually(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip(), "a child")
     began = time.monotonic()
     trackers.finish()
@@ -249,9 +249,9 @@ time.sleep(600)
 
 
 def test_a_tracker_that_dies_is_told_of_while_the_run_goes_on(tmp_path: Path) -> None:
-    missing = Trackers(tmp_path, {"mlflow": ("/nowhere/python",)})
+    missing = TrackerProcesses(tmp_path, {"mlflow": ("/nowhere/python",)})
     assert missing.faults[0].startswith("mlflow is left out from here on: ")
-    trackers = Trackers(tmp_path, {"wandb": (sys.executable, "-c", "raise SystemExit(3)")})
+    trackers = TrackerProcesses(tmp_path, {"wandb": (sys.executable, "-c", "raise SystemExit(3)")})
     eventually(lambda: (tmp_path / FAULTS).exists() and "wandb" in (tmp_path / FAULTS).read_text(), "word of it")
     assert "its process ended with code 3: it did not answer in time, or crashed" in trackers.faults[0]
     trackers.finish()

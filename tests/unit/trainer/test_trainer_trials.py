@@ -14,10 +14,10 @@ from tests.unit.data.making import config, opened, write_jsonl
 
 from muster.contract.checkpoint import DataCursor
 from muster.contract.optimizer_config import OptimizerConfig
-from muster.trainer.train.reduction import Requests
+from muster.trainer.train.reduction import StepRequests
 from muster.trainer.train.schedule import learning_rate
 from muster.trainer.train.step import StepOutcome
-from muster.trainer.train.trials import Overfit, RangeTest, report_verdict, trial_of
+from muster.trainer.train.trials import OverfitTrial, RangeTest, report_verdict, trial_of
 
 STEPS = 100
 TESTED = OptimizerConfig.model_validate({"rangeTest": {"lowest": 1e-6, "highest": 1.0}})
@@ -34,7 +34,7 @@ def outcome(number: int, loss: float, rate: float = 0.0, skipped: str = "") -> S
         data_wait_seconds=0.0,
         skipped=skipped,
         cursor=DataCursor(seed=0, epoch=0, sample=0),
-        requests=Requests(False, False, False),
+        requests=StepRequests(False, False, False),
         work_seconds=(0.1,),
         values={},
     )
@@ -97,11 +97,11 @@ def test_unsound_numbers_end_the_test_and_a_flat_loss_suggests_nothing() -> None
 
 
 def test_overfitting_is_judged_by_the_last_pass(tmp_path: Path) -> None:
-    test = Overfit(samples=8, steps_per_pass=2)
+    test = OverfitTrial(samples=8, steps_per_pass=2)
     for step, loss in enumerate((5.0, 4.0, 0.3, 0.1), start=1):
         test.saw(outcome(step, loss))
     assert "8 samples went from 5.0000 to 0.2000: they are learnt by heart" in test.verdict()
-    other = Overfit(8, 2)
+    other = OverfitTrial(8, 2)
     other.restore(json.loads(json.dumps(test.state())))
     other.saw(outcome(5, 1.0))
     assert "went from 5.0000 to 0.5500, which is not near 0 (at most 0.2500)" in other.verdict()
@@ -134,4 +134,4 @@ def test_one_trial_at_a_time() -> None:
     with pytest.raises(ValidationError, match="are two trials; make one after the other"):
         type(plain).model_validate(document)
     document["optimizer"]["rangeTest"] = None
-    assert isinstance(trial_of(type(plain).model_validate(document)), Overfit)
+    assert isinstance(trial_of(type(plain).model_validate(document)), OverfitTrial)

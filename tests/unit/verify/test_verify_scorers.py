@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.verifiers import Verifier
-from muster.trainer.verify.scorers import Completion, scorer
+from muster.trainer.verify.scorers import ModelCompletion, scorer
 
 OBJECT = json.dumps({"type": "object", "required": ["a"], "properties": {"a": {"type": "string", "pattern": "^x+$"}}})
 
@@ -17,7 +17,7 @@ OBJECT = json.dumps({"type": "object", "required": ["a"], "properties": {"a": {"
 def score(document: dict[str, Any], text: str, **columns: Any) -> float:
     made = scorer(parse(Verifier, document))
     made.check(columns)
-    return made.score(Completion("asked", text, columns)).value
+    return made.score(ModelCompletion("asked", text, columns)).value
 
 
 @pytest.mark.parametrize(

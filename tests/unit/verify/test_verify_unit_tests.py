@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.local import landlock, seccomp
-from muster.trainer.verify.unit_tests import Outcome, run, what_is_closed
+from muster.trainer.verify.unit_tests import TestOutcome, run, what_is_closed
 
 pytestmark = pytest.mark.skipif(not seccomp.known(), reason=f"no filter of system calls for {sys.platform}")
 
@@ -73,7 +73,7 @@ def test_a_program_that_ends_before_its_tests_has_not_passed_them(early: str) ->
 )
 def test_what_hangs_or_eats_memory_is_killed_and_told_apart(program: str, limit: str | None) -> None:
     began = time.monotonic()
-    assert run(program, "", 0.5, 128) == Outcome(False, limit)
+    assert run(program, "", 0.5, 128) == TestOutcome(False, limit)
     assert time.monotonic() - began < 60
 
 

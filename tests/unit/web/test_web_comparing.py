@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.web.comparing import Difference, Score, differences, scores
+from muster.web.comparing import MeasureScore, SettingDifference, differences, scores
 
 
 def test_only_settings_that_differ_are_told_by_their_paths() -> None:
@@ -12,10 +12,10 @@ def test_only_settings_that_differ_are_told_by_their_paths() -> None:
     two = {"training": {"lr": 1e-3, "data": {"train": [{"source": "b", "weight": 1}]}, "seed": 1}, "gang": {"nodes": 2}}
     three = {**one, "suspend": True}
     assert differences([one, two]) == [
-        Difference("training.lr", ("0.0001", "0.001")),
-        Difference("training.data.train[0].source", ("a", "b")),
+        SettingDifference("training.lr", ("0.0001", "0.001")),
+        SettingDifference("training.data.train[0].source", ("a", "b")),
     ]
-    assert differences([one, three]) == [Difference("suspend", (None, "true"))]
+    assert differences([one, three]) == [SettingDifference("suspend", (None, "true"))]
     assert differences([one]) == differences([]) == []
 
 
@@ -38,7 +38,7 @@ def test_the_best_is_the_best_of_those_that_have_a_value_and_none_where_all_are_
     assert found["Least training loss"].values == (1.0, None, 0.5)
     assert found["Least training loss"].best == {2}, "the least of what a point stands for"
     assert found["Last training loss"].values == (1.0, None, 2.0)
-    assert found["Goodput"] == Score("Goodput", (0.75, None, 0.5), "share", frozenset({0}))
+    assert found["Goodput"] == MeasureScore("Goodput", (0.75, None, 0.5), "share", frozenset({0}))
     assert found["Restarts"].best == {1, 2}
     assert found["Best evaluation"].best == frozenset(), "all are alike"
     assert "Tokens per second" not in found

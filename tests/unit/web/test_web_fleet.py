@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.web.fleet_view import Recovery, pools, recoveries, time_spent
+from muster.web.fleet_view import FaultRecovery, pools, recoveries, time_spent
 
 NOW = 1_795_000_000.0
 
@@ -51,7 +51,7 @@ def test_recoveries_are_those_of_the_last_day_with_the_time_until_training_went_
     assert [(each.attempt, each.seconds) for each in found] == [(5, None), (3, 100.0), (2, 200.0)]
     over = recoveries([("id", "job", {"attempts": attempts, "phase": "Failed"})], NOW)
     assert [each.attempt for each in over] == [3, 2], "the last attempt is the job's end, and no recovery"
-    assert found[0] == Recovery("id", "job", 5, NOW - 50, "hang", "", 0, None)
+    assert found[0] == FaultRecovery("id", "job", 5, NOW - 50, "hang", "", 0, None)
 
 
 def test_the_time_of_all_jobs_is_added_up() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import STEP_LOG
 from muster.web import assets
 from muster.web.logs import PAGE_BYTES, line_before, search
 from muster.web.rendering import HEADERS, clip, environment, query, time_element
 from muster.web.session import local_path
-from muster.web.sparkline import POINTS, Sparklines
+from muster.web.sparkline import POINTS, SparklineCache
 
 ROOM = Path(assets.__file__).parent
 
@@ -98,13 +98,13 @@ def test_a_hit_on_the_border_of_two_chunks_is_found(tmp_path: Path, monkeypatch:
 
 
 def test_a_sparkline_reads_little_of_a_long_log(tmp_path: Path) -> None:
-    state = State(tmp_path)
+    state = StateFolder(tmp_path)
     for number, steps in ((1, range(1, 5_001)), (2, range(4_001, 10_001))):
         file = state.worker("job", number, 0) / STEP_LOG
         file.parent.mkdir(parents=True)
         records = ({"step": step, "loss": 10_000.0 / step, "padding": "x" * 200} for step in steps)
         file.write_text("".join(json.dumps(record) + "\n" for record in records) + '{"step": 10001, "lo')
-    sparklines = Sparklines()
+    sparklines = SparklineCache()
     found = sparklines.of(state, ["job", "none"])
     assert found["none"] == []
     assert 20 <= len(found["job"]) <= POINTS + 2

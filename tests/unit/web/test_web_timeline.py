@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from muster.charts.goodput import parts
-from muster.charts.timeline import COMMITS_MAX, Span, timeline
+from muster.charts.timeline import COMMITS_MAX, StateSpan, timeline
 from muster.contract.status import Attempt
 from muster.contract.times import rfc3339
 
@@ -21,7 +21,7 @@ def event(at: float, kind: str, message: str = "", **data: Any) -> dict[str, Any
     return {"id": 0, "at": rfc3339(at), "type": kind, "message": message, "data": data, "attempt": None}
 
 
-def states(spans: tuple[Span, ...]) -> list[tuple[str, float, float]]:
+def states(spans: tuple[StateSpan, ...]) -> list[tuple[str, float, float]]:
     return [(span.state, span.x, span.width) for span in spans]
 
 

@@ -44,7 +44,7 @@ def constants(module: type | ModuleType) -> dict[str, object]:
 
 def test_names_and_codes_are_those_of_the_contract() -> None:
     theirs = {**constants(contract.Env), "WORKER_DIR": contract.Env.WORKER_DIR}
-    for name, value in constants(names.Env).items():
+    for name, value in constants(names.WorkerVariables).items():
         assert theirs.get(name, value) == value
     assert constants(names.ExitCode).items() <= {code.name: int(code) for code in contract.ExitCode}.items()
     for name in ("EXIT_RECORD", "HEARTBEAT", "HEARTBEATS_PATH", "LAST_HEARTBEAT"):
@@ -68,14 +68,14 @@ def test_the_same_notices_ask_to_leave(kind: SignalKind, remedy: Remedy) -> None
 
 def test_what_it_writes_are_records_of_the_contract(tmp_path: Path) -> None:
     from muster.worker import exit_record
-    from muster.worker.output import Output
+    from muster.worker.output import RankOutput
 
     (tmp_path / "rank-0.progress.json").write_text(
         '{"pid": 7, "step": 12, "steps": 30, "at": 5.0, "progressedAt": 4.0, "loss": 1.5, "tokens": 640,'
         ' "values": {"learning_rate": 0.1, "accuracy": 0.5}, "source": "run"}'
     )
-    beats = heartbeats.Heartbeats(
-        str(tmp_path), 2, {0: 7}, Output([0]), heartbeats.HangPolicy(), steps=None, resume_step=10, metrics_port=9
+    beats = heartbeats.HeartbeatWriter(
+        str(tmp_path), 2, {0: 7}, RankOutput([0]), heartbeats.HangPolicy(), steps=None, resume_step=10, metrics_port=9
     )
     beats.write()
     beat = Heartbeat.model_validate_json((tmp_path / "rank-0.json").read_text())

@@ -319,10 +319,10 @@ while not pathlib.Path("seen").exists(): time.sleep(0.01)
 
 
 def test_a_flood_of_output_fills_no_disk(tmp_path: Path) -> None:
-    from muster.worker.output import TAIL_OF_FLOOD_BYTES, Output
+    from muster.worker.output import TAIL_OF_FLOOD_BYTES, RankOutput
 
     log = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
-    output = Output([0, 1], sink=log, file_bytes_max=10_000)
+    output = RankOutput([0, 1], sink=log, file_bytes_max=10_000)
     writers = {rank: os.dup(writer) for rank, writer in output.writers.items()}
     output.start()
     for number in range(20_000):
@@ -342,7 +342,7 @@ def test_a_flood_of_output_fills_no_disk(tmp_path: Path) -> None:
 
 
 def test_ranks_that_run_on_long_after_another_ended_well(tmp_path: Path) -> None:
-    from muster.worker.launcher import Watcher
+    from muster.worker.launcher import WorkerWatcher
     from muster.worker.ranks import ProcessEnd
 
     class Ranks:
@@ -355,7 +355,7 @@ def test_ranks_that_run_on_long_after_another_ended_well(tmp_path: Path) -> None
         def done(self, rank: int) -> None:
             pass
 
-    watcher = Watcher(Ranks(), Beats(), set(), lambda found: None, uneven_seconds=60.0)  # type: ignore[arg-type]
+    watcher = WorkerWatcher(Ranks(), Beats(), set(), lambda found: None, uneven_seconds=60.0)  # type: ignore[arg-type]
     assert watcher.look(1_000.0) is None, "none has ended"
     watcher.ended(ProcessEnd(0, 0, 110.0))
     assert watcher.look(169.0) is None
@@ -400,7 +400,7 @@ def test_a_program_that_had_ended_before_it_was_asked_to_stop_has_ended(program:
 
 
 def test_a_keeper_that_ends_before_the_program_ends_the_worker() -> None:
-    from muster.worker.launcher import Watcher
+    from muster.worker.launcher import WorkerWatcher
 
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -409,7 +409,7 @@ def test_a_keeper_that_ends_before_the_program_ends_the_worker() -> None:
         def pids(self) -> dict[int, int]:
             return {0: os.getpid()}
 
-    watcher = Watcher(Ranks(), None, {gone.pid}, lambda found: None)  # type: ignore[arg-type]
+    watcher = WorkerWatcher(Ranks(), None, {gone.pid}, lambda found: None)  # type: ignore[arg-type]
     found = watcher.look(1.0)
     assert found is not None
     assert found["exitCode"] == ExitCode.STORAGE

@@ -12,7 +12,7 @@ from pathlib import Path
 from muster.contract.names import Env, ExitCode
 from muster.contract.redaction import redact
 from muster.trainer.checkpoint.upload_process import fork_while_young
-from muster.trainer.config import Ranks, Run, read_ranks, read_run
+from muster.trainer.config import RankPosition, WorkerRun, read_ranks, read_run
 from muster.trainer.errors import PeerLost, exit_code, is_lost_peer, is_out_of_memory
 from muster.trainer.launch.process_control import die_with_parent, process_started_at
 from muster.trainer.launch.rank_lines import mark_lines
@@ -42,7 +42,7 @@ def main() -> int:
     return code
 
 
-def _train() -> Callable[[Run, Ranks, RankState], int]:
+def _train() -> Callable[[WorkerRun, RankPosition, RankState], int]:
     """The training loop. Loading it makes a quarter of a million objects that never become garbage.
 
     Looking for some among them would cost a tenth of the start, and a pause now and then while all other ranks wait.

@@ -8,6 +8,6 @@ from typing import NoReturn
 from muster.trainer.errors import UserError
 
 
-class Arguments(argparse.ArgumentParser):
+class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")

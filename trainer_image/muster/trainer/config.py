@@ -21,7 +21,7 @@ from muster.trainer.errors import UserError
 
 
 @dataclass(frozen=True)
-class Run:
+class WorkerRun:
     """One worker's orders."""
 
     job: str
@@ -47,7 +47,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankPosition:
     """Position of this process in the gang, as torchrun gives it."""
 
     rank: int
@@ -82,13 +82,13 @@ class DataParallel:
         return max(0, self.shares_per_rank - len(self.shares))
 
 
-def read_run(environ: Mapping[str, str] = os.environ) -> Run:
+def read_run(environ: Mapping[str, str] = os.environ) -> WorkerRun:
     """The orders in the environment. Raises UserError naming the variable or the path of every fault."""
     config = _worker_config(_required(environ, Env.CONFIG))
     if (training := config.training) is None:
         raise UserError(f"{Env.CONFIG} has no training: a program is started by its own launcher, muster.worker")
     worker_dir = Path(environ.get(Env.WORKER_DIR) or ".").resolve()
-    return Run(
+    return WorkerRun(
         job=environ.get(Env.JOB) or "job",
         job_uid=_required(environ, Env.JOB_UID),
         attempt=_number(environ, Env.ATTEMPT, 1),
@@ -106,10 +106,10 @@ def read_run(environ: Mapping[str, str] = os.environ) -> Run:
     )
 
 
-def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
+def read_ranks(environ: Mapping[str, str] = os.environ) -> RankPosition:
     """torchrun's variables; one lonely rank where there are none."""
     world = _number(environ, "WORLD_SIZE", 1)
-    return Ranks(
+    return RankPosition(
         rank=_number(environ, "RANK", 0),
         local_rank=_number(environ, "LOCAL_RANK", 0),
         world=world,
@@ -117,7 +117,7 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
     )
 
 
-def data_parallel(training: TrainingConfig, ranks: Ranks) -> DataParallel:
+def data_parallel(training: TrainingConfig, ranks: RankPosition) -> DataParallel:
     """The share of this rank at the start of a run. Raises UserError when the batch can't be divided."""
     size = training.data_parallel_size(ranks.world)
     try:

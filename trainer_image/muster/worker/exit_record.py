@@ -52,7 +52,7 @@ _CANT_BE_IMPORTED = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "
 
 
 @dataclass(frozen=True)
-class Words:
+class OutputWords:
     """Reading of the end of a rank's output."""
 
     text: str = ""
@@ -63,7 +63,7 @@ class Words:
     """Whether a collective failed because another rank went or did not come."""
 
 
-def read_words(tail: str) -> Words:
+def read_words(tail: str) -> OutputWords:
     """Return what the end of an output says of the cause: of the first traceback's error, or of the process' own last
     words."""
     lines = [_COLOURS.sub("", line).rstrip() for line in tail.splitlines()]
@@ -77,34 +77,34 @@ def read_words(tail: str) -> Words:
     if short in ("OutOfMemoryError", "MemoryError") or any(
         words in low for words in _OUT_OF_MEMORY + _XLA_OUT_OF_MEMORY
     ):
-        return Words(text, ExitCode.OUT_OF_MEMORY)
+        return OutputWords(text, ExitCode.OUT_OF_MEMORY)
     if any(words in low for words in _HUNG):
-        return Words(text, ExitCode.HUNG, collective_failed=True)
+        return OutputWords(text, ExitCode.HUNG, collective_failed=True)
     if short in _DISTRIBUTED or (short == "RuntimeError" and ("gloo" in low or "nccl" in low)):
         if "eaddrinuse" in low or "address already in use" in low:
-            return Words(text, ExitCode.PREFLIGHT_FAILED)
+            return OutputWords(text, ExitCode.PREFLIGHT_FAILED)
         lost = any(words in low for words in _PEER_LOST)
-        return Words(text, ExitCode.PEER_LOST if lost else None, collective_failed=True)
+        return OutputWords(text, ExitCode.PEER_LOST if lost else None, collective_failed=True)
     if any(words in low for words in _CANT_BE_WRITTEN):
-        return Words(text, ExitCode.STORAGE)
+        return OutputWords(text, ExitCode.STORAGE)
     if short in _CANT_BE_IMPORTED:
-        return Words(text, ExitCode.USER_ERROR)
-    return Words(text)
+        return OutputWords(text, ExitCode.USER_ERROR)
+    return OutputWords(text)
 
 
-def _without_traceback(lines: Sequence[str], lower: str) -> Words:
+def _without_traceback(lines: Sequence[str], lower: str) -> OutputWords:
     if any(words in lower for words in _HUNG):
         line = next(line for line in lines if any(words in line.lower() for words in _HUNG))
-        return Words(line.strip()[:WORDS_MAX], ExitCode.HUNG, collective_failed=True)
+        return OutputWords(line.strip()[:WORDS_MAX], ExitCode.HUNG, collective_failed=True)
     said = [line for line in lines if line.strip()]
     last = said[-1].strip()[:WORDS_MAX] if said else ""
     if "can't open file" in last or "No module named" in last:  # the interpreter's own words
-        return Words(last, ExitCode.USER_ERROR)
+        return OutputWords(last, ExitCode.USER_ERROR)
     if re.match(r"(?:SyntaxError|IndentationError|TabError): ", last):  # of the script itself: it has no traceback
-        return Words(last, ExitCode.USER_ERROR)
+        return OutputWords(last, ExitCode.USER_ERROR)
     if re.match(r"\S+: error: ", last) and any(line.startswith("usage: ") for line in said):  # argparse's
-        return Words(last, ExitCode.USER_ERROR)
-    return Words(last)
+        return OutputWords(last, ExitCode.USER_ERROR)
+    return OutputWords(last)
 
 
 def _first_error(lines: Sequence[str]) -> tuple[str, str] | None:
@@ -174,7 +174,7 @@ def judge(
     return record
 
 
-def _failure(end: ProcessEnd, words: Words, step: int, oom_killed: bool) -> dict[str, Any]:
+def _failure(end: ProcessEnd, words: OutputWords, step: int, oom_killed: bool) -> dict[str, Any]:
     killed_by = -end.exit_code if end.exit_code < 0 else None
     code = 128 + killed_by if killed_by else end.exit_code
     said = f": {words.text}" if words.text else ", and said nothing; see its log"

@@ -16,7 +16,7 @@ from typing import Any
 
 from muster.worker.files import read_document, write_document
 from muster.worker.names import HEARTBEAT, KEEPER_STATE, PROGRESS
-from muster.worker.output import Output
+from muster.worker.output import RankOutput
 from muster.worker.pace import StepPace
 from muster.worker.process_tree import is_alive, is_stopped
 
@@ -40,7 +40,7 @@ class LastStep:
     tokens: float
 
 
-class Heartbeats:
+class HeartbeatWriter:
     """Writer of the heartbeats of all ranks of this worker."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Heartbeats:
         directory: str,
         attempt: int,
         pids: Mapping[int, int],
-        output: Output,
+        output: RankOutput,
         hang: HangPolicy,
         steps: int | None,
         resume_step: int,

@@ -21,7 +21,7 @@ from muster.worker import exit_record
 from muster.worker.early_stop import STOP_SIGNALS, end_now
 from muster.worker.fence import SECONDS_MAX, FenceUnreachable, StaleAttempt, pass_fence
 from muster.worker.files import read_document, write_document
-from muster.worker.heartbeats import Heartbeats
+from muster.worker.heartbeats import HeartbeatWriter
 from muster.worker.names import (
     AFTER_CRASH_SECONDS_MAX,
     EXIT_RECORD,
@@ -31,20 +31,20 @@ from muster.worker.names import (
     SAVER,
     STOP,
     UNEVEN_END_SECONDS,
-    Env,
     ExitCode,
+    WorkerVariables,
 )
 from muster.worker.notices import watch_notices
 from muster.worker.orders import (
     BadOrders,
-    Orders,
+    WorkerOrders,
     command_line,
     link_image_files,
     program_environment,
     read_orders,
     results_path,
 )
-from muster.worker.output import Output
+from muster.worker.output import RankOutput
 from muster.worker.process_tree import (
     adopt_orphans,
     children_of,
@@ -53,7 +53,7 @@ from muster.worker.process_tree import (
     kill_all_but,
     reap_orphans,
 )
-from muster.worker.ranks import ProcessEnd, Ranks, read_layout
+from muster.worker.ranks import ProcessEnd, RankProcesses, read_layout
 from muster.worker.reports import metrics_page, serve_reports, write_termination_message
 from muster.worker.results import read_results
 from muster.worker.trainer_status import StatusServer
@@ -72,12 +72,12 @@ SAVER_FILE = re.compile(SAVER.format(rank="[0-9]+").replace(".", "[.]"))
 
 def main() -> int:
     """Run the worker to its end, and return its exit code."""
-    directory = os.path.abspath(os.environ.get(Env.WORKER_DIR) or ".")
+    directory = os.path.abspath(os.environ.get(WorkerVariables.WORKER_DIR) or ".")
     os.makedirs(directory, exist_ok=True)
     tail = ""
     try:
         orders = read_orders()
-        worker = Worker(orders)
+        worker = ProgramWorker(orders)
         end = worker.run()
         tail = worker.tail
         if not end["exitCode"]:
@@ -105,16 +105,16 @@ def main() -> int:
     return int(end["exitCode"])
 
 
-def _clear(orders: Orders) -> None:
+def _clear(orders: WorkerOrders) -> None:
     """Make the working directory, and remove the results of a worker that was here before."""
     os.makedirs(orders.work, exist_ok=True)
-    if os.environ.get(Env.POD_IP):  # in a pod, this process starts in the image's own working directory
+    if os.environ.get(WorkerVariables.POD_IP):  # in a pod, this process starts in the image's own working directory
         link_image_files(orders, os.getcwd())
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(orders.directory, RESULTS))
 
 
-def _results_of(orders: Orders) -> dict[str, Any]:
+def _results_of(orders: WorkerOrders) -> dict[str, Any]:
     """Return what the exit record says of the numbers that the program left."""
     results, fault = read_results(results_path(orders, os.environ))
     if fault:
@@ -128,7 +128,7 @@ def say(words: str) -> None:
         print(f"muster: {words}", file=sys.stderr, flush=True)
 
 
-class Stop:
+class StopWish:
     """Wish that the program save and end: the ranks hear of it by SIGTERM and by $MUSTER_STOP_FILE, once, and are
     killed when the grace is over. Before there are ranks, the worker ends at once."""
 
@@ -138,7 +138,7 @@ class Stop:
         self.killed = False
         """Whether ranks had to be killed, for they did not end in time."""
         self._path, self._grace_seconds = os.path.join(directory, STOP), grace_seconds
-        self._ranks: Ranks | None = None
+        self._ranks: RankProcesses | None = None
         self._lock = threading.Lock()
         with contextlib.suppress(OSError):
             os.unlink(self._path)  # of a worker that was there before
@@ -146,7 +146,7 @@ class Stop:
             signal.signal(number, self._on_signal)
 
     @contextlib.contextmanager
-    def starting(self, ranks: Ranks) -> Iterator[None]:
+    def starting(self, ranks: RankProcesses) -> Iterator[None]:
         """Note that there are ranks from now on, which are asked first; a wish that comes while they are started waits
         until all of them are."""
         with self._lock:
@@ -191,14 +191,14 @@ class Stop:
             self._ranks.signal(signal.SIGKILL)
 
 
-class Worker:
+class ProgramWorker:
     """One worker of a program."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: WorkerOrders) -> None:
         self._orders = orders
         self.tail = ""
         """Last lines of the output of the rank whose end explains the worker's, once there are any."""
-        self._stop = Stop(orders.directory, float(os.environ.get("MUSTER_GRACE_SECONDS") or GRACE_SECONDS))
+        self._stop = StopWish(orders.directory, float(os.environ.get("MUSTER_GRACE_SECONDS") or GRACE_SECONDS))
         self._helpers = children_of([os.getpid()])
         self._fault: dict[str, Any] | None = None  # how the worker ends by our own doing
 
@@ -215,12 +215,12 @@ class Worker:
             raise BadOrders(str(error)) from None
         _clear(orders)
         environment = program_environment(orders, os.environ, layout.ranks_per_node)
-        os.makedirs(environment[Env.CHECKPOINT_DIR], exist_ok=True)
+        os.makedirs(environment[WorkerVariables.CHECKPOINT_DIR], exist_ok=True)
         command = command_line(orders, environment)
         local = 1 if orders.once else layout.ranks_per_node
         first = layout.node if orders.once else layout.first_rank
-        output = Output(range(first, first + local))
-        heartbeats: Heartbeats | None = None
+        output = RankOutput(range(first, first + local))
+        heartbeats: HeartbeatWriter | None = None
 
         def reported(status: dict[str, Any]) -> None:
             if heartbeats is not None:
@@ -230,7 +230,7 @@ class Worker:
         environment = {**status.start(), **environment}
         adopt_orphans()
         kills = exit_record.oom_kills()
-        ranks = Ranks(
+        ranks = RankProcesses(
             layout,
             command,
             environment,
@@ -253,12 +253,12 @@ class Worker:
                 ) from None
             raise
         output.start()
-        heartbeats = Heartbeats(
+        heartbeats = HeartbeatWriter(
             orders.directory, orders.attempt, ranks.started(), output, orders.hang, orders.steps, orders.resume_step,
             status.port,
         )  # fmt: skip
         heartbeats.start()
-        watcher = Watcher(ranks, heartbeats, self._helpers, self._end_by)
+        watcher = WorkerWatcher(ranks, heartbeats, self._helpers, self._end_by)
         watcher.start()
         ends = ranks.wait(watcher.ended, lambda: self._stop.asked_at is not None)
         watcher.finish()
@@ -281,7 +281,7 @@ class Worker:
             self._fault = record
 
     def _judge(
-        self, ends: tuple[ProcessEnd, ...], output: Output, heartbeats: Heartbeats, kills: int | None
+        self, ends: tuple[ProcessEnd, ...], output: RankOutput, heartbeats: HeartbeatWriter, kills: int | None
     ) -> dict[str, Any]:
         now = exit_record.oom_kills()
         out_of_memory = kills is not None and now is not None and now > kills
@@ -341,7 +341,9 @@ class Worker:
     def _keeper(self) -> dict[str, Any]:
         return read_document(os.path.join(self._orders.directory, KEEPER_STATE)) or {}
 
-    def _as_stopped(self, end: dict[str, Any], ends: tuple[ProcessEnd, ...], heartbeats: Heartbeats) -> dict[str, Any]:
+    def _as_stopped(
+        self, end: dict[str, Any], ends: tuple[ProcessEnd, ...], heartbeats: HeartbeatWriter
+    ) -> dict[str, Any]:
         """Return the end of a worker that was asked to stop: by whether a checkpoint was published after that. A
         program that has taken all its steps is done all the same; one that ended or failed by itself before, has."""
         asked = self._stop.asked_at
@@ -360,14 +362,14 @@ class Worker:
         return {**end, "exitCode": code, "message": f"asked to stop ({self._stop.reason}){late}; {how}", "signal": None}
 
 
-class Watcher:
+class WorkerWatcher:
     """Looks every few seconds for what no rank's end shows: a keeper that is gone, and ranks that run on, and do not
     move, long after others ended well."""
 
     def __init__(
         self,
-        ranks: Ranks,
-        heartbeats: Heartbeats,
+        ranks: RankProcesses,
+        heartbeats: HeartbeatWriter,
         helpers: set[int],
         end_by: Callable[[dict[str, Any]], None],
         uneven_seconds: float = UNEVEN_END_SECONDS,

@@ -4,7 +4,7 @@ test holds them equal (tests/unit/worker/test_worker_portability.py)."""
 from __future__ import annotations
 
 
-class Env:
+class WorkerVariables:
     """Variables of a worker."""
 
     JOB = "MUSTER_JOB"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from muster.worker.files import read_regular
-from muster.worker.names import NOTICES_ENV, Env
+from muster.worker.names import NOTICES_ENV, WorkerVariables
 
 FILE_SECONDS, POLL_SECONDS, ABSENT_SECONDS = 0.25, 1.0, 15.0  # between two looks; the last where there is no agent
 ANSWER_SECONDS = 2.0
@@ -22,7 +22,7 @@ _LEAVING = ("spot_notice", "node_drain")
 
 def watch_notices(leave: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
     """Call `leave` with the announcement's words, once, from a thread of our own."""
-    address, host = environ.get(NOTICES_ENV, ""), environ.get(Env.HOST_IP, "")
+    address, host = environ.get(NOTICES_ENV, ""), environ.get(WorkerVariables.HOST_IP, "")
     if address:
         where = address.replace("{host}", f"[{host}]" if ":" in host else host)
         threading.Thread(target=_watch, args=(where, leave), name="notices", daemon=True).start()

@@ -15,7 +15,7 @@ from typing import Any
 from muster.worker.cores import share_cores
 from muster.worker.files import read_document
 from muster.worker.heartbeats import HangPolicy
-from muster.worker.names import LAUNCHER_ENV, PREPARED, RESULTS, STOP, WORK, Env
+from muster.worker.names import LAUNCHER_ENV, PREPARED, RESULTS, STOP, WORK, WorkerVariables
 
 
 class BadOrders(Exception):
@@ -23,7 +23,7 @@ class BadOrders(Exception):
 
 
 @dataclass(frozen=True)
-class Orders:
+class WorkerOrders:
     """One worker's orders."""
 
     command: tuple[str, ...]
@@ -42,36 +42,38 @@ class Orders:
     """Files that were fetched before the start; empty where there are none (a run by hand)."""
 
 
-def read_orders(environ: Mapping[str, str] = os.environ) -> Orders:
+def read_orders(environ: Mapping[str, str] = os.environ) -> WorkerOrders:
     """Read the orders from the environment and the worker's folder. Raises BadOrders."""
     try:
-        program = json.loads(environ.get(Env.CONFIG) or "")["program"]
+        program = json.loads(environ.get(WorkerVariables.CONFIG) or "")["program"]
         command = tuple(str(word) for word in program["command"])
         hang = program.get("hang") or {}
         steps = program.get("steps")
     except (ValueError, TypeError, KeyError) as error:
-        raise BadOrders(f"{Env.CONFIG} holds no program that could be started ({error!r}); submit the job") from None
+        raise BadOrders(
+            f"{WorkerVariables.CONFIG} holds no program that could be started ({error!r}); submit the job"
+        ) from None
     if not command:
         raise BadOrders("program.command is empty; name a program, such as train.py")
-    directory = os.path.abspath(environ.get(Env.WORKER_DIR) or ".")
+    directory = os.path.abspath(environ.get(WorkerVariables.WORKER_DIR) or ".")
     prepared = read_document(os.path.join(directory, PREPARED)) or {}
-    attempt, resumed = environ.get(Env.ATTEMPT) or "1", environ.get(Env.RESUME_STEP) or "0"
-    return Orders(
+    attempt, resumed = environ.get(WorkerVariables.ATTEMPT) or "1", environ.get(WorkerVariables.RESUME_STEP) or "0"
+    return WorkerOrders(
         command=command,
         once=program.get("launcher") == "none",
         hang=HangPolicy(hang.get("silentSeconds"), hang.get("stepSeconds"), bool(hang.get("off"))),
         steps=steps if isinstance(steps, int) else None,
-        job_uid=environ.get(Env.JOB_UID) or "",
+        job_uid=environ.get(WorkerVariables.JOB_UID) or "",
         attempt=int(attempt) if attempt.isdecimal() else 1,
         resume_step=int(prepared.get("resumeStep", resumed if resumed.isdecimal() else 0) or 0),
-        fence=environ.get(Env.FENCE) or None,
+        fence=environ.get(WorkerVariables.FENCE) or None,
         directory=directory,
         work=str(prepared.get("workDir") or os.path.join(directory, WORK)),
         prepared=prepared,
     )
 
 
-def link_image_files(orders: Orders, image: str) -> None:
+def link_image_files(orders: WorkerOrders, image: str) -> None:
     """Show the files of the image's own working directory in the program's, by links, where no source was given: the
     program finds them by its relative paths, and what it writes beside them, such as `checkpoint.folder`, lies on the
     volume that the keeper of checkpoints shares. What lies there already comes first. Raises OSError."""
@@ -83,7 +85,7 @@ def link_image_files(orders: Orders, image: str) -> None:
             os.symlink(os.path.join(inside, name), os.path.join(orders.work, name))
 
 
-def command_line(orders: Orders, environ: Mapping[str, str] = os.environ) -> list[str]:
+def command_line(orders: WorkerOrders, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the command as it is started. Raises BadOrders for one that is not there."""
     first = orders.command[0]
     if first.endswith(".py") or first == "-m":
@@ -118,12 +120,12 @@ def _near(name: str, folder: str) -> str:
     return f"; there are {', '.join(sorted(names)[:8])}" + (" and more" if len(names) > 8 else "")
 
 
-def results_path(orders: Orders, environ: Mapping[str, str]) -> str:
+def results_path(orders: WorkerOrders, environ: Mapping[str, str]) -> str:
     """Return the path at which the program leaves its results."""
-    return environ.get(Env.RESULTS) or os.path.join(orders.directory, RESULTS)
+    return environ.get(WorkerVariables.RESULTS) or os.path.join(orders.directory, RESULTS)
 
 
-def program_environment(orders: Orders, environ: Mapping[str, str], ranks_per_node: int) -> dict[str, str]:
+def program_environment(orders: WorkerOrders, environ: Mapping[str, str], ranks_per_node: int) -> dict[str, str]:
     """Return the variables of the program's processes, besides those of each rank. The job's own come first."""
     hook = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
     prepared, own = orders.prepared, dict(environ)
@@ -134,21 +136,21 @@ def program_environment(orders: Orders, environ: Mapping[str, str], ranks_per_no
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "TORCHELASTIC_RUN_ID": f"{orders.job_uid}-{orders.attempt}",
         LAUNCHER_ENV: str(os.getpid()),
-        Env.WORKER_DIR: orders.directory,
-        Env.RESUME_STEP: str(orders.resume_step),
-        Env.STOP_FILE: os.path.join(orders.directory, STOP),
-        Env.RESULTS: results_path(orders, own),
+        WorkerVariables.WORKER_DIR: orders.directory,
+        WorkerVariables.RESUME_STEP: str(orders.resume_step),
+        WorkerVariables.STOP_FILE: os.path.join(orders.directory, STOP),
+        WorkerVariables.RESULTS: results_path(orders, own),
     }
     share_cores(1 if orders.once else ranks_per_node, variables)
     for variable, key in (
-        (Env.SOURCE_DIR, "sourceDir"),
-        (Env.INPUTS_DIR, "inputsDir"),
-        (Env.CHECKPOINT_DIR, "checkpointDir"),
-        (Env.RESUME_DIR, "resumeDir"),
+        (WorkerVariables.SOURCE_DIR, "sourceDir"),
+        (WorkerVariables.INPUTS_DIR, "inputsDir"),
+        (WorkerVariables.CHECKPOINT_DIR, "checkpointDir"),
+        (WorkerVariables.RESUME_DIR, "resumeDir"),
     ):
         if key in prepared:
             variables.pop(variable, None)
             if prepared[key]:
                 variables[variable] = str(prepared[key])
-    variables.setdefault(Env.CHECKPOINT_DIR, os.path.join(orders.directory, "checkpoints"))
+    variables.setdefault(WorkerVariables.CHECKPOINT_DIR, os.path.join(orders.directory, "checkpoints"))
     return variables

@@ -28,7 +28,7 @@ DRAIN_SECONDS_MAX = 2.0  # for what is in the pipes when all ranks are gone
 
 
 @dataclass
-class _Stream:
+class _OutputStream:
     rank: int
     mark: bytes
     wrote_at: float
@@ -78,12 +78,12 @@ class BoundedLog:
             return
 
 
-class Output:
+class RankOutput:
     """Reader of the ranks' pipes, in a thread of its own."""
 
     def __init__(self, ranks: Sequence[int], sink: int = 1, file_bytes_max: int = FILE_BYTES_MAX) -> None:
         self._log = BoundedLog(sink, file_bytes_max)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _OutputStream] = {}
         self._selector = selectors.DefaultSelector()
         self.writers: dict[int, int] = {}
         """Descriptors for the ranks to write to."""
@@ -91,7 +91,7 @@ class Output:
         for rank in ranks:
             reader, writer = os.pipe()
             os.set_blocking(reader, False)
-            self._streams[rank] = _Stream(rank, rank_mark(rank).encode() if rank != ranks[0] else b"", now)
+            self._streams[rank] = _OutputStream(rank, rank_mark(rank).encode() if rank != ranks[0] else b"", now)
             self._selector.register(reader, selectors.EVENT_READ, self._streams[rank])
             self.writers[rank] = writer
         self._wake, self._woken = os.pipe()
@@ -133,7 +133,7 @@ class Output:
             self._flush(stream)
         self._log.finish()
 
-    def _read(self, descriptor: int, stream: _Stream) -> None:
+    def _read(self, descriptor: int, stream: _OutputStream) -> None:
         try:
             data = os.read(descriptor, BLOCK_BYTES)
         except BlockingIOError:
@@ -155,12 +155,12 @@ class Output:
         if len(stream.piece) > LINE_BYTES_MAX:
             self._flush(stream)
 
-    def _flush(self, stream: _Stream) -> None:
+    def _flush(self, stream: _OutputStream) -> None:
         piece, stream.piece = stream.piece, b""
         if piece:
             self._put(stream, piece)
 
-    def _put(self, stream: _Stream, text: bytes) -> None:
+    def _put(self, stream: _OutputStream, text: bytes) -> None:
         ended = text.endswith(b"\n")
         body = text[:-1] if ended else text
         marked = (b"" if stream.in_line else stream.mark) + body.replace(b"\n", b"\n" + stream.mark)

@@ -23,7 +23,7 @@ FLOOR_SECONDS = 1800.0
 FACTOR = 10.0
 
 
-class Watch:
+class RankWatch:
     """Judgement of a rank: whether it is watched, since when it has not moved, and how long it may be so."""
 
     def __init__(self, watched: bool, progressed_at: float, limit_seconds: float | None) -> None:
@@ -63,7 +63,7 @@ class StepPace:
         """Note that the program wrote something."""
         self._wrote_at = max(self._wrote_at, at)
 
-    def watch(self, now: float, counted: bool = True) -> Watch:
+    def watch(self, now: float, counted: bool = True) -> RankWatch:
         """Return what is known now. Where steps and output are both bounded, the one that is nearer to its bound.
         `counted` says that there is still somebody who counts the steps."""
         bounds = []
@@ -77,6 +77,6 @@ class StepPace:
             elif self._silent_seconds is None:
                 bounds.append((max(self._stepped_at, self._wrote_at), learnt))
         if self._off or not bounds:
-            return Watch(False, max(self._stepped_at, self._wrote_at), None)
+            return RankWatch(False, max(self._stepped_at, self._wrote_at), None)
         since, limit = max(bounds, key=lambda each: (now - each[0]) / each[1])
-        return Watch(True, since, limit)
+        return RankWatch(True, since, limit)

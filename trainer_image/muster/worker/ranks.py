@@ -26,7 +26,7 @@ HOST, PORT = "PET_MASTER_ADDR", "PET_MASTER_PORT"
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Ranks of a gang and the place where they meet, as seen by one of its workers."""
 
     nodes: int
@@ -48,10 +48,10 @@ class Layout:
         return self.node * self.ranks_per_node
 
 
-def read_layout(environ: Mapping[str, str] = os.environ) -> Layout:
+def read_layout(environ: Mapping[str, str] = os.environ) -> RankLayout:
     """Read the layout from torchrun's variables (PET_*). Raises ValueError, which names the variable."""
     nodes = _number(environ, NODES, "1", least=1)
-    layout = Layout(
+    layout = RankLayout(
         nodes=nodes,
         node=_number(environ, NODE_RANK, "0", least=0),
         ranks_per_node=_number(environ, RANKS_PER_NODE, "1", least=1),
@@ -73,7 +73,7 @@ def _number(environ: Mapping[str, str], name: str, default: str, least: int) -> 
     return int(low)
 
 
-def rank_environment(layout: Layout, local_rank: int, base: Mapping[str, str], run_id: str = "") -> dict[str, str]:
+def rank_environment(layout: RankLayout, local_rank: int, base: Mapping[str, str], run_id: str = "") -> dict[str, str]:
     """Return `base` with the variables that torchrun sets for a rank, except the one by which its agent hosts the
     store."""
     rank, world = str(layout.first_rank + local_rank), str(layout.world)
@@ -92,7 +92,7 @@ def rank_environment(layout: Layout, local_rank: int, base: Mapping[str, str], r
     }
 
 
-def meeting_environment(layout: Layout, base: Mapping[str, str]) -> dict[str, str]:
+def meeting_environment(layout: RankLayout, base: Mapping[str, str]) -> dict[str, str]:
     """Return `base` with the variables that are the same for all processes of a worker."""
     return {
         **base,
@@ -138,13 +138,13 @@ class ProcessEnd:
     """Seconds since the epoch."""
 
 
-class Ranks:
+class RankProcesses:
     """Processes of this worker's ranks. Each leads a session of its own, so that a signal to the launcher's group does
     not reach it."""
 
     def __init__(
         self,
-        layout: Layout,
+        layout: RankLayout,
         command: Sequence[str],
         environ: Mapping[str, str],
         run_id: str = "",

@@ -13,11 +13,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from muster.worker.heartbeats import heartbeats_in
-from muster.worker.names import HEARTBEATS_PATH, LAST_HEARTBEAT, Env
+from muster.worker.names import HEARTBEATS_PATH, LAST_HEARTBEAT, WorkerVariables
 
 TERMINATION_BYTES_MAX = 4_096  # the kubelet keeps no more of a termination message
 NOT_LAST = ("stands", "doing")  # what nobody asks of a rank that has ended
-_PLACE = {"job_name": Env.JOB, "job_uid": Env.JOB_UID, "attempt": Env.ATTEMPT, "worker": Env.WORKER}
+_PLACE = {
+    "job_name": WorkerVariables.JOB,
+    "job_uid": WorkerVariables.JOB_UID,
+    "attempt": WorkerVariables.ATTEMPT,
+    "worker": WorkerVariables.WORKER,
+}
 _HELP = {
     "step": ("gauge", "The last step that this rank finished"),
     "loss": ("gauge", "Training loss of the last step, as the program reports it"),
@@ -36,7 +41,7 @@ _HELP = {
 
 def serve_reports(directory: str, environ: Mapping[str, str] = os.environ) -> None:
     """Answer in a thread of our own, if MUSTER_REPORT_PORT is set. A taken port is told and ends nothing."""
-    port, host = environ.get(Env.REPORT_PORT, ""), environ.get(Env.POD_IP, "")
+    port, host = environ.get(WorkerVariables.REPORT_PORT, ""), environ.get(WorkerVariables.POD_IP, "")
     if not port.isdecimal():
         return
     try:
@@ -89,7 +94,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 def write_termination_message(record: dict[str, Any], directory: str, environ: Mapping[str, str] = os.environ) -> None:
     """Write the exit record as the termination message, if MUSTER_TERMINATION_LOG names a file for it."""
-    path = environ.get(Env.TERMINATION_LOG)
+    path = environ.get(WorkerVariables.TERMINATION_LOG)
     if not path:
         return
     try:
@@ -124,7 +129,7 @@ def _handler(directory: str, environ: Mapping[str, str]) -> type[BaseHTTPRequest
             if self.path == "/metrics":
                 kind, body = "text/plain; version=0.0.4; charset=utf-8", metrics_page(directory, environ).encode()
             elif self.path == HEARTBEATS_PATH:
-                document = {"jobUid": environ.get(Env.JOB_UID, ""), "heartbeats": heartbeats_in(directory)}
+                document = {"jobUid": environ.get(WorkerVariables.JOB_UID, ""), "heartbeats": heartbeats_in(directory)}
                 body = json.dumps(document).encode()
             else:
                 code = 404
@@ -141,7 +146,7 @@ def _handler(directory: str, environ: Mapping[str, str]) -> type[BaseHTTPRequest
 
 
 def _server_of(host: str) -> type[ThreadingHTTPServer]:
-    class Server(ThreadingHTTPServer):
+    class ReportServer(ThreadingHTTPServer):
         daemon_threads = True
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
@@ -150,4 +155,4 @@ def _server_of(host: str) -> type[ThreadingHTTPServer]:
             if not isinstance(sys.exc_info()[1], ConnectionError):
                 super().handle_error(request, client_address)
 
-    return Server
+    return ReportServer

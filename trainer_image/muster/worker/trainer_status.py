@@ -33,7 +33,7 @@ class StatusServer:
     def __init__(self, directory: str, report: Callable[[dict[str, Any]], None], page: Callable[[], str]) -> None:
         self._token = secrets.token_hex(16)
         self._token_path = os.path.join(directory, TOKEN_FILE)
-        self._server = _Server(("127.0.0.1", 0), _handler(self._token, report, page))
+        self._server = _StatusServer(("127.0.0.1", 0), _handler(self._token, report, page))
         self.port = int(self._server.server_address[1])
 
     def start(self) -> dict[str, str]:
@@ -74,7 +74,7 @@ def parse_status(body: bytes) -> dict[str, Any] | None:
     return {**report, "values": values}
 
 
-class _Server(ThreadingHTTPServer):
+class _StatusServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:

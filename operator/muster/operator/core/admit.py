@@ -27,14 +27,14 @@ from muster.contract.status import STATUS_VERSION, Phase
 from muster.contract.text import plural
 from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
 from muster.operator.core.codes import Code
-from muster.operator.core.explain_wait import Holders, limits_hit, need
-from muster.operator.core.fleet import Fleet, JobSummary, Node
+from muster.operator.core.explain_wait import HolderIndex, limits_hit, need
+from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
 from muster.operator.core.month_budgets import MonthBudgets
-from muster.operator.core.nominations import Nominations
-from muster.operator.core.observed import Reservation, Wait
-from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
-from muster.operator.core.preemption import Preemption, Preemptor
-from muster.operator.core.quotas import Quotas
+from muster.operator.core.nominations import NominationPass
+from muster.operator.core.observed import NodeReservation, QueueWait
+from muster.operator.core.placement import FleetSpace, GangRequest, WorkerPlace, WorkerShape, largest_possible, shape_of
+from muster.operator.core.preemption import GangPreemption, PreemptionPlanner
+from muster.operator.core.quotas import QuotaBook
 from muster.operator.core.transitions import replace_last
 
 # How long later jobs may pass a gang that does not fit. Longer fills more holes, shorter lets large gangs start sooner.
@@ -51,40 +51,40 @@ _PASSING = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AdmissionPlan:
     """Result of a pass over the queue."""
 
-    entries: tuple[Reservation, ...]
+    entries: tuple[NodeReservation, ...]
     """The reservations as they should be."""
-    waits: dict[str, Wait]
+    waits: dict[str, QueueWait]
     """Reason why a queued job got nothing, by its uid."""
-    budgets: dict[str, Wait] = field(default_factory=dict)
+    budgets: dict[str, QueueWait] = field(default_factory=dict)
     """Jobs that must stop because a month's budget is used up, and those of them that may continue
     (Observed.budget)."""
     look_after: float | None = None
     """Seconds until a budget will be used up, or a job's pause in the queue is over; None where neither is coming."""
-    preemptions: tuple[Preemption, ...] = ()
+    preemptions: tuple[GangPreemption, ...] = ()
     """Preemptions that start now."""
 
     @property
-    def held(self) -> tuple[Reservation, ...]:
+    def held(self) -> tuple[NodeReservation, ...]:
         """The reservations without those that only keep nodes while others make room."""
         return tuple(entry for entry in self.entries if not entry.nominated)
 
 
-def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
+def admit(fleet: Fleet, reservations: tuple[NodeReservation, ...]) -> AdmissionPlan:
     entries = list(_still_held(fleet, reservations))
     queue, elastic = _queue(fleet, entries), [job for job in fleet.jobs if _may_grow(fleet, job, entries)]
     months = MonthBudgets(fleet)
     if not queue and not elastic and not any(entry.yields_to for entry in entries):
-        return Plan(tuple(entries), {}, budgets=months.told(), look_after=_look_after(fleet, months))
-    space = Space(fleet.nodes, (*_ours(fleet, entries), *fleet.others))
-    quotas = Quotas(fleet, entries)
-    nominations = Nominations(fleet, reservations, queue)
-    preemptor = Preemptor(fleet, entries, space, quotas.shares, nominations)
-    waits: dict[str, Wait] = {}
-    starving: list[Ask] = []
-    explained, claims = _Explained(fleet, entries), 0
+        return AdmissionPlan(tuple(entries), {}, budgets=months.told(), look_after=_look_after(fleet, months))
+    space = FleetSpace(fleet.nodes, (*_ours(fleet, entries), *fleet.others))
+    quotas = QuotaBook(fleet, entries)
+    nominations = NominationPass(fleet, reservations, queue)
+    preemptor = PreemptionPlanner(fleet, entries, space, quotas.shares, nominations)
+    waits: dict[str, QueueWait] = {}
+    starving: list[GangRequest] = []
+    explained, claims = _ExplainedWaits(fleet, entries), 0
     for job in quotas.shares.in_turn(queue, nominations):
         nominations.turn(job, space)
         if job.status.phase is Phase.RESTARTING:
@@ -95,7 +95,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             waits[job.uid] = spent
             continue
         if job.spec.gang.scheduler.kind != "builtin":
-            waits[job.uid] = Wait(
+            waits[job.uid] = QueueWait(
                 Code.AWAITING_SCHEDULER, f"waiting for {job.spec.gang.scheduler.kind} to admit the gang"
             )
             continue
@@ -117,7 +117,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
         lacks_room = wait.code in (Code.AWAITING_CAPACITY, Code.BEHIND_EARLIER_GANG)
         paid = lacks_room and months.short(job, ask.sizes[-1], "", "on-demand") is None
         if paid and preemptor.plan(job, allowed) is not None:
-            wait = Wait(Code.AWAITING_PREEMPTION, preemptor.words(job, ask))
+            wait = QueueWait(Code.AWAITING_PREEMPTION, preemptor.words(job, ask))
         elif wait.code == Code.AWAITING_CAPACITY and (share := quotas.shares.words(job.project, job)):
             wait = replace(wait, because=f"{wait.because}; {share}")
         waits[job.uid] = wait
@@ -135,10 +135,10 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     entries += _growth(fleet, elastic, space, quotas, months, starving)
     waiting = {uid for uid, wait in waits.items() if wait.code == Code.AWAITING_PREEMPTION}
     entries_held = preemptor.put_out(entries, waiting) + nominations.entries(preemptor.kept, waiting)
-    return Plan(entries_held, waits, months.told(), _look_after(fleet, months), tuple(preemptor.made))
+    return AdmissionPlan(entries_held, waits, months.told(), _look_after(fleet, months), tuple(preemptor.made))
 
 
-def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
+def _still_held(fleet: Fleet, reservations: tuple[NodeReservation, ...]) -> tuple[NodeReservation, ...]:
     """Return what the reservations must keep. A number below the job's own can never be used again, whatever else is
     stale; and a gang that they have lost is entered anew.
     """
@@ -152,12 +152,12 @@ def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Re
     for job in fleet.jobs:
         gang, number = job.status.gang, job.status.reservation
         if gang.nodes and not job.status.phase.terminal and (job.uid, number) not in counted:
-            place = Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand", gang.instance_type)
+            place = WorkerPlace(gang.nodes, gang.pool or "", gang.capacity or "on-demand", gang.instance_type)
             kept.append(_reservation(fleet, job, place, number))
     return tuple(kept)
 
 
-def _ours(fleet: Fleet, entries: list[Reservation]) -> Iterator[Reservation]:
+def _ours(fleet: Fleet, entries: list[NodeReservation]) -> Iterator[NodeReservation]:
     """Yield the reservations without those of gangs of other schedulers, whose pods are seen on their nodes like
     everybody else's (fleet.others)."""
     theirs = {job.uid for job in fleet.jobs if job.spec.gang.scheduler.kind != "builtin"}
@@ -175,7 +175,7 @@ def _look_after(fleet: Fleet, months: MonthBudgets) -> float | None:
     return min(pauses if budget is None else [budget, *pauses], default=None)
 
 
-def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
+def _queue(fleet: Fleet, entries: list[NodeReservation]) -> list[JobSummary]:
     """Return the jobs that request nodes and have none, or must leave those they have, in the order of the queue."""
     granted = {(entry.uid, entry.number) for entry in entries}
     ready = {node.name: node for node in fleet.nodes if node.ready}
@@ -197,7 +197,7 @@ def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
     return sorted((*asking, *leaving), key=fleet.line)
 
 
-def _must_leave(job: JobSummary, ready: dict[str, Node], granted: set[tuple[str, int]]) -> bool:
+def _must_leave(job: JobSummary, ready: dict[str, FleetNode], granted: set[tuple[str, int]]) -> bool:
     """Return whether the job is preempted or evicted from nodes that are going, will try again, and has nothing
     reserved for that yet."""
     status, spec = job.status, job.spec
@@ -213,11 +213,11 @@ def _must_leave(job: JobSummary, ready: dict[str, Node], granted: set[tuple[str,
     )
 
 
-def _all_open(names: tuple[str, ...], ready: dict[str, Node], shape: Shape) -> bool:
+def _all_open(names: tuple[str, ...], ready: dict[str, FleetNode], shape: WorkerShape) -> bool:
     return all(name in ready and shape.allows(ready[name]) for name in names)
 
 
-def _replacement(fleet: Fleet, job: JobSummary, space: Space, quotas: Quotas) -> Place | None:
+def _replacement(fleet: Fleet, job: JobSummary, space: FleetSpace, quotas: QuotaBook) -> WorkerPlace | None:
     """Nodes for as many workers as now, taken: the ones that stay and others of their pool, or all of them elsewhere.
 
     The preemption is not charged yet, and counts for where to look as if it were.
@@ -234,7 +234,7 @@ def _replacement(fleet: Fleet, job: JobSummary, space: Space, quotas: Quotas) ->
     first = ask.capacity_order[0] if ask.capacity_order else gang.capacity
     place = None
     if staying and gang.pool and gang.capacity and gang.capacity == first:
-        place = space.extend(ask, Place(staying, gang.pool, gang.capacity), len(gang.nodes))
+        place = space.extend(ask, WorkerPlace(staying, gang.pool, gang.capacity), len(gang.nodes))
     place = place or space.place(ask)
     if place is None:
         return None
@@ -246,7 +246,7 @@ def _replacement(fleet: Fleet, job: JobSummary, space: Space, quotas: Quotas) ->
     return place
 
 
-def _ask(fleet: Fleet, job: JobSummary) -> Ask:
+def _ask(fleet: Fleet, job: JobSummary) -> GangRequest:
     spec = job.spec
     recovery, excluded = spec.recovery, job.status.excluded_nodes
     avoid = (
@@ -254,7 +254,7 @@ def _ask(fleet: Fleet, job: JobSummary) -> Ask:
         if excluded
         else frozenset()
     )
-    ask = Ask(
+    ask = GangRequest(
         shape_of(spec),
         _sizes(spec),
         capacity_order(spec, job.status, fleet.now),
@@ -264,7 +264,7 @@ def _ask(fleet: Fleet, job: JobSummary) -> Ask:
     )
     # Waiting a day for an exclusion to end helps nobody: where the rest is too small, the node is used again.
     if avoid and largest_possible((n for n in fleet.nodes if n.name not in avoid and n.ready), ask) < ask.sizes[-1]:
-        return Ask(ask.shape, ask.sizes, ask.capacity_order, frozenset(), ask.required, ask.preferred)
+        return GangRequest(ask.shape, ask.sizes, ask.capacity_order, frozenset(), ask.required, ask.preferred)
     return ask
 
 
@@ -274,14 +274,14 @@ def _sizes(spec: JobSpec) -> tuple[int, ...]:
     return (nodes.min,) if nodes.min == nodes.max else tuple(reversed(spec.gang_sizes()))
 
 
-class _Explained:
+class _ExplainedWaits:
     """Explanations of waits, computed once per shape: many jobs in a queue are alike."""
 
-    def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
-        self.fleet, self.holders = fleet, Holders(fleet, entries)
-        self._possible: dict[tuple[Shape, str | None], int] = {}
+    def __init__(self, fleet: Fleet, entries: list[NodeReservation]) -> None:
+        self.fleet, self.holders = fleet, HolderIndex(fleet, entries)
+        self._possible: dict[tuple[WorkerShape, str | None], int] = {}
 
-    def possible(self, ask: Ask) -> int:
+    def possible(self, ask: GangRequest) -> int:
         """largest_possible of the whole fleet."""
         key = (ask.shape, ask.required)
         if key not in self._possible:
@@ -289,44 +289,46 @@ class _Explained:
         return self._possible[key]
 
 
-def _impossible(ask: Ask, explained: _Explained) -> Wait | None:
+def _impossible(ask: GangRequest, explained: _ExplainedWaits) -> QueueWait | None:
     """Return why the gang would not fit an empty, healthy fleet; None if it would."""
     size = ask.sizes[-1]
     possible = explained.possible(ask)
     if possible >= size:
         return None
     needs = need(ask.shape, size)
-    anywhere = explained.possible(Ask(ask.shape, ask.sizes)) if ask.required else possible
+    anywhere = explained.possible(GangRequest(ask.shape, ask.sizes)) if ask.required else possible
     if anywhere >= size:
         because = f"{needs} that share one value of {ask.required}; the largest such group has {possible}"
-        return Wait(Code.TOPOLOGY_UNSATISFIABLE, because)
+        return QueueWait(Code.TOPOLOGY_UNSATISFIABLE, because)
     if hit := limits_hit(ask.shape, explained.fleet.nodes):
-        return Wait(Code.NODE_TOO_SMALL, f"{needs}; {hit}")
-    return Wait(Code.GANG_TOO_LARGE, f"{needs}; the largest pool has {plural(possible, 'such node')}")
+        return QueueWait(Code.NODE_TOO_SMALL, f"{needs}; {hit}")
+    return QueueWait(Code.GANG_TOO_LARGE, f"{needs}; the largest pool has {plural(possible, 'such node')}")
 
 
-def _wait(job: JobSummary, ask: Ask, allowed: Ask, space: Space, explained: _Explained) -> Wait:
+def _wait(
+    job: JobSummary, ask: GangRequest, allowed: GangRequest, space: FleetSpace, explained: _ExplainedWaits
+) -> QueueWait:
     size = ask.sizes[-1]
     needs = need(ask.shape, size)
     free, pool = space.free(allowed)
     if free + space.kept_back(allowed) >= size and free < size:
-        return Wait(
+        return QueueWait(
             Code.BEHIND_EARLIER_GANG, f"{needs}; {free} free, the others are kept for a gang that has waited longer"
         )
     within = f", but not within one {ask.required}" if ask.required and free >= size else ""
     there = f"{free} free in pool {pool}{within}" if pool else "none is free"
     holders = "" if within else explained.holders.words(job, ask.shape, pool)
-    return Wait(Code.AWAITING_CAPACITY, f"{needs}, {there}" + (f"; {holders}" if holders else ""))
+    return QueueWait(Code.AWAITING_CAPACITY, f"{needs}, {there}" + (f"; {holders}" if holders else ""))
 
 
 def _growth(
     fleet: Fleet,
     elastic: list[JobSummary],
-    space: Space,
-    quotas: Quotas,
+    space: FleetSpace,
+    quotas: QuotaBook,
     months: MonthBudgets,
-    starving: list[Ask],
-) -> list[Reservation]:
+    starving: list[GangRequest],
+) -> list[NodeReservation]:
     """Offer running elastic gangs more nodes, once nobody in the queue could use them, where the month's budgets pay
     for them for a while: growing is a restart."""
     if not elastic:
@@ -336,7 +338,7 @@ def _growth(
     offers = []
     for job in sorted(elastic, key=fleet.line):
         gang, ask = job.status.gang, _ask(fleet, job)
-        here = Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand")
+        here = WorkerPlace(gang.nodes, gang.pool or "", gang.capacity or "on-demand")
         if not space.usable(gang.nodes, ask.shape):
             continue
         for size in ask.sizes:
@@ -349,14 +351,14 @@ def _growth(
             if place is None or months.short(job, extra, place.instance_type, place.capacity) is not None:
                 continue
             months.hold(job, extra, place.instance_type, place.capacity)
-            space.take(Place(place.nodes[len(gang.nodes) :], place.pool, place.capacity), ask.shape)
+            space.take(WorkerPlace(place.nodes[len(gang.nodes) :], place.pool, place.capacity), ask.shape)
             quotas.hold(job, extra)
             offers.append(_reservation(fleet, job, place, job.status.reservation + 1))
             break
     return offers
 
 
-def _may_grow(fleet: Fleet, job: JobSummary, entries: list[Reservation]) -> bool:
+def _may_grow(fleet: Fleet, job: JobSummary, entries: list[NodeReservation]) -> bool:
     status, spec = job.status, job.spec
     if status.phase is not Phase.RUNNING or status.gang.wanted >= spec.gang.nodes.max or status.checkpoint is None:
         return False
@@ -370,9 +372,9 @@ def _may_grow(fleet: Fleet, job: JobSummary, entries: list[Reservation]) -> bool
     return 0 <= since_commit <= GROW_AFTER_COMMIT_SECONDS and since_start >= fleet.grow_after_seconds
 
 
-def _reservation(fleet: Fleet, job: JobSummary, place: Place, number: int) -> Reservation:
+def _reservation(fleet: Fleet, job: JobSummary, place: WorkerPlace, number: int) -> NodeReservation:
     shape = shape_of(job.spec)
-    return Reservation(
+    return NodeReservation(
         uid=job.uid,
         number=number,
         namespace=job.namespace,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from muster.contract.status import STATUS_VERSION, GoodputState, JobStatus, Phase
 from muster.contract.text import plural
 from muster.operator.core.codes import Code
-from muster.operator.core.decision import CreateWorker, Decision, RemoveJob, RemoveWorker
-from muster.operator.core.observed import Observed
+from muster.operator.core.decision import CreateWorker, JobDecision, RemoveJob, RemoveWorker
+from muster.operator.core.observed import ObservedJob
 
 _CODES = frozenset(Code)
 _ALIVE = frozenset({Phase.STARTING, Phase.RUNNING})
@@ -26,7 +26,7 @@ class AuditFailed(AssertionError):
         super().__init__("; ".join(faults))
 
 
-def audit(seen: Observed, decision: Decision) -> tuple[str, ...]:
+def audit(seen: ObservedJob, decision: JobDecision) -> tuple[str, ...]:
     """Return everything that is wrong with the decision; empty if nothing is."""
     faults = list(_general(seen, decision))
     if decision.status is not seen.status and not _only_in_todays_form(seen.status, decision.status):
@@ -43,7 +43,7 @@ def audit(seen: Observed, decision: Decision) -> tuple[str, ...]:
     return tuple(faults)
 
 
-def _general(seen: Observed, decision: Decision) -> Iterator[str]:
+def _general(seen: ObservedJob, decision: JobDecision) -> Iterator[str]:
     if decision.code not in _CODES or not decision.because:
         yield f"does not explain itself: code {decision.code!r}, because {decision.because!r}"
     if decision.status != seen.status and decision.actions:
@@ -57,7 +57,7 @@ def _general(seen: Observed, decision: Decision) -> Iterator[str]:
         yield f"would never look at a job in {seen.status.phase} again"
 
 
-def _change(seen: Observed, decision: Decision) -> Iterator[str]:
+def _change(seen: ObservedJob, decision: JobDecision) -> Iterator[str]:
     before, after = seen.status, decision.status
     if after.schema_version != before.schema_version:
         yield "changes the status' version together with something else"
@@ -95,7 +95,7 @@ def _change(seen: Observed, decision: Decision) -> Iterator[str]:
         yield "forgets restarts"
 
 
-def _attempt_start(seen: Observed, decision: Decision) -> Iterator[str]:
+def _attempt_start(seen: ObservedJob, decision: JobDecision) -> Iterator[str]:
     before, after = seen.status, decision.status
     if not _gone(seen) or not _closed(before) or not decision.trusts_absence:
         yield f"starts attempt {after.attempt} while attempt {before.attempt} may be there"
@@ -116,7 +116,7 @@ def _attempt_start(seen: Observed, decision: Decision) -> Iterator[str]:
         yield "begins an attempt that the user does not want"
 
 
-def _creation(seen: Observed, action: CreateWorker) -> Iterator[str]:
+def _creation(seen: ObservedJob, action: CreateWorker) -> Iterator[str]:
     status = seen.status
     nodes = status.gang.nodes
     if action.attempt != status.attempt or status.phase is not Phase.STARTING:
@@ -129,7 +129,7 @@ def _creation(seen: Observed, action: CreateWorker) -> Iterator[str]:
         yield "creates a worker while one of an earlier attempt may be there"
 
 
-def _removal(seen: Observed, action: RemoveWorker) -> Iterator[str]:
+def _removal(seen: ObservedJob, action: RemoveWorker) -> Iterator[str]:
     status = seen.status
     if action.attempt > status.attempt:
         yield f"removes a worker of attempt {action.attempt}, which is newer than {status.attempt}"
@@ -139,14 +139,14 @@ def _removal(seen: Observed, action: RemoveWorker) -> Iterator[str]:
         yield f"gives {action.grace_seconds} s of grace"
 
 
-def _departure(seen: Observed, decision: Decision) -> Iterator[str]:
+def _departure(seen: ObservedJob, decision: JobDecision) -> Iterator[str]:
     if not seen.status.phase.terminal or not _gone(seen) or not decision.trusts_absence:
         yield "removes a job whose gang may be there"
     if not seen.deleting and seen.spec.ttl_seconds_after_finished is None:
         yield "removes a job that nobody wants removed"
 
 
-def _books(seen: Observed, after: JobStatus) -> Iterator[str]:
+def _books(seen: ObservedJob, after: JobStatus) -> Iterator[str]:
     before = seen.status.ledger
     account = after.ledger
     if before.seconds and account.since < before.since:
@@ -170,7 +170,7 @@ def _closed(status: JobStatus) -> bool:
     return not status.attempts or status.attempts[-1].ended_at is not None
 
 
-def _all_done(seen: Observed) -> bool:
+def _all_done(seen: ObservedJob) -> bool:
     """Return whether each worker of the gang ended well, and nobody else is there who could train."""
     attempt, size = seen.status.attempt, seen.status.gang.wanted
     done = {w.worker for w in seen.workers if w.attempt == attempt and w.exit and w.exit.exit_code == 0}
@@ -178,5 +178,5 @@ def _all_done(seen: Observed) -> bool:
     return len(done) == here == size > 0
 
 
-def _gone(seen: Observed) -> bool:
+def _gone(seen: ObservedJob) -> bool:
     return all(worker.attempt > seen.status.attempt for worker in seen.workers)

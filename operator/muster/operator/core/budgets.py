@@ -20,14 +20,14 @@ _DOUBLINGS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RetryRefusal:
     """Reason for no further attempt."""
 
     code: Code
     because: str
 
 
-def refusal(spec: JobSpec, status: JobStatus, failure: Failure, progressed: bool, now: float) -> Refusal | None:
+def refusal(spec: JobSpec, status: JobStatus, failure: Failure, progressed: bool, now: float) -> RetryRefusal | None:
     """Return why this failure, when it is charged, ends the job; None if it does not.
 
     `progressed` says that the attempt made a new commit.
@@ -38,17 +38,17 @@ def refusal(spec: JobSpec, status: JobStatus, failure: Failure, progressed: bool
     if is_repeated(spec, status, failure):
         when = "at once, before any step" if ends_at_once(spec, status, failure) else f"after step {failure.step}"
         because = f"{failure.cause}: twice the same {when}, so a third try would end alike"
-        return Refusal(Code.REPEATED_FAILURE, f"{because}: {failure.message}")
+        return RetryRefusal(Code.REPEATED_FAILURE, f"{because}: {failure.message}")
     budget = recovery.budget(failure.cause)
     spent = sum(charge.cause == failure.cause for charge in _in_window(status.restarts.recent, recovery, now))
     if budget is not None and spent >= budget:
         allowed = (
             f"{budget} restart{'' if budget == 1 else 's'} per {recovery.window_hours} h" if budget else "no restarts"
         )
-        return Refusal(Code.BUDGET_SPENT, f"{failure.cause}: {failure.message}; its budget allows {allowed}")
+        return RetryRefusal(Code.BUDGET_SPENT, f"{failure.cause}: {failure.message}; its budget allows {allowed}")
     fruitless = 0 if progressed else status.restarts.without_progress + 1
     if fruitless >= recovery.stop_after_no_progress:
-        return Refusal(
+        return RetryRefusal(
             Code.CRASH_LOOP,
             f"{fruitless} attempts in a row made no new checkpoint; the last: {failure.cause}: {failure.message}",
         )

@@ -9,7 +9,7 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, SignalKind
 from muster.contract.status import Failure, JobStatus, Phase, Suspicion
 from muster.contract.text import plural
-from muster.operator.core.observed import Observed, Rejection, Reservation, Worker, WorkerState
+from muster.operator.core.observed import NodeReservation, ObservedJob, ObservedWorker, Rejection, WorkerState
 from muster.operator.core.rank_reports import describe_positions, rank_reports
 from muster.operator.core.worker_summary import WorkerSummary
 
@@ -167,7 +167,7 @@ def _ends(summary: WorkerSummary, before: float | None) -> Iterator[FailureDiagn
             yield FailureDiagnosis(failure, strength(failure))
 
 
-def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
+def _failure_of(seen: ObservedJob, worker: ObservedWorker) -> Failure | None:
     end = worker.exit
     code = end.exit_code if end else None
     cause = _cause_by_reason(worker) or _cause_of_end(worker)
@@ -201,7 +201,7 @@ def _with_early_end(summary: WorkerSummary, failure: Failure) -> Failure:
     return failure
 
 
-def _cause_of_end(worker: Worker) -> Cause | None:
+def _cause_of_end(worker: ObservedWorker) -> Cause | None:
     """Return the cause by the worker's exit code; None if it ended well."""
     if worker.exit is None:
         # No container of it ever ran: the kubelet rejected it (UnexpectedAdmissionError, OutOfcpu, NodeShutdown …).
@@ -212,24 +212,24 @@ def _cause_of_end(worker: Worker) -> Cause | None:
     return _STATED.get(code, Cause.INFRASTRUCTURE if code > 128 else Cause.UNKNOWN)
 
 
-def _cause_by_reason(worker: Worker) -> Cause | None:
+def _cause_by_reason(worker: ObservedWorker) -> Cause | None:
     return _REASONS.get(worker.reason.partition(":")[0])
 
 
-def _arithmetic(worker: Worker) -> str:
+def _arithmetic(worker: ObservedWorker) -> str:
     """Return the memory arithmetic for a worker that was killed for its memory, and so could not report it itself."""
     if worker.exit is not None and worker.exit.exit_code == ExitCode.OUT_OF_MEMORY:
         return ""
     return next((f"; {beat.memory}" for beat in worker.heartbeats if beat.memory), "")
 
 
-def _foreign(worker: Worker) -> str:
+def _foreign(worker: ObservedWorker) -> str:
     if not worker.node_blameless:
         return ""
     return f"; neither Muster nor the kernel's memory killer did that, so {worker.node} is not charged"
 
 
-def _describe_end(worker: Worker) -> str:
+def _describe_end(worker: ObservedWorker) -> str:
     end = worker.exit
     where = f"worker {worker.worker} on {worker.node}"
     if worker.reason:
@@ -282,7 +282,7 @@ def _rejections(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
         yield FailureDiagnosis(failure, strength(failure))
 
 
-def _signals(seen: Observed) -> Iterator[FailureDiagnosis]:
+def _signals(seen: ObservedJob) -> Iterator[FailureDiagnosis]:
     """Signals of other attempts are about gangs that are gone."""
     for signal in seen.signals:
         cause = _SIGNALS.get(signal.kind)
@@ -307,7 +307,7 @@ def _signals(seen: Observed) -> Iterator[FailureDiagnosis]:
         )
 
 
-def _leaving(seen: Observed, node: str) -> Cause | None:
+def _leaving(seen: ObservedJob, node: str) -> Cause | None:
     """Return the cause if the node was announced to go: its end is that and no fault."""
     for signal in seen.signals:
         if signal.attempt == seen.status.attempt and signal.node == node:
@@ -336,7 +336,7 @@ def diagnose_missing_workers(summary: WorkerSummary) -> FailureDiagnosis:
     return FailureDiagnosis(failure, strength(failure))
 
 
-def diagnose_preemption(summary: WorkerSummary, granted: Reservation) -> FailureDiagnosis:
+def diagnose_preemption(summary: WorkerSummary, granted: NodeReservation) -> FailureDiagnosis:
     """Return the diagnosis of an attempt whose nodes go to another job (preemption.py). That is nobody's failure and
     does not count against any node."""
     failure = Failure.model_construct(

@@ -10,7 +10,7 @@ from muster.operator.core.budgets import remaining_backoff_seconds
 from muster.operator.core.causes import seconds_until_peer_report
 from muster.operator.core.codes import GIVEN_UP, Code, code_of
 from muster.operator.core.data_skips import data_skip
-from muster.operator.core.decision import Decision, RemoveJob
+from muster.operator.core.decision import JobDecision, RemoveJob
 from muster.operator.core.gang_rules import (
     deadline_left,
     failed,
@@ -19,7 +19,7 @@ from muster.operator.core.gang_rules import (
     running,
     starting,
 )
-from muster.operator.core.observed import Observed
+from muster.operator.core.observed import ObservedJob
 from muster.operator.core.shutdown import (
     AWAIT_COMMITS_SECONDS,
     amend,
@@ -45,10 +45,10 @@ from muster.operator.core.transitions import (
 from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
 from muster.operator.pacing import LOOK_SECONDS
 
-Rule = Callable[[WorkerSummary], Decision | None]
+Rule = Callable[[WorkerSummary], JobDecision | None]
 
 
-def decide(seen: Observed) -> Decision:
+def decide(seen: ObservedJob) -> JobDecision:
     """The first rule that has an opinion decides. Total: every state that a status can be in has its rule."""
     summary = summarize_workers(seen)
     for rule in RULES:
@@ -57,7 +57,7 @@ def decide(seen: Observed) -> Decision:
     raise AssertionError(f"no rule for phase {seen.status.phase}")
 
 
-def newer(summary: WorkerSummary) -> Decision | None:
+def newer(summary: WorkerSummary) -> JobDecision | None:
     """A status in a form that we don't know: another, newer operator is responsible."""
     version = summary.status.schema_version
     if version <= STATUS_VERSION:
@@ -66,10 +66,10 @@ def newer(summary: WorkerSummary) -> Decision | None:
         f"the status has schema version {version} and this operator knows {STATUS_VERSION}: not touched; "
         "upgrade the operator, or stop the older one if a newer one runs beside it"
     )
-    return Decision(summary.status, code=Code.NEWER_STATUS, because=because)
+    return JobDecision(summary.status, code=Code.NEWER_STATUS, because=because)
 
 
-def outdated(summary: WorkerSummary) -> Decision | None:
+def outdated(summary: WorkerSummary) -> JobDecision | None:
     """A status that an earlier release wrote is written in today's form first of all, also of a job that is over: the
     definition of today's TrainingJob may refuse every other change of an object whose status has another form.
     """
@@ -78,7 +78,7 @@ def outdated(summary: WorkerSummary) -> Decision | None:
     return write_or_act(summary, summary.status.model_copy(update={"schema_version": STATUS_VERSION}))
 
 
-def finished(summary: WorkerSummary) -> Decision | None:
+def finished(summary: WorkerSummary) -> JobDecision | None:
     """A job that is over keeps sweeping, and goes when it is deleted or its time to live is up."""
     if not summary.status.phase.terminal:
         return None
@@ -98,7 +98,7 @@ def finished(summary: WorkerSummary) -> Decision | None:
 _HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 
-def done(summary: WorkerSummary) -> Decision | None:
+def done(summary: WorkerSummary) -> JobDecision | None:
     """Decide about a gang whose workers all ended well: that counts, whatever else was requested meanwhile."""
     if not summary.all_done or summary.older or between_attempts(summary.status) or summary.seen.deleting:
         return None
@@ -106,7 +106,7 @@ def done(summary: WorkerSummary) -> Decision | None:
     return write_or_act(summary, finish(summary, because))
 
 
-def user_request(summary: WorkerSummary) -> Decision | None:
+def user_request(summary: WorkerSummary) -> JobDecision | None:
     """The user (or a deadline) wants it to end. A stronger request replaces a weaker one, also while stopping."""
     seen, status = summary.seen, summary.status
     ends_as, code = status.ends_as, code_of(status.code) if status.phase is Phase.STOPPING else None
@@ -138,7 +138,7 @@ def user_request(summary: WorkerSummary) -> Decision | None:
     return write_or_act(summary, stop(summary, *request))
 
 
-def stopping(summary: WorkerSummary) -> Decision | None:
+def stopping(summary: WorkerSummary) -> JobDecision | None:
     """Clear the gang away, close the attempt when it is gone, and only then give the nodes back."""
     status, closed = summary.status, between_attempts(summary.status)
     if status.phase is not Phase.STOPPING and (status.phase is not Phase.RESTARTING or closed):
@@ -153,7 +153,7 @@ def stopping(summary: WorkerSummary) -> Decision | None:
     return write_or_act(summary, end(summary) if closed else close(summary), trusts_absence=True)
 
 
-def suspended(summary: WorkerSummary) -> Decision | None:
+def suspended(summary: WorkerSummary) -> JobDecision | None:
     if summary.status.phase is not Phase.SUSPENDED:
         return None
     if not summary.empty:
@@ -171,7 +171,7 @@ def suspended(summary: WorkerSummary) -> Decision | None:
     )
 
 
-def queued(summary: WorkerSummary) -> Decision | None:
+def queued(summary: WorkerSummary) -> JobDecision | None:
     """Decide about a job in the queue: start it when nodes are reserved for this very request."""
     seen, status = summary.seen, summary.status
     if status.phase is not Phase.QUEUED:
@@ -201,7 +201,7 @@ def queued(summary: WorkerSummary) -> Decision | None:
     return write_or_act(summary, summary.status)
 
 
-def restart_pending(summary: WorkerSummary) -> Decision | None:
+def restart_pending(summary: WorkerSummary) -> JobDecision | None:
     """Decide about a RESTARTING job whose attempt is closed: after a pause, the next attempt starts on the same nodes,
     or the job returns to the queue."""
     seen, status = summary.seen, summary.status

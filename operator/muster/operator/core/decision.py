@@ -46,7 +46,7 @@ Action = CreateWorker | RemoveWorker | RemoveJob
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class JobDecision:
     """Decision about a job: its next status and the actions to take."""
 
     status: JobStatus

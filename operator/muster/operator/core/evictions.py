@@ -41,7 +41,7 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PreemptionOption:
     """Gangs that can be preempted together, and the number of workers that then fit."""
 
     evictions: tuple[Eviction, ...]
@@ -58,7 +58,7 @@ def restart_seconds(job: JobSummary) -> float:
     return RESTART_SECONDS
 
 
-def cheapest_set(options: list[list[Option]], missing: int, gpus_max: int) -> Option | None:
+def cheapest_set(options: list[list[PreemptionOption]], missing: int, gpus_max: int) -> PreemptionOption | None:
     """One or no option of each unit, together for as many workers as are missing: the cheapest; where those would be
     too many GPUs, the fewest GPUs. None where even these are too many.
     """
@@ -67,10 +67,10 @@ def cheapest_set(options: list[list[Option]], missing: int, gpus_max: int) -> Op
 
 
 def _knapsack(
-    options: list[list[Option]], missing: int, gpus_max: int, price: Callable[[Option], float]
-) -> Option | None:
+    options: list[list[PreemptionOption]], missing: int, gpus_max: int, price: Callable[[PreemptionOption], float]
+) -> PreemptionOption | None:
     """The least sum of prices for so many workers; within `gpus_max` GPUs as far as each step can see."""
-    best: list[Option | None] = [Option((), 0, 0.0, 0), *[None] * missing]
+    best: list[PreemptionOption | None] = [PreemptionOption((), 0, 0.0, 0), *[None] * missing]
     for unit in _worth_trying(options, missing, price):
         after = list(best)
         for so_far in best:
@@ -82,16 +82,16 @@ def _knapsack(
                 if gpus > gpus_max or (cheapest is not None and price(cheapest) <= price(so_far) + price(option)):
                     continue
                 evictions = (*so_far.evictions, *option.evictions)
-                after[workers] = Option(evictions, workers, so_far.cost + option.cost, gpus)
+                after[workers] = PreemptionOption(evictions, workers, so_far.cost + option.cost, gpus)
         best = after
     return best[missing]
 
 
 def _worth_trying(
-    options: list[list[Option]], missing: int, price: Callable[[Option], float]
-) -> Iterator[list[Option]]:
+    options: list[list[PreemptionOption]], missing: int, price: Callable[[PreemptionOption], float]
+) -> Iterator[list[PreemptionOption]]:
     """Yield, of units that differ only in their price, no more than could be needed: the cheapest."""
-    alike: dict[tuple[tuple[int, int], ...], list[list[Option]]] = {}
+    alike: dict[tuple[tuple[int, int], ...], list[list[PreemptionOption]]] = {}
     for unit in options:
         useful = [option for option in unit if option.workers]
         if useful:

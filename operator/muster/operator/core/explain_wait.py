@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from muster.contract.text import plural
-from muster.operator.core.fleet import Fleet, JobSummary, Node
-from muster.operator.core.observed import Reservation
-from muster.operator.core.placement import Shape
+from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
+from muster.operator.core.observed import NodeReservation
+from muster.operator.core.placement import WorkerShape
 from muster.operator.core.visibility import describe_hidden_gangs
 
 HOLDERS_NAMED_MAX = 3
@@ -16,7 +16,7 @@ OTHERS = "pods of others"  # a reservation of what Muster did not place has no j
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldAmount:
     """Total that a holder has on the nodes in question."""
 
     nodes: int = 0
@@ -24,8 +24,8 @@ class _Held:
     cpus: float = 0.0
     memory_bytes: int = 0
 
-    def plus(self, nodes: int, gpus: int, cpus: float, memory_bytes: int) -> _Held:
-        return _Held(self.nodes + nodes, self.gpus + gpus, self.cpus + cpus, self.memory_bytes + memory_bytes)
+    def plus(self, nodes: int, gpus: int, cpus: float, memory_bytes: int) -> _HeldAmount:
+        return _HeldAmount(self.nodes + nodes, self.gpus + gpus, self.cpus + cpus, self.memory_bytes + memory_bytes)
 
     def __str__(self) -> str:
         amounts = _amounts(self.gpus, self.cpus, self.memory_bytes)
@@ -33,30 +33,30 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Holding:
+class _NodeHolders:
     """Holders of the nodes that one shape fits."""
 
-    by_project: dict[str, dict[str, _Held]] = field(default_factory=dict)
+    by_project: dict[str, dict[str, _HeldAmount]] = field(default_factory=dict)
     """Holdings of each project's jobs, by their names."""
-    of_projects: dict[str, _Held] = field(default_factory=dict)
+    of_projects: dict[str, _HeldAmount] = field(default_factory=dict)
     """Holdings of all jobs of each project together."""
-    others: _Held = _Held()
+    others: _HeldAmount = _HeldAmount()
     """Holdings of pods that Muster did not place."""
     away: dict[str, int] = field(default_factory=dict)
     """Number of nodes that take no workers, by reason (cordoned, not ready)."""
 
 
-class Holders:
+class HolderIndex:
     """Return the holders of the nodes that a shape fits and their amounts, computed once per shape and pool."""
 
-    def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
+    def __init__(self, fleet: Fleet, entries: list[NodeReservation]) -> None:
         """`entries` is the list to which admission adds while it goes through the queue."""
         self._nodes, self._entries, self._others = fleet.nodes, entries, fleet.others
         self._jobs = {job.uid: job for job in fleet.jobs}
-        self._known: dict[tuple[Shape, str], _Holding] = {}
-        self._said: dict[tuple[Shape, str, str], str] = {}
+        self._known: dict[tuple[WorkerShape, str], _NodeHolders] = {}
+        self._said: dict[tuple[WorkerShape, str, str], str] = {}
 
-    def words(self, reader: JobSummary, shape: Shape, pool: str = "") -> str:
+    def words(self, reader: JobSummary, shape: WorkerShape, pool: str = "") -> str:
         """Describe `held by …`, the largest holders first, and how many nodes take no workers and why, as `reader` may
         see it.
 
@@ -69,10 +69,10 @@ class Holders:
             self._said[key] = _describe_holding(self._known[shape, pool], reader.project)
         return self._said[key]
 
-    def _work_out(self, shape: Shape, pool: str) -> _Holding:
+    def _work_out(self, shape: WorkerShape, pool: str) -> _NodeHolders:
         fitting = [node for node in self._nodes if shape.carried_by(node) and pool in ("", node.pool)]
         away = Counter(node.away for node in fitting if not node.ready)
-        names, holding = {node.name for node in fitting}, _Holding(away=dict(sorted(away.items())))
+        names, holding = {node.name for node in fitting}, _NodeHolders(away=dict(sorted(away.items())))
         for entry in (*self._entries, *self._others):
             if not (count := len(names.intersection(entry.nodes))):
                 continue
@@ -82,16 +82,16 @@ class Holders:
                 holding.others = holding.others.plus(*amounts)
                 continue
             jobs = holding.by_project.setdefault(job.project, {})
-            jobs[job.full_name] = jobs.get(job.full_name, _Held()).plus(*amounts)
-            holding.of_projects[job.project] = holding.of_projects.get(job.project, _Held()).plus(*amounts)
+            jobs[job.full_name] = jobs.get(job.full_name, _HeldAmount()).plus(*amounts)
+            holding.of_projects[job.project] = holding.of_projects.get(job.project, _HeldAmount()).plus(*amounts)
         return holding
 
 
-def _describe_holding(holding: _Holding, project: str) -> str:
+def _describe_holding(holding: _NodeHolders, project: str) -> str:
     amounts = dict(holding.by_project.get(project, {}))
     hidden = [name for name in holding.by_project if name != project]
     if hidden:
-        others = _Held()
+        others = _HeldAmount()
         for name in hidden:
             each = holding.of_projects[name]
             others = others.plus(each.nodes, each.gpus, each.cpus, each.memory_bytes)
@@ -107,13 +107,13 @@ def _describe_holding(holding: _Holding, project: str) -> str:
     return "; ".join(parts)
 
 
-def need(shape: Shape, size: int) -> str:
+def need(shape: WorkerShape, size: int) -> str:
     """Describe the need, as in `gang needs 2 nodes with 8 GPUs and 900 GiB each`."""
     amounts = _amounts(shape.gpus, shape.cpus, shape.memory_bytes)
     return f"gang needs {plural(size, 'node')}" + (f" with {amounts} each" if amounts else "")
 
 
-def limits_hit(shape: Shape, nodes: tuple[Node, ...]) -> str:
+def limits_hit(shape: WorkerShape, nodes: tuple[FleetNode, ...]) -> str:
     """Return the requests of a worker that no node can satisfy, by the job's field; empty if some node can."""
     if not nodes or any(shape.carried_by(node) for node in nodes):
         return ""
@@ -148,6 +148,6 @@ def _memory(size: int) -> str:
     return f"{size / 2**30:.4g} GiB" if size >= 2**30 else f"{size / 2**20:.4g} MiB"
 
 
-def _size(item: tuple[str, _Held]) -> tuple[int, float, int, int, str]:
+def _size(item: tuple[str, _HeldAmount]) -> tuple[int, float, int, int, str]:
     who, amount = item
     return amount.gpus, amount.cpus, amount.memory_bytes, amount.nodes, who

@@ -26,7 +26,7 @@ _NOTHING = ProjectQuota()
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ShareClaim:
     """Demand of a project in GPUs, and its weight."""
 
     weight: float
@@ -34,7 +34,7 @@ class Claim:
     demand: int
 
 
-def entitlements(capacity: int, claims: Mapping[str, Claim]) -> dict[str, float]:
+def entitlements(capacity: int, claims: Mapping[str, ShareClaim]) -> dict[str, float]:
     """GPUs by project: never more than a project asks for, nor together more than `capacity`."""
     entitled = {name: float(min(claim.guaranteed, claim.demand)) for name, claim in claims.items()}
     promised = sum(entitled.values())
@@ -51,7 +51,7 @@ def entitlements(capacity: int, claims: Mapping[str, Claim]) -> dict[str, float]
     return entitled
 
 
-class Shares:
+class FleetShares:
     """The shares of a fleet's projects, and what they hold. If no project names a weight or a guarantee, nobody is
     entitled to anything and age alone decides among jobs of one priority.
     """
@@ -140,7 +140,7 @@ class Shares:
         used = sum(entry.gpus * len(entry.nodes) for entry in self._fleet.others)
         capacity = max(0, sum(node.gpus for node in self._fleet.nodes if node.ready) - used)
         claims = {
-            project: Claim(_weight(self._quota(project)), self._quota(project).guaranteed_gpus or 0, gpus)
+            project: ShareClaim(_weight(self._quota(project)), self._quota(project).guaranteed_gpus or 0, gpus)
             for project, gpus in demand.items()
         }
         return entitlements(capacity, claims)

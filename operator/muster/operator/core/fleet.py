@@ -11,7 +11,7 @@ from muster.contract.prices import Prices
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import NodeReservation
 
 # A gang grows by a restart, so not all the time.
 GROW_AFTER_START_SECONDS = 600.0
@@ -20,7 +20,7 @@ CapacityType = Literal["spot", "on-demand"]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FleetNode:
     """A node, as far as placement asks."""
 
     name: str
@@ -66,13 +66,13 @@ class Fleet:
 
     now: float
     fresh: bool
-    nodes: tuple[Node, ...]
+    nodes: tuple[FleetNode, ...]
     jobs: tuple[JobSummary, ...]
     limits: dict[str, int] = field(default_factory=dict)
     """Accelerators that the jobs of a namespace may hold together; a namespace that is not named has no limit."""
     quotas: Mapping[str, ProjectQuota] = field(default_factory=dict)
     """Limits of what a project's jobs, and each of its people, may hold; a project that is not named has no limit."""
-    others: tuple[Reservation, ...] = ()
+    others: tuple[NodeReservation, ...] = ()
     """Usage of the nodes that Muster did not place; it will be free some time."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Values of the priority classes that jobs may name."""

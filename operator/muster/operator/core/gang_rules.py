@@ -20,11 +20,11 @@ from muster.operator.core.causes import (
 )
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import training_conditions
-from muster.operator.core.decision import ACTIONS_MAX, CreateWorker, Decision
+from muster.operator.core.decision import ACTIONS_MAX, CreateWorker, JobDecision
 from muster.operator.core.goodput import active_seconds
 from muster.operator.core.observed import WorkerState
 from muster.operator.core.shutdown import checkpoint_status, fail, rejected, sweep
-from muster.operator.core.stalls import Stall, check_refused, check_running, check_starting
+from muster.operator.core.stalls import StallDetector, check_refused, check_running, check_starting
 from muster.operator.core.transitions import (
     awaits_scheduler,
     between_attempts,
@@ -40,7 +40,7 @@ from muster.operator.pacing import LOOK_SECONDS
 FIRST_STEP_MINUTES = (1, 2, 5, 10, 20, 30, 60)
 
 
-def inconsistent_status(summary: WorkerSummary) -> Decision | None:
+def inconsistent_status(summary: WorkerSummary) -> JobDecision | None:
     """Decide about a STARTING or RUNNING job whose status can't be true (somebody edited it): start anew rather than
     guess."""
     status, gang = summary.status, summary.gang
@@ -55,7 +55,7 @@ def inconsistent_status(summary: WorkerSummary) -> Decision | None:
     )
 
 
-def failed(summary: WorkerSummary) -> Decision | None:
+def failed(summary: WorkerSummary) -> JobDecision | None:
     """Decide about a STARTING or RUNNING job whose gang has a problem."""
     status = summary.status
     if (diagnosis := diagnose(summary)) is not None and not _is_dry_run(summary, diagnosis):
@@ -65,7 +65,7 @@ def failed(summary: WorkerSummary) -> Decision | None:
     return None
 
 
-def preempted(summary: WorkerSummary) -> Decision | None:
+def preempted(summary: WorkerSummary) -> JobDecision | None:
     """Decide about a STARTING or RUNNING job whose nodes go to another job: it is asked to commit, and returns to the
     queue."""
     granted = summary.seen.reservation(summary.status.reservation)
@@ -75,7 +75,7 @@ def preempted(summary: WorkerSummary) -> Decision | None:
     return write_or_act(summary, fail(summary, diagnose_preemption(summary, granted)), trusts_absence=True)
 
 
-def starting(summary: WorkerSummary) -> Decision | None:
+def starting(summary: WorkerSummary) -> JobDecision | None:
     """Create the whole gang, and wait until its ranks have connected."""
     if summary.status.phase is not Phase.STARTING:
         return None
@@ -121,10 +121,10 @@ def starting(summary: WorkerSummary) -> Decision | None:
         because = f"{summary.describe_gang} started; the ranks are meeting"
         status = transition(summary, Code.AWAITING_RANKS, because, **updates)
         return write_or_act(summary, status, wake_after=LOOK_SECONDS)
-    return write_or_act(summary, _running(summary, Stall(None)))
+    return write_or_act(summary, _running(summary, StallDetector(None)))
 
 
-def running(summary: WorkerSummary) -> Decision | None:
+def running(summary: WorkerSummary) -> JobDecision | None:
     """Report progress; stop for a larger gang when one is offered, and for good when the ranks hang."""
     if summary.status.phase is not Phase.RUNNING:
         return None
@@ -132,7 +132,7 @@ def running(summary: WorkerSummary) -> Decision | None:
         return write_or_act(summary, fail(summary, uneven), trusts_absence=True)
     stall = check_running(summary)
     if stall.confirmed and summary.seen.spec.recovery.dry_run:
-        stall = Stall(summary.status.suspicion, confirmed=True)
+        stall = StallDetector(summary.status.suspicion, confirmed=True)
     elif stall.confirmed and stall.suspicion is not None:
         # Cached reads repeat old heartbeats; only a fresh one shows that there is really nothing new.
         return write_or_act(summary, fail(summary, diagnose_hang(summary, stall.suspicion)), trusts_absence=True)
@@ -149,13 +149,13 @@ def _create(summary: WorkerSummary, index: int) -> CreateWorker:
     return CreateWorker(summary.status.attempt, index, nodes[index], nodes, summary.status.resume_step)
 
 
-def _running(summary: WorkerSummary, stall: Stall) -> JobStatus:
+def _running(summary: WorkerSummary, stall: StallDetector) -> JobStatus:
     code, because = _activity(summary, stall)
     updates = {"gang": _gang(summary), "checkpoint": checkpoint_status(summary), "suspicion": stall.suspicion}
     return transition_with_progress(summary, code, because, Phase.RUNNING, **(updates | training_conditions(summary)))
 
 
-def _activity(summary: WorkerSummary, stall: Stall) -> tuple[Code, str]:
+def _activity(summary: WorkerSummary, stall: StallDetector) -> tuple[Code, str]:
     if summary.seen.spec.recovery.dry_run and (would := _would(summary, stall)):
         return Code.WOULD_RESTART, f"nothing is done, for recovery.dryRun is on; else the gang would restart: {would}"
     if stall.suspicion is not None:
@@ -195,7 +195,7 @@ def _is_dry_run(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> bool:
     return diagnosis.alive and summary.status.phase is Phase.RUNNING and summary.seen.spec.recovery.dry_run
 
 
-def _would(summary: WorkerSummary, stall: Stall) -> str:
+def _would(summary: WorkerSummary, stall: StallDetector) -> str:
     diagnosis = diagnose(summary)
     if diagnosis is not None:
         return f"{diagnosis.failure.cause}: {diagnosis.failure.message}"

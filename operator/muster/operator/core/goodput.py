@@ -23,7 +23,7 @@ _OF_PHASE: dict[Phase, GoodputState | None] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Booked:
+class BookedTime:
     """The account, and what of it belongs to the current attempt (Attempt.seconds)."""
 
     account: GoodputAccount
@@ -57,23 +57,23 @@ def book(
     now: float,
     rest: GoodputState | None,
     beat: Heartbeat | None,
-) -> Booked:
+) -> BookedTime:
     """Close the account up to `now`, or, with rest None, up to where the heartbeat's account reaches.
 
     A clock that went backwards books nothing until it is past `since` again.
     """
     span = now - account.since
     if span <= 0:
-        return Booked(account, attempt_seconds)
+        return BookedTime(account, attempt_seconds)
     seconds, mine = dict(account.seconds), dict(attempt_seconds)
     spent = _book_heartbeat(seconds, mine, span, beat) if beat else 0.0
     if rest is None:
-        return Booked(_closed_at(seconds, account.since + spent), mine)
+        return BookedTime(_closed_at(seconds, account.since + spent), mine)
     left = span - spent
     seconds[rest] = seconds.get(rest, 0.0) + left
     if rest not in (GoodputState.QUEUE, GoodputState.SUSPENDED):
         mine[rest] = mine.get(rest, 0.0) + left
-    return Booked(_closed_at(seconds, now), mine)
+    return BookedTime(_closed_at(seconds, now), mine)
 
 
 def active_seconds(account: GoodputAccount, phase: Phase, now: float, waiting: bool = False) -> float:
@@ -83,7 +83,7 @@ def active_seconds(account: GoodputAccount, phase: Phase, now: float, waiting: b
     return closed + (max(0.0, now - account.since) if _OF_PHASE.get(phase) not in idle and not waiting else 0.0)
 
 
-def lose(booked: Booked, attempt: Attempt, committed_step: int) -> tuple[Booked, int]:
+def lose(booked: BookedTime, attempt: Attempt, committed_step: int) -> tuple[BookedTime, int]:
     """Productive time after the last commit was for nothing: move it to `lost`. Returns the lost steps too."""
     last = attempt.last_step if attempt.last_step is not None else attempt.resume_step
     trained = last - attempt.resume_step
@@ -92,7 +92,7 @@ def lose(booked: Booked, attempt: Attempt, committed_step: int) -> tuple[Booked,
         return booked, 0
     amount = booked.attempt_seconds.get(GoodputState.PRODUCTIVE, 0.0) * lost_steps / trained
     amount = min(amount, booked.account.seconds.get(GoodputState.PRODUCTIVE, 0.0))
-    return Booked(
+    return BookedTime(
         _closed_at(_moved(booked.account.seconds, amount), booked.account.since), _moved(booked.attempt_seconds, amount)
     ), lost_steps
 

@@ -17,7 +17,7 @@ from muster.contract.times import rfc3339
 from muster.contract.usage import month_of, month_range
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.observed import Wait
+from muster.operator.core.observed import QueueWait
 
 # A gang begins only where what is left pays for it, and for what runs, for so long: at half of it a large gang would
 # stop before it has trained much, at twice of it so much of a budget's end would idle.
@@ -28,7 +28,7 @@ _HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 
 @dataclass(slots=True)
-class _Budget:
+class _MonthBudget:
     """Monthly budget of one project or person in one unit, and its usage."""
 
     whose: str
@@ -49,14 +49,14 @@ class _Budget:
 
 
 @dataclass(slots=True)
-class _Account:
+class _BudgetAccount:
     """The budgets that a job's use counts for."""
 
-    gpu_hours: tuple[_Budget, ...]
-    money: tuple[_Budget, ...]
+    gpu_hours: tuple[_MonthBudget, ...]
+    money: tuple[_MonthBudget, ...]
     stale: str
 
-    def __iter__(self) -> Iterator[_Budget]:
+    def __iter__(self) -> Iterator[_MonthBudget]:
         yield from (*self.gpu_hours, *self.money)
 
 
@@ -68,13 +68,13 @@ class MonthBudgets:
         self._month = month_of(max(0.0, fleet.now))
         self._begins, self._ends = month_range(self._month)
         self._limited = {name: quota for name, quota in fleet.quotas.items() if quota.has_month_budget}
-        self._budgets: dict[tuple[str, str], _Account] = {}
-        self._wholes: dict[str, _Account] = {}
+        self._budgets: dict[tuple[str, str], _BudgetAccount] = {}
+        self._wholes: dict[str, _BudgetAccount] = {}
         for job in fleet.jobs if self._limited else ():
             if job.project in self._limited:
                 self._count(job)
 
-    def wait(self, job: JobSummary) -> Wait | None:
+    def wait(self, job: JobSummary) -> QueueWait | None:
         """Return the exhausted budget that keeps the job out; None if there is none."""
         account = self._account(job)
         if account is None:
@@ -82,10 +82,10 @@ class MonthBudgets:
         for budget in account:
             uses = job.spec.gang.gpus_per_node > 0 or budget in account.money
             if budget.spent and (uses or budget.limit <= 0):
-                return Wait(Code.MONTH_LIMIT, self._text(budget, account.stale))
+                return QueueWait(Code.MONTH_LIMIT, self._text(budget, account.stale))
         return None
 
-    def short(self, job: JobSummary, nodes: int, instance_type: str, capacity: str) -> Wait | None:
+    def short(self, job: JobSummary, nodes: int, instance_type: str, capacity: str) -> QueueWait | None:
         """Return why that many (more) nodes of the kind exceed what is left; None if they don't."""
         account = self._account(job)
         if account is None:
@@ -93,22 +93,22 @@ class MonthBudgets:
         gpus = job.spec.gang.gpus_per_node
         for budget in account.gpu_hours:
             if gpus and not budget.lasts(nodes * gpus):
-                return Wait(Code.MONTH_LIMIT, self._short_text(budget, account.stale))
+                return QueueWait(Code.MONTH_LIMIT, self._short_text(budget, account.stale))
         cost = rate(instance_type, capacity, gpus, self._fleet.prices).cost
         for budget in account.money:
             if cost is None:
                 kind = f"{capacity} nodes of type {instance_type or '(unknown)'}"
                 remedy = f"and the price of {kind} is not known: add it to the table of prices"
-                return Wait(Code.MONTH_LIMIT, f"{budget.whose} has a budget in money, {remedy}")
+                return QueueWait(Code.MONTH_LIMIT, f"{budget.whose} has a budget in money, {remedy}")
             if not budget.lasts(nodes * cost):
-                return Wait(Code.MONTH_LIMIT, self._short_text(budget, account.stale))
+                return QueueWait(Code.MONTH_LIMIT, self._short_text(budget, account.stale))
         return None
 
     def hold(self, job: JobSummary, nodes: int, instance_type: str, capacity: str) -> None:
         """Record that the job is given so many more nodes."""
         self._use(job, nodes, job.spec.gang.gpus_per_node, instance_type, capacity)
 
-    def told(self) -> dict[str, Wait]:
+    def told(self) -> dict[str, QueueWait]:
         """Return the waits of running jobs that must stop because their budget is used up, and of those that stopped
         for it and may continue because there is a budget again."""
         waits = {}
@@ -117,7 +117,7 @@ class MonthBudgets:
             if status.phase in _HOLDING and (spent := self.wait(job)) is not None:
                 waits[job.uid] = spent
             elif status.phase is Phase.SUSPENDED and status.code == Code.MONTH_LIMIT and self._may_go_on(job):
-                waits[job.uid] = Wait(Code.AWAITING_ADMISSION, "there is a budget for it again; asking for nodes")
+                waits[job.uid] = QueueWait(Code.AWAITING_ADMISSION, "there is a budget for it again; asking for nodes")
         return waits
 
     def look_after(self) -> float | None:
@@ -169,7 +169,7 @@ class MonthBudgets:
         for budget in account.money:
             budget.per_hour += nodes * cost
 
-    def _account(self, job: JobSummary) -> _Account | None:
+    def _account(self, job: JobSummary) -> _BudgetAccount | None:
         """The person's budgets first. None where the project has none."""
         quota = self._limited.get(job.project)
         if quota is None:
@@ -181,10 +181,12 @@ class MonthBudgets:
             used = spent.people.get(job.owner, Spent()) if spent else Spent()
             whose = f"{job.owner or 'jobs without an owner'} in project {job.project}"
             mine = self._made(whose, quota.person, used, "quota.person.")
-            self._budgets[key] = _Account((*mine.gpu_hours, *whole.gpu_hours), (*mine.money, *whole.money), whole.stale)
+            self._budgets[key] = _BudgetAccount(
+                (*mine.gpu_hours, *whole.gpu_hours), (*mine.money, *whole.money), whole.stale
+            )
         return self._budgets[key]
 
-    def _whole(self, project: str, quota: ProjectQuota) -> _Account:
+    def _whole(self, project: str, quota: ProjectQuota) -> _BudgetAccount:
         if project not in self._wholes:
             spent = self._spent(quota.spent)
             made = self._made(f"project {project}", quota, spent.total if spent else Spent(), "quota.")
@@ -194,12 +196,12 @@ class MonthBudgets:
             self._wholes[project] = made
         return self._wholes[project]
 
-    def _made(self, whose: str, quota: Quota, used: Spent, path: str) -> _Account:
+    def _made(self, whose: str, quota: Quota, used: Spent, path: str) -> _BudgetAccount:
         hours, money = quota.gpu_hours_per_month, quota.money_per_month
         currency = self._fleet.prices.currency
-        of_hours = _Budget(whose, "GPU-hours", f"{path}gpuHoursPerMonth", hours or 0.0, used.gpu_hours)
-        of_money = _Budget(whose, currency, f"{path}moneyPerMonth", money or 0.0, used.money)
-        return _Account(
+        of_hours = _MonthBudget(whose, "GPU-hours", f"{path}gpuHoursPerMonth", hours or 0.0, used.gpu_hours)
+        of_money = _MonthBudget(whose, currency, f"{path}moneyPerMonth", money or 0.0, used.money)
+        return _BudgetAccount(
             () if hours is None else (of_hours,),
             () if money is None else (of_money,),
             "",
@@ -214,15 +216,15 @@ class MonthBudgets:
         spending = self._spent(spent)
         return self._begins if spending is None else max(self._begins, spending.as_of)
 
-    def _text(self, budget: _Budget, stale: str) -> str:
+    def _text(self, budget: _MonthBudget, stale: str) -> str:
         what = f"{budget.limit:g} {budget.unit} that it may use in {self._month}"
         return f"{budget.whose} has used the {what}{self._next(budget)}{stale}"
 
-    def _short_text(self, budget: _Budget, stale: str) -> str:
+    def _short_text(self, budget: _MonthBudget, stale: str) -> str:
         return (
             f"what is left of the {budget.limit:g} {budget.unit} that {budget.whose} may use in {self._month} is less "
             f"than this gang and what runs use in {RUNWAY_SECONDS / 60:g} minutes{self._next(budget)}{stale}"
         )
 
-    def _next(self, budget: _Budget) -> str:
+    def _next(self, budget: _MonthBudget) -> str:
         return f": it goes on when {budget.field} is raised, or from {rfc3339(self._ends)[:10]} (UTC)"

@@ -30,7 +30,7 @@ class Rejection(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class ObservedWorker:
     """One worker of one attempt, of this job's uid. A worker that is not listed is gone."""
 
     worker: int
@@ -67,7 +67,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedSteps:
     """The newest commit in the job's checkpoint folder, and the newest one marked best."""
 
     step: int
@@ -76,7 +76,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class NodeReservation:
     """Nodes that are held for one job: worker i goes to nodes[i]."""
 
     uid: str
@@ -104,7 +104,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class QueueWait:
     """Reason why admission gave a queued job no nodes."""
 
     code: str
@@ -112,7 +112,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedJob:
     """A snapshot of one job."""
 
     uid: str
@@ -129,8 +129,8 @@ class Observed:
     behind, each by a time of its own."""
     spec: JobSpec
     status: JobStatus
-    workers: tuple[Worker, ...] = ()
-    committed: Committed | None = None
+    workers: tuple[ObservedWorker, ...] = ()
+    committed: CommittedSteps | None = None
     """Newest commit; None when no commit exists, or when nothing is known of commits: then `commits_unreadable` says
     why."""
     commits_unreadable: str = ""
@@ -139,32 +139,32 @@ class Observed:
     signals: tuple[Signal, ...] = ()
     nodes_unfit: tuple[str, ...] = ()
     """Nodes of status.gang.nodes that are gone, not ready or being drained."""
-    reservations: tuple[Reservation, ...] = ()
+    reservations: tuple[NodeReservation, ...] = ()
     """The reservations of this job."""
-    wait: Wait | None = None
+    wait: QueueWait | None = None
     """Result of the last pass of admission, if it gave the job nothing."""
-    budget: Wait | None = None
+    budget: QueueWait | None = None
     """Result of the last pass of admission on its month's budget: MonthLimit, stop; AwaitingAdmission, continue."""
     notes: tuple[str, ...] = ()
     """Notes for the next attempt's message, in addition to its nodes."""
     trouble: str = ""
     """Reason why the decision can't be carried out; empty if it can."""
 
-    def reservation(self, number: int) -> Reservation | None:
+    def reservation(self, number: int) -> NodeReservation | None:
         """The nodes that were given to the job's request of that number."""
         return next((entry for entry in self.reservations if entry.number == number), None)
 
 
-OBSERVED = TypeAdapter(Observed)
+OBSERVED = TypeAdapter(ObservedJob)
 _JSON = TypeAdapter(dict[str, object], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
-def to_json(seen: Observed) -> bytes:
+def to_json(seen: ObservedJob) -> bytes:
     """An Observed as a JSON document, for `muster-operator replay`. A loss may be NaN and then says so."""
     document = OBSERVED.dump_python(seen, mode="json", by_alias=True, exclude_none=True)
     return _JSON.dump_json(document, indent=1)
 
 
-def from_json(document: bytes | str) -> Observed:
+def from_json(document: bytes | str) -> ObservedJob:
     """The reverse of to_json. Raises pydantic's ValidationError, which is a ValueError."""
     return OBSERVED.validate_json(document)

@@ -10,14 +10,14 @@ from itertools import repeat
 from muster.contract.pods import NodeTerm, Toleration, tolerated
 from muster.contract.quantities import quantity
 from muster.contract.spec import JobSpec
-from muster.operator.core.fleet import Node
-from muster.operator.core.observed import Reservation
+from muster.operator.core.fleet import FleetNode
+from muster.operator.core.observed import NodeReservation
 
 _ROUNDING = 1e-9  # of cores: three of 0.1 are less than 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkerShape:
     """Needs of one worker."""
 
     gpus: int
@@ -34,7 +34,7 @@ class Shape:
     shares: bool = False
     """Several workers of its gang may be on one node."""
 
-    def allows(self, node: Node) -> bool:
+    def allows(self, node: FleetNode) -> bool:
         """Return whether it may run on that node at all, whatever is free there."""
         return (
             (not self.instance_types or node.instance_type in self.instance_types)
@@ -50,14 +50,14 @@ class Shape:
         needs = ((gpus, self.gpus), (cpus, self.cpus), (memory_bytes, self.memory_bytes), (slots, 1))
         return max(0, min(int((there + _ROUNDING) // need) for there, need in needs if need))
 
-    def carried_by(self, node: Node) -> int:
+    def carried_by(self, node: FleetNode) -> int:
         """Return the number of one gang's workers that fit on an empty node."""
         return self.count(node.gpus, node.cpus, node.memory_bytes, node.slots) if self.allows(node) else 0
 
 
-def shape_of(spec: JobSpec) -> Shape:
+def shape_of(spec: JobSpec) -> WorkerShape:
     gang, pods = spec.gang, spec.runtime
-    return Shape(
+    return WorkerShape(
         gpus=gang.gpus_per_node,
         cpus=quantity(gang.resources.cpu),
         memory_bytes=int(quantity(gang.resources.memory)),
@@ -70,10 +70,10 @@ def shape_of(spec: JobSpec) -> Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GangRequest:
     """Request of a gang."""
 
-    shape: Shape
+    shape: WorkerShape
     sizes: tuple[int, ...]
     """The numbers of nodes that would do, the best first."""
     capacity_order: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     nodes: tuple[str, ...]
     pool: str
     capacity: str
@@ -98,13 +98,13 @@ class Place:
 class NodeSpace:
     """Free resources of one node."""
 
-    node: Node
+    node: FleetNode
     gpus: int
     cpus: float
     memory_bytes: int
     slots: int
 
-    def carries(self, shape: Shape, freed: Iterable[Shape] = ()) -> int:
+    def carries(self, shape: WorkerShape, freed: Iterable[WorkerShape] = ()) -> int:
         """Return the number of one gang's workers that fit here once workers of the shapes `freed` are gone."""
         gpus, cpus, memory_bytes, slots = self.gpus, self.cpus, self.memory_bytes, self.slots
         for gone in freed:
@@ -117,7 +117,7 @@ class NodeSpace:
         count = shape.count(gpus, cpus, memory_bytes, slots)
         return count if count and shape.allows(self.node) else 0
 
-    def freedom(self, shape: Shape) -> tuple[bool, int, float, int, str]:
+    def freedom(self, shape: WorkerShape) -> tuple[bool, int, float, int, str]:
         """Return a key that sorts the freest node first, and by name where equal."""
         return (not self.carries(shape), -self.gpus, -self.cpus, -self.memory_bytes, self.node.name)
 
@@ -129,15 +129,15 @@ _Candidates = dict[PoolKey, _Buckets]
 
 
 @dataclass
-class Space:
+class FleetSpace:
     """The free part of the fleet. Nodes that are not ready are not in it."""
 
-    nodes: Iterable[Node]
-    held: Iterable[Reservation]
+    nodes: Iterable[FleetNode]
+    held: Iterable[NodeReservation]
     _rooms: dict[str, NodeSpace] = field(init=False)
-    _fitting: dict[Shape, _Candidates] = field(init=False, default_factory=dict)
+    _fitting: dict[WorkerShape, _Candidates] = field(init=False, default_factory=dict)
     _set_aside: set[str] = field(init=False, default_factory=set)
-    _kept: dict[Shape, dict[str, int]] = field(init=False, default_factory=dict)  # see kept_back
+    _kept: dict[WorkerShape, dict[str, int]] = field(init=False, default_factory=dict)  # see kept_back
     _hopeless: dict[tuple[object, ...], int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class Space:
             if (room := self._rooms.get(name)) is not None:
                 _take(room, need)
 
-    def place(self, ask: Ask) -> Place | None:
+    def place(self, ask: GangRequest) -> WorkerPlace | None:
         """The best place for the largest of the sizes that fits anywhere; it is not taken yet."""
         key = (ask.shape, ask.capacity_order, ask.avoid, ask.required)
         for size in ask.sizes:
@@ -158,7 +158,7 @@ class Space:
             self._hopeless[key] = min(size, self._hopeless.get(key, size))
         return None
 
-    def take(self, place: Place, shape: Shape) -> None:
+    def take(self, place: WorkerPlace, shape: WorkerShape) -> None:
         for name in place.nodes:
             room = self._rooms[name]
             before = room.gpus
@@ -166,7 +166,7 @@ class Space:
             for other, pools in self._fitting.items():
                 self._refile(pools, other, room, before)
 
-    def set_aside(self, ask: Ask) -> None:
+    def set_aside(self, ask: GangRequest) -> None:
         """Keep as many nodes as the smallest gang needs from those who come after it, whether they are free yet or not:
         the freest of one pool (and topology domain). What is kept only gets freer, so the gang's turn comes.
         """
@@ -179,7 +179,7 @@ class Space:
         )
         self.keep(room.node.name for room in chosen)
 
-    def groups(self, ask: Ask) -> dict[tuple[str, str, str], list[NodeSpace]]:
+    def groups(self, ask: GangRequest) -> dict[tuple[str, str, str], list[NodeSpace]]:
         """The nodes that could carry a worker of it, free or not, by pool, capacity and required topology domain."""
         by_place: dict[tuple[str, str, str], list[NodeSpace]] = {}
         for room in self._rooms.values():
@@ -218,19 +218,19 @@ class Space:
                 if count := room.carries(shape):
                     pools.setdefault(_pool(room.node), {}).setdefault(room.gpus, {})[name] = count
 
-    def free(self, ask: Ask) -> tuple[int, str]:
+    def free(self, ask: GangRequest) -> tuple[int, str]:
         """The most nodes that any one pool has free for it, and that pool's name."""
         counts = [(_count(buckets, ask), pool) for (pool, _), buckets in self._pools(ask)]
         return max(counts, key=lambda entry: entry[0], default=(0, ""))
 
-    def kept_back(self, ask: Ask) -> int:
+    def kept_back(self, ask: GangRequest) -> int:
         """Return the number of its workers that would fit on the nodes that are set aside for others."""
         if ask.shape not in self._kept:  # nothing is taken from what is set aside, so this changes only with the set
             self._kept[ask.shape] = {name: self._rooms[name].carries(ask.shape) for name in self._set_aside}
         kept = self._kept[ask.shape]
         return sum(kept.values()) - sum(kept.get(name, 0) for name in ask.avoid)
 
-    def extend(self, ask: Ask, place: Place, size: int) -> Place | None:
+    def extend(self, ask: GangRequest, place: WorkerPlace, size: int) -> WorkerPlace | None:
         """The same place with more nodes of the same pool (and required topology domain); None if there are too few."""
         buckets = self._candidates(ask.shape).get((place.pool, place.capacity), {})
         mine, more = frozenset() if ask.shape.shares else frozenset(place.nodes), size - len(place.nodes)
@@ -241,15 +241,15 @@ class Space:
         extra = tuple(name for name, _ in zip(names, range(more), strict=False))
         return self._at(place.nodes + extra, place.pool, place.capacity) if len(extra) == more else None
 
-    def usable(self, names: Iterable[str], shape: Shape) -> bool:
+    def usable(self, names: Iterable[str], shape: WorkerShape) -> bool:
         """Return whether all of these nodes are ready and may be used."""
         return all(name in self._rooms and shape.allows(self._rooms[name].node) for name in names)
 
-    def _at(self, nodes: tuple[str, ...], pool: str, capacity: str) -> Place:
+    def _at(self, nodes: tuple[str, ...], pool: str, capacity: str) -> WorkerPlace:
         types = {self._rooms[name].node.instance_type for name in nodes if name in self._rooms}
-        return Place(nodes, pool, capacity, types.pop() if len(types) == 1 else "")
+        return WorkerPlace(nodes, pool, capacity, types.pop() if len(types) == 1 else "")
 
-    def _place(self, ask: Ask, size: int) -> Place | None:
+    def _place(self, ask: GangRequest, size: int) -> WorkerPlace | None:
         order = {capacity: rank for rank, capacity in enumerate(ask.capacity_order)}
         choices = []
         for (pool, capacity), buckets in self._pools(ask):
@@ -262,7 +262,7 @@ class Space:
                 return self._at(chosen, pool, capacity)
         return None
 
-    def _choose(self, names: list[str], size: int, ask: Ask) -> tuple[str, ...] | None:
+    def _choose(self, names: list[str], size: int, ask: GangRequest) -> tuple[str, ...] | None:
         """`size` of the names, which come with the tightest fit first; None where the topology forbids it."""
         label = ask.required or ask.preferred
         if label is None:
@@ -283,10 +283,10 @@ class Space:
     def _label(self, name: str, label: str) -> str:
         return self._rooms[name].node.labels.get(label, "") if name in self._rooms else ""
 
-    def _pools(self, ask: Ask) -> Iterator[tuple[PoolKey, _Buckets]]:
+    def _pools(self, ask: GangRequest) -> Iterator[tuple[PoolKey, _Buckets]]:
         yield from self._candidates(ask.shape).items()
 
-    def _candidates(self, shape: Shape) -> _Candidates:
+    def _candidates(self, shape: WorkerShape) -> _Candidates:
         if shape not in self._fitting:
             pools: _Candidates = {}
             for name, room in self._rooms.items():
@@ -295,7 +295,7 @@ class Space:
             self._fitting[shape] = pools
         return self._fitting[shape]
 
-    def _refile(self, pools: _Candidates, shape: Shape, room: NodeSpace, gpus_before: int) -> None:
+    def _refile(self, pools: _Candidates, shape: WorkerShape, room: NodeSpace, gpus_before: int) -> None:
         name, buckets = room.node.name, pools.get(_pool(room.node), {})
         if name in buckets.get(gpus_before, {}):
             del buckets[gpus_before][name]
@@ -303,7 +303,7 @@ class Space:
                 buckets.setdefault(room.gpus, {})[name] = count
 
 
-def largest_possible(nodes: Iterable[Node], ask: Ask) -> int:
+def largest_possible(nodes: Iterable[FleetNode], ask: GangRequest) -> int:
     """The most workers that an empty, healthy fleet would carry of this gang in one pool (and required topology
     domain): as many as nodes, unless its workers may share them.
     """
@@ -316,13 +316,13 @@ def largest_possible(nodes: Iterable[Node], ask: Ask) -> int:
     return max(counts.values(), default=0)
 
 
-def needs_by_node(reservations: Iterable[Reservation]) -> Iterator[tuple[str, Shape]]:
+def needs_by_node(reservations: Iterable[NodeReservation]) -> Iterator[tuple[str, WorkerShape]]:
     """Return what is held on each node, worker by worker. A job with two reservations (it is to grow) holds what is in
     both only once.
     """
     seen: Counter[tuple[str, str]] = Counter()
     for entry in reservations:
-        need = Shape(entry.gpus, entry.cpus, entry.memory_bytes)
+        need = WorkerShape(entry.gpus, entry.cpus, entry.memory_bytes)
         for name, count in Counter(entry.nodes).items():
             key = (entry.uid, name)
             for _ in range(count - seen[key]):
@@ -330,18 +330,18 @@ def needs_by_node(reservations: Iterable[Reservation]) -> Iterator[tuple[str, Sh
             seen[key] = max(seen[key], count)
 
 
-def _take(room: NodeSpace, shape: Shape) -> None:
+def _take(room: NodeSpace, shape: WorkerShape) -> None:
     room.gpus -= shape.gpus
     room.cpus -= shape.cpus
     room.memory_bytes -= shape.memory_bytes
     room.slots -= 1
 
 
-def _pool(node: Node) -> PoolKey:
+def _pool(node: FleetNode) -> PoolKey:
     return node.pool, node.capacity
 
 
-def _count(buckets: _Buckets, ask: Ask) -> int:
+def _count(buckets: _Buckets, ask: GangRequest) -> int:
     """Return the number of workers that fit there."""
     carried = (sum(names.values()) if ask.shape.shares else len(names) for names in buckets.values())
     return sum(carried) - sum(names.get(name, 0) for names in buckets.values() for name in ask.avoid)
@@ -354,7 +354,7 @@ def _tightest(buckets: _Buckets) -> Iterator[str]:
             yield from repeat(name, count)
 
 
-def _enough(rooms: list[NodeSpace], shape: Shape, size: int) -> list[NodeSpace]:
+def _enough(rooms: list[NodeSpace], shape: WorkerShape, size: int) -> list[NodeSpace]:
     """The first of them that carry so many workers when nothing else is there; none if all of them do not."""
     carried = 0
     for index, room in enumerate(rooms):

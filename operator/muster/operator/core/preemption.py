@@ -27,14 +27,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from muster.operator.core.evictions import FIRST_SECONDS, Eviction, Option, cheapest_set, cost
+from muster.operator.core.evictions import FIRST_SECONDS, Eviction, PreemptionOption, cheapest_set, cost
 from muster.operator.core.explain_wait import need
-from muster.operator.core.fair_share import Shares, gpus_by_project
+from muster.operator.core.fair_share import FleetShares, gpus_by_project
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.nominations import Nominations
-from muster.operator.core.observed import Reservation
-from muster.operator.core.placement import Ask, NodeSpace, Shape, Space, needs_by_node
-from muster.operator.core.victims import Victims, is_leaving
+from muster.operator.core.nominations import NominationPass
+from muster.operator.core.observed import NodeReservation
+from muster.operator.core.placement import FleetSpace, GangRequest, NodeSpace, WorkerShape, needs_by_node
+from muster.operator.core.victims import VictimSelector, is_leaving
 from muster.operator.core.visibility import describe_job, describe_jobs
 
 # GPUs put out for each that is asked for, at most. With less, a gang of one node waits where only gangs of two run;
@@ -49,7 +49,7 @@ PREEMPTIONS_MAX, TRIES_MAX = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Preemption:
+class GangPreemption:
     """Gangs that are preempted for one gang, and the nodes that are kept for it meanwhile."""
 
     job: JobSummary
@@ -64,7 +64,7 @@ class Preemption:
 
 
 @dataclass(slots=True)
-class _Unit:
+class _VictimGroup:
     """Gangs of which some share a node that only all of them together would free."""
 
     uids: set[str]
@@ -72,12 +72,17 @@ class _Unit:
     """Number of additional workers that each node carries without them."""
 
 
-class Preemptor:
+class PreemptionPlanner:
     """Planner of preemptions over one pass of admission. `entries` is its list of reservations, `space` what is
     free."""
 
     def __init__(
-        self, fleet: Fleet, entries: list[Reservation], space: Space, shares: Shares, nominations: Nominations
+        self,
+        fleet: Fleet,
+        entries: list[NodeReservation],
+        space: FleetSpace,
+        shares: FleetShares,
+        nominations: NominationPass,
     ) -> None:
         self._fleet, self._entries, self._space, self._shares = fleet, entries, space, shares
         self._nominations = nominations
@@ -86,24 +91,24 @@ class Preemptor:
         for holders in self._on.values() if self.yielding else ():
             for uid in holders.keys() & self.yielding.keys():
                 shares.hold(self._jobs[uid], -sum(shape.gpus for shape in holders[uid]))
-        self._victims = Victims(fleet, entries, shares, self.yielding)
+        self._victims = VictimSelector(fleet, entries, shares, self.yielding)
         self._costs: dict[str, float] = {}
         self._told: dict[str, str] = {}
         self._failed: set[tuple[object, ...]] = set()
         self._tries = 0
-        self.made: list[Preemption] = []
+        self.made: list[GangPreemption] = []
         self.kept: dict[str, tuple[str, ...]] = {}
         """The nodes that are kept for a gang while others make room for it, by its uid."""
 
     @cached_property
-    def _on(self) -> dict[str, dict[str, list[Shape]]]:
+    def _on(self) -> dict[str, dict[str, list[WorkerShape]]]:
         """The workers that each job takes from each node once it is preempted; by node, then by uid. Computed only when
         a gang has to be preempted: in a large fleet it takes as long as all the rest.
         """
-        by_job: dict[str, list[Reservation]] = {}
+        by_job: dict[str, list[NodeReservation]] = {}
         for entry in self._entries:
             by_job.setdefault(entry.uid, []).append(entry)
-        shapes: dict[str, dict[str, list[Shape]]] = {}
+        shapes: dict[str, dict[str, list[WorkerShape]]] = {}
         for uid, mine in by_job.items():
             stays = {name for entry in mine[1:] for name in entry.nodes} if mine[0].yields_to else set()
             for name, shape in needs_by_node(mine):
@@ -111,7 +116,7 @@ class Preemptor:
                     shapes.setdefault(name, {}).setdefault(uid, []).append(shape)
         return shapes
 
-    def plan(self, job: JobSummary, ask: Ask) -> Preemption | None:
+    def plan(self, job: JobSummary, ask: GangRequest) -> GangPreemption | None:
         """Return the gangs to preempt so that the smallest gang of the request fits; no evictions where what already
         yields to it will do. None if nothing helps.
         """
@@ -141,13 +146,13 @@ class Preemptor:
         self._failed.add(key)
         return None
 
-    def words(self, job: JobSummary, ask: Ask) -> str:
+    def words(self, job: JobSummary, ask: GangRequest) -> str:
         """Return the reason for a gang that others make room for."""
         asked = [self._jobs[uid] for uid, other in self.yielding.items() if other == job.uid]
         whom = f"{describe_jobs(job, asked)} {'is' if len(asked) == 1 else 'are'} asked to commit and make room"
         return f"{need(ask.shape, ask.sizes[-1])}; {whom if asked else 'others are about to end and make room'}"
 
-    def put_out(self, entries: list[Reservation], waiting: set[str]) -> tuple[Reservation, ...]:
+    def put_out(self, entries: list[NodeReservation], waiting: set[str]) -> tuple[NodeReservation, ...]:
         """The reservations with whom each yields to. One that yields to a job that is not `waiting` for it any more is
         as before, unless the smaller gang that it becomes has its reservation already: whoever moves there may have
         begun.
@@ -172,7 +177,7 @@ class Preemptor:
             self._costs[uid] = cost(self._victims.all[uid], self._fleet.now)
         return self._costs[uid]
 
-    def _keep(self, preemption: Preemption, ask: Ask) -> None:
+    def _keep(self, preemption: GangPreemption, ask: GangRequest) -> None:
         """Keep the nodes for the gang: from here on they count as the gang's in whose turn it is and in what is
         fair."""
         job, shares = preemption.job, self._shares
@@ -201,7 +206,7 @@ class Preemptor:
         words = self._shares.words
         return f"for {words(job.project, reader)}, and {words(victim.project, reader)}"
 
-    def _fair(self, job: JobSummary, ask: Ask, evictions: tuple[Eviction, ...]) -> bool:
+    def _fair(self, job: JobSummary, ask: GangRequest, evictions: tuple[Eviction, ...]) -> bool:
         """See `No cycle` above."""
         priority, shares = self._fleet.priority(job), self._shares
         others = (e for e in evictions if e.job.project != job.project)
@@ -217,8 +222,8 @@ class Preemptor:
         return first and gain > loss + 1e-9
 
     def _cheapest_of_all(
-        self, job: JobSummary, ask: Ask, allowed: set[str], mine: set[str], most: float
-    ) -> Preemption | None:
+        self, job: JobSummary, ask: GangRequest, allowed: set[str], mine: set[str], most: float
+    ) -> GangPreemption | None:
         """The cheapest over all pools (and topology domains), of at most `most` GPUs for each that is asked for."""
         size = ask.sizes[-1]
         already = sum(
@@ -226,7 +231,7 @@ class Preemptor:
         )
         gpus_max = int(most * size * ask.shape.gpus) - already
         gone = mine | {other.uid for other in self._fleet.jobs if is_leaving(other)}
-        best: Preemption | None = None
+        best: GangPreemption | None = None
         for rooms in self._space.groups(ask).values():
             if sum(ask.shape.carried_by(room.node) for room in rooms) < size:
                 continue
@@ -236,8 +241,14 @@ class Preemptor:
         return best
 
     def _cheapest_here(
-        self, job: JobSummary, ask: Ask, rooms: list[NodeSpace], allowed: set[str], gone: set[str], gpus_max: int
-    ) -> Preemption | None:
+        self,
+        job: JobSummary,
+        ask: GangRequest,
+        rooms: list[NodeSpace],
+        allowed: set[str],
+        gone: set[str],
+        gpus_max: int,
+    ) -> GangPreemption | None:
         shape, size = ask.shape, ask.sizes[-1]
         there = {room.node.name: self._carries(room, shape, gone) for room in rooms}
         missing = size - sum(there.values())
@@ -258,26 +269,26 @@ class Preemptor:
             key=lambda r: (r.node.name not in nominated, r.freedom(shape)),
         )
         counts = {r.node.name: self._carries(r, shape, gone | freed.get(r.node.name, set())) for r in useful}
-        return Preemption(job, chosen, tuple(_enough(counts, size))) if sum(counts.values()) >= size else None
+        return GangPreemption(job, chosen, tuple(_enough(counts, size))) if sum(counts.values()) >= size else None
 
-    def _carries(self, room: NodeSpace, shape: Shape, without: set[str]) -> int:
+    def _carries(self, room: NodeSpace, shape: WorkerShape, without: set[str]) -> int:
         """Workers that the node has room for once these jobs are gone from it."""
         shapes = self._on.get(room.node.name, {})
         return room.carries(shape, [each for uid in shapes.keys() & without for each in shapes[uid]])
 
     def _units(
-        self, rooms: list[NodeSpace], shape: Shape, allowed: set[str], gone: set[str], there: dict[str, int]
-    ) -> Iterable[_Unit]:
+        self, rooms: list[NodeSpace], shape: WorkerShape, allowed: set[str], gone: set[str], there: dict[str, int]
+    ) -> Iterable[_VictimGroup]:
         """Return the units that can be preempted, so that no two gain by the same node: a node that one gang alone
         would free is the cheapest such gang's, and one that only several together would free makes them one unit.
         """
-        units: dict[str, _Unit] = {}
+        units: dict[str, _VictimGroup] = {}
         together: list[tuple[str, list[str], int]] = []
         for room in rooms:
             name = room.node.name
             holders = sorted(self._on.get(name, {}).keys() & allowed)
             for uid in holders:
-                units.setdefault(uid, _Unit({uid}))
+                units.setdefault(uid, _VictimGroup({uid}))
             alone = {uid: self._carries(room, shape, gone | {uid}) - there[name] for uid in holders}
             if useful := [uid for uid in holders if alone[uid] > 0]:
                 uid = min(useful, key=lambda uid: (self._cost(uid), uid))
@@ -295,11 +306,11 @@ class Preemptor:
             joined.gains[name] = gain
         return {min(unit.uids): unit for unit in units.values() if unit.gains}.values()
 
-    def _options(self, unit: _Unit, missing: int) -> Iterator[Option]:
+    def _options(self, unit: _VictimGroup, missing: int) -> Iterator[PreemptionOption]:
         jobs = [self._victims.all[uid] for uid in sorted(unit.uids)]
         stopped = tuple(Eviction(job, job.status.gang.nodes, (), self._cost(job.uid)) for job in jobs)
         workers = sum(unit.gains.values())
-        yield Option(stopped, workers, sum(e.cost for e in stopped), sum(e.gpus for e in stopped))
+        yield PreemptionOption(stopped, workers, sum(e.cost for e in stopped), sum(e.gpus for e in stopped))
         if len(jobs) > 1:
             return
         job, nodes = jobs[0], jobs[0].status.gang.nodes
@@ -318,7 +329,7 @@ class Preemptor:
                 cost(job, self._fleet.now, requeued=False),
             )
             workers = sum(unit.gains.get(name, 0) for name in freed)
-            yield Option((shrunk,), workers, shrunk.cost, shrunk.gpus)
+            yield PreemptionOption((shrunk,), workers, shrunk.cost, shrunk.gpus)
             if workers >= missing:
                 return
 

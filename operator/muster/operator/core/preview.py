@@ -8,10 +8,10 @@ from muster.contract.preview import Preview, PreviewedEviction
 from muster.operator.core.admit import admit
 from muster.operator.core.evictions import Eviction, restart_seconds, uncommitted_seconds
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import NodeReservation
 
 
-def preview(fleet: Fleet, reservations: tuple[Reservation, ...], job: JobSummary) -> Preview:
+def preview(fleet: Fleet, reservations: tuple[NodeReservation, ...], job: JobSummary) -> Preview:
     """The very pass that admission makes, with this job in the queue as well."""
     others = tuple(other for other in fleet.jobs if other.uid != job.uid)
     plan = admit(replace(fleet, jobs=(*others, job)), reservations)

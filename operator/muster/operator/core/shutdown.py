@@ -20,7 +20,7 @@ from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, FailureDia
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code, code_of
 from muster.operator.core.crash_loops import ends_at_once
 from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
-from muster.operator.core.observed import Rejection, Worker, WorkerState
+from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
 from muster.operator.core.transitions import NODES_KEPT, between_attempts, last_step, replace_last, transition
 from muster.operator.core.worker_summary import WorkerSummary
 
@@ -143,7 +143,7 @@ def clear(summary: WorkerSummary) -> tuple[Action, ...]:
     return tuple(islice(due, ACTIONS_MAX))
 
 
-def sweep(summary: WorkerSummary, workers: tuple[Worker, ...]) -> tuple[Action, ...]:
+def sweep(summary: WorkerSummary, workers: tuple[ObservedWorker, ...]) -> tuple[Action, ...]:
     """Remove workers that should not be there at all."""
     return tuple(
         action for worker in workers if (action := _remove(summary, worker, FAILURE_SECONDS, False)) is not None
@@ -342,7 +342,7 @@ def _outcome(status: JobStatus, ends_as: Phase | None, failure: Failure | None) 
     return _OUTCOMES.get(ends_as, "resized") if ends_as else "resized"
 
 
-def _remove(summary: WorkerSummary, worker: Worker, grace: float, overdue: bool) -> RemoveWorker | None:
+def _remove(summary: WorkerSummary, worker: ObservedWorker, grace: float, overdue: bool) -> RemoveWorker | None:
     lost = worker.state is WorkerState.UNREACHABLE and summary.seen.now - worker.since >= UNREACHABLE_SECONDS
     if lost or overdue:
         return RemoveWorker(worker.attempt, worker.worker, 0.0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from muster.contract.hangs import LIMIT_SECONDS, LIMIT_SECONDS_MIN, STANDING_SHARE, WAITS_FOR_DATA, limit
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.contract.status import Suspicion
-from muster.operator.core.observed import Observed, WorkerState
+from muster.operator.core.observed import ObservedJob, WorkerState
 from muster.operator.core.rank_reports import RankReport, behind, rank_reports, where
 from muster.operator.core.worker_summary import WorkerSummary
 
@@ -42,7 +42,7 @@ _MAY_BE_MUTE = frozenset({TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOA
 
 
 @dataclass(frozen=True, slots=True)
-class Stall:
+class StallDetector:
     """Detection of a hung gang."""
 
     suspicion: Suspicion | None
@@ -65,17 +65,17 @@ class HangEvidence:
     suspect: RankReport | None = None
 
 
-def check_running(summary: WorkerSummary) -> Stall:
+def check_running(summary: WorkerSummary) -> StallDetector:
     """Collective training moves together, so the gang is as alive as the rank that moved last."""
     if _is_well(summary):
-        return Stall(None)
+        return StallDetector(None)
     gang = tuple(report for report in rank_reports(summary) if report.beat.watched)
     newest = max((w.beat for w in gang), key=lambda beat: beat.progressed_at)
     knows = summary.seen.spec.program is None  # whether the ranks themselves say what they do and how long it may take
     evidence = (
         _stopped(gang) or _mute(gang, newest) or _idle(gang, newest, knows) or _silent(gang, newest, summary.seen.now)
     )
-    return _weigh(summary.seen, evidence, newest.progressed_at) if evidence else Stall(None)
+    return _weigh(summary.seen, evidence, newest.progressed_at) if evidence else StallDetector(None)
 
 
 def _is_well(summary: WorkerSummary) -> bool:
@@ -101,7 +101,7 @@ def _is_well(summary: WorkerSummary) -> bool:
     )
 
 
-def check_starting(summary: WorkerSummary, created_at: float) -> Stall:
+def check_starting(summary: WorkerSummary, created_at: float) -> StallDetector:
     """A gang whose ranks have not met when the time for it is up; or one of them is held."""
     seen = summary.seen
     waited = seen.now - created_at
@@ -111,12 +111,12 @@ def check_starting(summary: WorkerSummary, created_at: float) -> Stall:
     # A program's source, inputs and checkpoint lie on the node before its worker is up; Muster's trainer loads later.
     patience = STARTING_SECONDS + (LIMIT_SECONDS[TrainerPhase.LOAD] if seen.spec.program is not None else 0.0)
     if waited <= patience:
-        return Stall(None, wake_after=max(1.0, patience - waited) if waited >= 0 else patience)
+        return StallDetector(None, wake_after=max(1.0, patience - waited) if waited >= 0 else patience)
     why = f"the ranks did not meet within {patience:.0f} s{_who_is_missing(summary)}"
     return _weigh(seen, HangEvidence(why, SILENT_CONFIRM_SECONDS), 0.0)
 
 
-def check_refused(summary: WorkerSummary) -> Stall | None:
+def check_refused(summary: WorkerSummary) -> StallDetector | None:
     """A worker that its node can't start as the job describes it (an image that does not exist, a missing Secret), and
     still can't once the node has tried again. None where there is none.
     """
@@ -226,7 +226,7 @@ def _silent(gang: Sequence[RankReport], newest: Heartbeat, now: float) -> HangEv
     return HangEvidence(why, SILENT_CONFIRM_SECONDS, last)
 
 
-def _weigh(seen: Observed, evidence: HangEvidence, progressed_at: float) -> Stall:
+def _weigh(seen: ObservedJob, evidence: HangEvidence, progressed_at: float) -> StallDetector:
     """Confirmed when it already looked so, with the same heartbeat, that long ago."""
     suspect = evidence.suspect
     suspicion = Suspicion(
@@ -241,14 +241,14 @@ def _weigh(seen: Observed, evidence: HangEvidence, progressed_at: float) -> Stal
     return _confirm(seen, suspicion, evidence.confirm_seconds)
 
 
-def _confirm(seen: Observed, now: Suspicion, confirm_seconds: float) -> Stall:
+def _confirm(seen: ObservedJob, now: Suspicion, confirm_seconds: float) -> StallDetector:
     before = seen.status.suspicion
     if before is None or seen.now < before.at or not _same(before, now):
-        return Stall(now, wake_after=confirm_seconds)
+        return StallDetector(now, wake_after=confirm_seconds)
     left = before.at + confirm_seconds - seen.now
     if left > 0:
-        return Stall(before, wake_after=max(0.1, left))
-    return Stall(now.model_copy(update={"at": before.at}), confirmed=True)
+        return StallDetector(before, wake_after=max(0.1, left))
+    return StallDetector(now.model_copy(update={"at": before.at}), confirmed=True)
 
 
 def _same(before: Suspicion, now: Suspicion) -> bool:

@@ -9,7 +9,7 @@ from muster.contract.signals import Heartbeat
 from muster.contract.status import Attempt, JobStatus, Phase, Progress
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import phase_conditions
-from muster.operator.core.decision import ACTIONS_MAX, Action, Decision
+from muster.operator.core.decision import ACTIONS_MAX, Action, JobDecision
 from muster.operator.core.goodput import book, lose, opened, rest_of_phase
 from muster.operator.core.worker_summary import WorkerSummary
 from muster.operator.pacing import MORE_SECONDS, PROGRESS_SECONDS
@@ -52,12 +52,12 @@ def write_or_act(
     actions: tuple[Action, ...] = (),
     wake_after: float | None = None,
     trusts_absence: bool = False,
-) -> Decision:
+) -> JobDecision:
     """A changed status is written, and nothing else is done; if it is the one that is there, its actions are due."""
     if status is not summary.status:
-        return Decision(status, (), None, status.code, status.because, trusts_absence)
+        return JobDecision(status, (), None, status.code, status.because, trusts_absence)
     wake_after = MORE_SECONDS if len(actions) >= ACTIONS_MAX else wake_after
-    return Decision(status, actions, wake_after, status.code, status.because, trusts_absence)
+    return JobDecision(status, actions, wake_after, status.code, status.because, trusts_absence)
 
 
 def transition_with_progress(

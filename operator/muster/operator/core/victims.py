@@ -7,18 +7,20 @@ from functools import cached_property
 
 from muster.contract.status import STATUS_VERSION, Phase
 from muster.operator.core.evictions import FIRST_SECONDS, began, restart_seconds, served_seconds
-from muster.operator.core.fair_share import Shares
+from muster.operator.core.fair_share import FleetShares
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import NodeReservation
 
 # Each time it starts it has so many times its restart's cost besides; else two thrash.
 RESTARTS_BEFORE = 3.0
 
 
-class Victims:
+class VictimSelector:
     """Gangs of a fleet that may be preempted. `yielding` are the uids of those that already make room."""
 
-    def __init__(self, fleet: Fleet, entries: Iterable[Reservation], shares: Shares, yielding: Container[str]) -> None:
+    def __init__(
+        self, fleet: Fleet, entries: Iterable[NodeReservation], shares: FleetShares, yielding: Container[str]
+    ) -> None:
         self._fleet, self._entries, self._shares, self._yielding = fleet, entries, shares, yielding
 
     @cached_property

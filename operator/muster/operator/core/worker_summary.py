@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 from muster.contract.signals import Heartbeat
 from muster.contract.status import GangStatus, JobStatus
-from muster.operator.core.observed import Observed, Worker, WorkerState
+from muster.operator.core.observed import ObservedJob, ObservedWorker, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
     """An observation with its workers sorted by what the rules ask of them."""
 
-    seen: Observed
-    mine: tuple[Worker, ...]
+    seen: ObservedJob
+    mine: tuple[ObservedWorker, ...]
     """Workers of the current attempt, with those that exited or can't be reached among them."""
-    older: tuple[Worker, ...]
+    older: tuple[ObservedWorker, ...]
     """Workers of attempts before the current one."""
-    exited: tuple[Worker, ...]
-    unreachable: tuple[Worker, ...]
-    rejected: tuple[Worker, ...]
+    exited: tuple[ObservedWorker, ...]
+    unreachable: tuple[ObservedWorker, ...]
+    rejected: tuple[ObservedWorker, ...]
     """Workers of mine that the world does not let exist."""
     ready: int
     """The number of mine that run."""
@@ -69,10 +69,10 @@ class WorkerSummary:
         return None
 
 
-def summarize_workers(seen: Observed) -> WorkerSummary:
+def summarize_workers(seen: ObservedJob) -> WorkerSummary:
     attempt, running, exited_state = seen.status.attempt, WorkerState.RUNNING, WorkerState.EXITED
     mine, older, exited, unreachable, ready = [], [], [], [], 0
-    rejected: list[Worker] = []
+    rejected: list[ObservedWorker] = []
     for worker in seen.workers:
         if worker.attempt == attempt:
             mine.append(worker)

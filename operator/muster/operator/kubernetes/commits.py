@@ -7,9 +7,9 @@ import time
 from muster.contract.address import parse_address
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
 from muster.operator.kubernetes import observe
-from muster.operator.kubernetes.heartbeats import Heartbeats
-from muster.operator.kubernetes.jobs import Job
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.heartbeats import HeartbeatCache
+from muster.operator.kubernetes.jobs import CachedJob
+from muster.operator.kubernetes.pods import PodState
 from muster.operator.pacing import COMMITS_SECONDS
 from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing, CommitSummary
@@ -18,7 +18,7 @@ from muster.storage.listing import CommitListing, CommitSummary
 class JobCommits:
     """The newest commits of each job, as last listed. Heartbeats announce a newer one to list."""
 
-    def __init__(self, heartbeats: Heartbeats) -> None:
+    def __init__(self, heartbeats: HeartbeatCache) -> None:
         self._heartbeats = heartbeats
         self._listing = CommitListing()
         self._lookup = CommitLookup(self._list)
@@ -29,7 +29,7 @@ class JobCommits:
         self._known.pop(uid, None)
         self._lookup.forget(uid)
 
-    async def of(self, job: Job, folder: str, pods: tuple[Pod, ...], fresh: bool) -> KnownCommits:
+    async def of(self, job: CachedJob, folder: str, pods: tuple[PodState, ...], fresh: bool) -> KnownCommits:
         """Listing costs a request to the store, so it waits for a sign that there is something new."""
         listed_at, previous = self._known.get(job.uid, (-1e9, KnownCommits()))
         beats = (beat for pod in pods for beat in observe.last_heartbeat(pod) or self._heartbeats.of(pod))

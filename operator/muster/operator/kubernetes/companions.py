@@ -6,14 +6,14 @@ import hashlib
 
 from muster.contract.names import Label
 from muster.kube.client import Object
-from muster.operator.kubernetes.jobs import Job
+from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.render import (
     CLAIMS_API,
     OURS,
     RENDEZVOUS_PORT,
     REPORT_PORT,
     WORKERS,
-    Site,
+    SiteSettings,
     claimed_by,
     claims_name,
     labels_of,
@@ -42,7 +42,7 @@ def service(namespace: str) -> Object:
     }
 
 
-def network_policy(job: Job, site: Site) -> Object | None:
+def network_policy(job: CachedJob, site: SiteSettings) -> Object | None:
     """The policy that lets a job's workers reach each other on every port, and who watches them reach the report port.
 
     None if everybody may reach them.
@@ -80,7 +80,7 @@ def fence_binding(namespace: str, account: str, namespaced: bool) -> Object:
     }
 
 
-def claim_template(job: Job) -> Object | None:
+def claim_template(job: CachedJob) -> Object | None:
     """The template of each worker's claim; None where device plugins are asked instead."""
     if not (claimed := claimed_by(job)):
         return None

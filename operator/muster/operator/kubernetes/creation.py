@@ -13,20 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from muster.contract.status import Phase
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.observed import Rejection
 from muster.operator.kubernetes.gangs.choice import gang_ref
-from muster.operator.kubernetes.gangs.protocol import Gang, Misnamed
-from muster.operator.kubernetes.gates import TAKEN_BACK, Gates
-from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.kubernetes.gangs.protocol import GangScheduler, MisnamedObject
+from muster.operator.kubernetes.gates import TAKEN_BACK, SchedulingGates
+from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.making import PodMaker
-from muster.operator.kubernetes.pods import Pod, Pods
-from muster.operator.kubernetes.preparation import Preparation
+from muster.operator.kubernetes.pods import PodCache, PodState
+from muster.operator.kubernetes.preparation import JobPreparation
 from muster.operator.kubernetes.rejections import Rejected, rejected
 from muster.operator.kubernetes.render import (
-    Site,
-    Unrenderable,
+    SiteSettings,
+    UnrenderableJob,
 )
 from muster.operator.pacing import (
     CREATE_RETRY_SECONDS,
@@ -37,7 +37,7 @@ Attempt = tuple[str, int]  # job uid, attempt
 
 
 @dataclass(slots=True)
-class _Order:
+class _CreationOrder:
     """The workers of one attempt that should exist, and those of them that do not."""
 
     workers: dict[int, CreateWorker] = field(default_factory=dict)  # by worker
@@ -58,7 +58,7 @@ class RejectedWorker:
     rejected: Rejected
 
 
-class Creator:
+class WorkerCreator:
     """Creator of the workers that the core orders, with all other objects that they need.
 
     `gang_of` returns the adapter to a job's scheduler. `instance_type` returns that of a node by its name; empty if it
@@ -68,28 +68,28 @@ class Creator:
 
     def __init__(
         self,
-        client: Client,
-        jobs: Jobs,
-        pods: Pods,
-        site: Site,
-        gang_of: Callable[[Job], Gang],
+        client: ApiClient,
+        jobs: JobStore,
+        pods: PodCache,
+        site: SiteSettings,
+        gang_of: Callable[[CachedJob], GangScheduler],
         instance_type: Callable[[str], str],
         enqueue: Callable[[str], None],
         enqueue_later: Callable[[str], None],
     ) -> None:
         self._jobs, self._pods, self._gang_of = jobs, pods, gang_of
         self._enqueue, self._enqueue_later = enqueue, enqueue_later
-        self._preparation = Preparation(client, site)
+        self._preparation = JobPreparation(client, site)
         self._maker = PodMaker(client, pods, site, instance_type)
-        self.gates = Gates(client, pods, enqueue)
-        self._orders: dict[Attempt, _Order] = {}
+        self.gates = SchedulingGates(client, pods, enqueue)
+        self._orders: dict[Attempt, _CreationOrder] = {}
         self._ordered: dict[str, set[int]] = {}  # job uid → attempts
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
 
     def order(self, uid: str, action: CreateWorker) -> None:
         """Order the workers' creation. Returns at once."""
         key = (uid, action.attempt)
-        order = self._orders.setdefault(key, _Order())
+        order = self._orders.setdefault(key, _CreationOrder())
         self._ordered.setdefault(uid, set()).add(action.attempt)
         order.workers.setdefault(action.worker, action)
         if key not in self._tasks:
@@ -115,7 +115,7 @@ class Creator:
         self._preparation.forget(uid)
         self.gates.forget(uid)
 
-    def reconcile(self, job: Job, pods: tuple[Pod, ...]) -> None:
+    def reconcile(self, job: CachedJob, pods: tuple[PodState, ...]) -> None:
         """Continue where an operator died between creating the last pod of a gang and lifting its gates."""
         gate = self._gang_of(job).gate
         if gate is not None and job.status.phase is Phase.STARTING and (job.uid, job.status.attempt) not in self._tasks:
@@ -151,13 +151,13 @@ class Creator:
                 self._ordered[key[0]] = left
             self._enqueue_later(key[0])  # its pods will come up, which is news
 
-    async def _make(self, job: Job, order: _Order) -> None:
+    async def _make(self, job: CachedJob, order: _CreationOrder) -> None:
         gang = self._gang_of(job)
         workers = dict(order.workers)
         try:
             ref = gang_ref(job)
             await self._preparation.prepare(job, gang, ref)
-        except (OSError, Misnamed, Unrenderable) as error:
+        except (OSError, MisnamedObject, UnrenderableJob) as error:
             order.reject(dict.fromkeys(workers, rejected(error, time.time())))
             return
         # What is there is not made again: even a refused request counts against a quota for a while.
@@ -166,7 +166,7 @@ class Creator:
         gate = gang.gate if self.gates.careful(job.namespace) and ref.size > 1 else None
         results = await asyncio.gather(*(self._maker.make(job, gang, ref, action, gate) for action in absent))
         answers = {action.worker: result for action, result in zip(absent, results, strict=True)}
-        made |= {worker: pod for worker, pod in answers.items() if isinstance(pod, Pod)}
+        made |= {worker: pod for worker, pod in answers.items() if isinstance(pod, PodState)}
         taken = self.gates.taken_back(job.uid)
         back = Rejected(Rejection.TEMPORARY, TAKEN_BACK, time.time())
         order.reject(

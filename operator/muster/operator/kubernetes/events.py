@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.status import JobStatus, Phase
 from muster.kube import paths, timestamps
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code
 from muster.operator.core.conditions import TRAINING_CONDITIONS
-from muster.operator.core.decision import Decision
-from muster.operator.core.observed import Observed
-from muster.operator.kubernetes.jobs import Job
+from muster.operator.core.decision import JobDecision
+from muster.operator.core.observed import ObservedJob
+from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.pacing import EVENT_WRITES_BURST, EVENT_WRITES_PER_SECOND
-from muster.operator.runner import Listener
+from muster.operator.runner import RunnerListener
 
 NOTE_LENGTH_MAX = 1_024  # the API's own limit
 _API = "events.k8s.io/v1"
@@ -36,17 +36,17 @@ _PASSING = frozenset({Phase.STOPPING})
 class _PendingEvent:
     """Something that happened to a job, to be reported in an event."""
 
-    job: Observed | Job
+    job: ObservedJob | CachedJob
     reason: str
     note: str
     bad: bool  # whether the event is a Warning instead of a Normal one
     at: str  # RFC 3339
 
 
-class Events(Listener):
+class EventWriter(RunnerListener):
     """Writer of events about jobs. `instance` is this operator's name, under which it reports them."""
 
-    def __init__(self, client: Client, instance: str) -> None:
+    def __init__(self, client: ApiClient, instance: str) -> None:
         self._client, self._instance = client, instance
         self._waiting: dict[str, list[_PendingEvent]] = {}  # by job's uid, who waits the longest first
         self._urgent: dict[str, None] = {}  # uids of jobs to which something bad happened, likewise
@@ -54,13 +54,13 @@ class Events(Listener):
         self._numbers = itertools.count()
         self._left: set[str] = set()  # jobs of a newer Muster, told once each
 
-    def decided(self, seen: Observed, decision: Decision) -> None:
+    def decided(self, seen: ObservedJob, decision: JobDecision) -> None:
         """Report by an event that the status is left to a newer Muster, since the status can't say so."""
         if decision.code == Code.NEWER_STATUS and seen.uid not in self._left:
             self._left.add(seen.uid)
             self.tell(seen, decision.code, decision.because, bad=True)
 
-    def wrote(self, seen: Observed, decision: Decision) -> None:
+    def wrote(self, seen: ObservedJob, decision: JobDecision) -> None:
         if _is_event(seen.status, decision.status):
             self.tell(seen, decision.status.code, decision.status.because, decision.status.code in _BAD)
 
@@ -71,11 +71,11 @@ class Events(Listener):
             if condition.type in TRAINING_CONDITIONS and news and condition.reason != "NotTraining":
                 self.tell(seen, condition.reason, condition.message, condition.status == "True")
 
-    def refused(self, job: Job, reason: str, note: str) -> None:
+    def refused(self, job: CachedJob, reason: str, note: str) -> None:
         """A job that the core never sees, because its spec can't run."""
         self.tell(job, reason, note, bad=True)
 
-    def tell(self, seen: Observed | Job, reason: str, note: str, bad: bool = False) -> None:
+    def tell(self, seen: ObservedJob | CachedJob, reason: str, note: str, bad: bool = False) -> None:
         self._waiting.setdefault(seen.uid, []).append(_PendingEvent(seen, reason, note, bad, timestamps.now_micro()))
         if bad:
             self._urgent[seen.uid] = None

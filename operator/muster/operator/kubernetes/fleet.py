@@ -7,15 +7,15 @@ import time
 
 from muster.contract.fleet import NodeReport
 from muster.contract.prices import Prices
-from muster.operator.core.fleet import Fleet, Node
+from muster.operator.core.fleet import Fleet, FleetNode
 from muster.operator.kubernetes.change_queue import ChangeQueue
-from muster.operator.kubernetes.jobs import Jobs
+from muster.operator.kubernetes.jobs import JobStore
 from muster.operator.kubernetes.node_reports import node_reports
-from muster.operator.kubernetes.nodes import Nodes, Others
-from muster.operator.kubernetes.priorities import Priorities
+from muster.operator.kubernetes.nodes import ForeignUsage, NodeCache
+from muster.operator.kubernetes.priorities import PriorityClasses
 from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reads import FreshReads
-from muster.operator.kubernetes.slices import Slices
+from muster.operator.kubernetes.slices import ResourceSlices
 from muster.operator.pacing import ADMISSION_SECONDS_MAX, ADMISSION_SHARE
 from muster.operator.world import FLEET
 
@@ -28,8 +28,8 @@ class FleetView:
 
     def __init__(
         self,
-        jobs: Jobs,
-        nodes: Nodes,
+        jobs: JobStore,
+        nodes: NodeCache,
         reads: FreshReads,
         changes: ChangeQueue,
         limits: dict[str, int],
@@ -38,9 +38,9 @@ class FleetView:
     ) -> None:
         self._prices = prices
         self._jobs, self._nodes, self._reads, self._limits, self._quotas = jobs, nodes, reads, limits, quotas
-        self.others = Others(lambda: changes.enqueue(FLEET))
-        self.priorities = Priorities(lambda: changes.enqueue(FLEET))
-        self.slices = Slices(lambda: changes.enqueue(FLEET))
+        self.others = ForeignUsage(lambda: changes.enqueue(FLEET))
+        self.priorities = PriorityClasses(lambda: changes.enqueue(FLEET))
+        self.slices = ResourceSlices(lambda: changes.enqueue(FLEET))
         self._read: tuple[float, float] = (0.0, 0.0)  # when last (monotonic), seconds that it took afresh
 
     def reports(self) -> tuple[NodeReport, ...]:
@@ -48,7 +48,7 @@ class FleetView:
         usable = {node.name: node for node in self._usable()}
         return node_reports(self._nodes.facts(), usable, self.others.held())
 
-    def _usable(self) -> tuple[Node, ...]:
+    def _usable(self) -> tuple[FleetNode, ...]:
         return self.slices.counted(self._nodes.fleet(self.others))
 
     async def look(self, fresh: bool, now: float) -> Fleet:

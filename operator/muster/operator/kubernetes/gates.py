@@ -13,22 +13,22 @@ from dataclasses import replace
 
 from muster.contract.status import Phase
 from muster.kube import paths
-from muster.kube.client import STRATEGIC, Client
-from muster.operator.kubernetes.jobs import Job
-from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.kube.client import STRATEGIC, ApiClient
+from muster.operator.kubernetes.jobs import CachedJob
+from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
 from muster.operator.pacing import CAREFUL_SECONDS
 
 TAKE_BACK_SECONDS = 5.0  # grace of a pod that is taken back; it has not met the others, so there is nothing to commit
 TAKEN_BACK = "taken back until the whole gang can be made"
 
 
-class Gates:
+class SchedulingGates:
     """Takes back the pods of gangs that could be made only in part, and lifts the gates of gangs that are whole.
 
     `enqueue` is called with the uid of a job whose gate could not be lifted.
     """
 
-    def __init__(self, client: Client, pods: Pods, enqueue: Callable[[str], None]) -> None:
+    def __init__(self, client: ApiClient, pods: PodCache, enqueue: Callable[[str], None]) -> None:
         self._client, self._pods, self._enqueue = client, pods, enqueue
         self._lifting: set[tuple[str, int]] = set()  # (job uid, attempt)
         self._careful: dict[str, float] = {}  # namespace → until when (monotonic)
@@ -47,7 +47,7 @@ class Gates:
         """The job is gone."""
         self._taken_back.pop(uid, None)
 
-    def as_made(self, job: Job, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    def as_made(self, job: CachedJob, pods: tuple[PodState, ...]) -> tuple[PodState, ...]:
         """The pods as the core should see them: one that was taken back waits for its like; it is no failure."""
         taken = self._taken_back.get(job.uid)
         if not taken or job.status.phase is not Phase.STARTING:
@@ -59,7 +59,7 @@ class Gates:
             for pod in pods
         )
 
-    def reconcile(self, job: Job, pods: tuple[Pod, ...], gate: str) -> None:
+    def reconcile(self, job: CachedJob, pods: tuple[PodState, ...], gate: str) -> None:
         """Lift the gates of a gang that is complete, if an operator died between making the last pod and doing so."""
         key = (job.uid, job.status.attempt)
         mine = [pod for pod in pods if pod.attempt == job.status.attempt and not pod.gone]
@@ -68,11 +68,11 @@ class Gates:
             task = asyncio.create_task(self.lift(job, tuple(mine), gate))
             task.add_done_callback(lambda _: self._lifting.discard(key))
 
-    async def take_back(self, job: Job, pods: list[Pod]) -> None:
+    async def take_back(self, job: CachedJob, pods: list[PodState]) -> None:
         """Others of the gang were refused: these must not hold their nodes. What fails is done at the next try."""
         self._careful[job.namespace] = time.monotonic() + CAREFUL_SECONDS
 
-        async def take(pod: Pod) -> None:
+        async def take(pod: PodState) -> None:
             options = {"gracePeriodSeconds": int(TAKE_BACK_SECONDS), "preconditions": {"uid": pod.uid}}
             self._taken_back.setdefault(job.uid, set()).add(pod.uid)
             item = await self._client.delete(paths.core(pod.namespace, "pods", pod.name), options)
@@ -83,12 +83,12 @@ class Gates:
         gated = (pod for pod in pods if not pod.deleting and job.status.gang.wanted > 1)
         await asyncio.gather(*(take(pod) for pod in gated), return_exceptions=True)
 
-    async def lift(self, job: Job, pods: tuple[Pod, ...], gate: str) -> None:
+    async def lift(self, job: CachedJob, pods: tuple[PodState, ...], gate: str) -> None:
         """Lift the gates of a gang that exists completely, so that it is scheduled. Idempotent; what fails is repeated
         in the next pass."""
         change = {"spec": {"schedulingGates": [{"name": gate, "$patch": "delete"}]}}
 
-        async def lift(pod: Pod) -> None:
+        async def lift(pod: PodState) -> None:
             item = await self._client.patch(paths.core(pod.namespace, "pods", pod.name), change, STRATEGIC)
             if (lifted := read_pod(item)) is not None:
                 self._pods.keep(lifted)

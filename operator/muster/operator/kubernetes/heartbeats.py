@@ -21,8 +21,8 @@ from muster.contract.signals import Heartbeat
 from muster.contract.status import Phase
 from muster.operator.core.conditions import change_key
 from muster.operator.core.stalls import alarming
-from muster.operator.kubernetes.jobs import Job, Jobs
-from muster.operator.kubernetes.pods import Pod, Pods
+from muster.operator.kubernetes.jobs import CachedJob, JobStore
+from muster.operator.kubernetes.pods import PodCache, PodState
 from muster.operator.kubernetes.render import REPORT_PORT
 from muster.operator.pacing import (
     POLL_OTHERS_PER_SECOND,
@@ -45,8 +45,8 @@ class _ReceivedHeartbeat:
     written_at: float  # by the worker's own clock: a beat with another time is a new one
 
 
-class Heartbeats:
-    def __init__(self, jobs: Jobs, pods: Pods, enqueue: Callable[[str], None], port: int = REPORT_PORT) -> None:
+class HeartbeatCache:
+    def __init__(self, jobs: JobStore, pods: PodCache, enqueue: Callable[[str], None], port: int = REPORT_PORT) -> None:
         self._jobs, self._pods, self._enqueue, self._port = jobs, pods, enqueue, port
         self._received: dict[str, dict[int, _ReceivedHeartbeat]] = {}  # pod uid → rank → newest
         self._due: dict[str, float] = {}  # job uid → when to ask again (monotonic)
@@ -56,11 +56,11 @@ class Heartbeats:
         self._turn = asyncio.Semaphore(POLLS_AT_ONCE)
         self._errors: dict[str, str] = {}  # pod uid → why it did not answer
 
-    def of(self, pod: Pod) -> tuple[Heartbeat, ...]:
+    def of(self, pod: PodState) -> tuple[Heartbeat, ...]:
         """Return the heartbeats of the pod's ranks, in rank order, with times by our clock."""
         return tuple(entry.beat for _, entry in sorted(self._received.get(pod.uid, {}).items()))
 
-    def trouble(self, pod: Pod) -> str:
+    def trouble(self, pod: PodState) -> str:
         """Return why it did not answer the last request; empty if it did."""
         return self._errors.get(pod.uid, "")
 
@@ -78,12 +78,12 @@ class Heartbeats:
             self._others_seconds = max(POLL_RUNNING_SECONDS, len(self._pods) / POLL_OTHERS_PER_SECOND)
             await asyncio.sleep(POLL_ROUND_SECONDS)
 
-    def _is_due(self, job: Job, now: float) -> bool:
+    def _is_due(self, job: CachedJob, now: float) -> bool:
         if job.status.phase not in (Phase.STARTING, Phase.RUNNING) or job.uid in self._asking:
             return False
         return now >= self._due.get(job.uid, 0.0)
 
-    def _pods_to_poll(self, job: Job, now: float) -> list[Pod] | None:
+    def _pods_to_poll(self, job: CachedJob, now: float) -> list[PodState] | None:
         """The gang, if there is anybody to ask."""
         mine = [pod for pod in self._pods.of(job.uid) if pod.attempt == job.status.attempt]
         running_phase = job.status.phase is Phase.RUNNING
@@ -93,7 +93,7 @@ class Heartbeats:
         self._due[job.uid] = now + (POLL_RUNNING_SECONDS if running_phase else POLL_STARTING_SECONDS)
         return mine
 
-    async def _poll_gang(self, job: Job, mine: list[Pod]) -> None:
+    async def _poll_gang(self, job: CachedJob, mine: list[PodState]) -> None:
         running, now = sorted(filter(_answers, mine), key=lambda pod: pod.worker), time.monotonic()
         before = self._signs(mine)
         first, *others = running
@@ -109,13 +109,13 @@ class Heartbeats:
         if self._signs(mine) != before:
             self._enqueue(job.uid)
 
-    def _alarm(self, pods: list[Pod]) -> tuple[bool, ...]:
+    def _alarm(self, pods: list[PodState]) -> tuple[bool, ...]:
         """Return whether the gang calls for a closer look. Of workers that are asked seldom, silence means nothing."""
         stopped = any(beat.stopped for pod in pods for beat in self.of(pod))
         first = min(pods, key=lambda pod: pod.worker)
         return stopped, *alarming(self.of(first), time.time())
 
-    async def _ask(self, pod: Pod) -> bool:
+    async def _ask(self, pod: PodState) -> bool:
         """Return whether it answered."""
         try:
             async with self._turn, asyncio.timeout(POLL_TIMEOUT_SECONDS):
@@ -129,14 +129,14 @@ class Heartbeats:
             self._record_heartbeat(pod, entry)
         return True
 
-    def _forget_stops(self, pod: Pod) -> None:
+    def _forget_stops(self, pod: PodState) -> None:
         """Drop the report of a held process from a worker that no longer answers; it may have been brief."""
         heard = self._received.get(pod.uid, {})
         for rank, entry in heard.items():
             if entry.beat.stopped:
                 heard[rank] = replace(entry, beat=entry.beat.model_copy(update={"stopped": False}))
 
-    def _record_heartbeat(self, pod: Pod, entry: object) -> None:
+    def _record_heartbeat(self, pod: PodState, entry: object) -> None:
         try:
             beat = Heartbeat.model_validate(entry)
         except ValidationError:
@@ -150,7 +150,7 @@ class Heartbeats:
         elif previous.beat.stopped != beat.stopped:  # which is told of the process, not by it
             heard[beat.rank] = _ReceivedHeartbeat(_by_clock_at(beat, previous.beat.at), beat.at)
 
-    def _signs(self, pods: list[Pod]) -> tuple[object, ...]:
+    def _signs(self, pods: list[PodState]) -> tuple[object, ...]:
         """Return the parts whose change matters; a mere step does not, but a long lack of steps does."""
         heard = (entry.beat for pod in pods for entry in self._received.get(pod.uid, {}).values())
         return self._alarm(pods), [change_key(beat) for beat in heard]
@@ -178,7 +178,7 @@ async def _fetch(host: str, port: int) -> bytes:
         writer.close()
 
 
-def _answers(pod: Pod) -> bool:
+def _answers(pod: PodState) -> bool:
     return bool(pod.running_since and pod.ip and not pod.over)
 
 

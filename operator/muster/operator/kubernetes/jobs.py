@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CachedJob:
     """One TrainingJob.
 
     `version` is its resourceVersion. `queue` is the Kueue label's value, which names other schedulers' queues, too.
@@ -75,17 +75,17 @@ class Job:
         return self.summary.status
 
 
-class Jobs:
+class JobStore:
     """All jobs as last read, by uid. `enqueue` is called with the uid of each job that changed. A job whose workers ask
     for no CPU or memory has those of `resources`.
     """
 
     def __init__(self, enqueue: Callable[[str], None], resources: Resources = Resources()) -> None:
         self._enqueue, self._resources = enqueue, resources
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, CachedJob] = {}
         self._parts: dict[tuple[type, bytes], Any] = {}
 
-    def get(self, uid: str) -> Job | None:
+    def get(self, uid: str) -> CachedJob | None:
         return self._jobs.get(uid)
 
     def has(self, uid: str, version: str) -> bool:
@@ -93,7 +93,7 @@ class Jobs:
         job = self._jobs.get(uid)
         return job is not None and int(job.version) >= int(version)
 
-    def all(self) -> Iterator[Job]:
+    def all(self) -> Iterator[CachedJob]:
         yield from self._jobs.values()
 
     def uids(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class Jobs:
     def put(self, item: Object) -> None:
         self.keep(item)
 
-    def keep(self, item: Object) -> Job:
+    def keep(self, item: Object) -> CachedJob:
         """The job as it is now known, which may be newer than `item`."""
         uid = item["metadata"]["uid"]
         cached = self._jobs.get(uid)
@@ -112,7 +112,7 @@ class Jobs:
         self._enqueue(uid)
         return job
 
-    def written(self, job: Job, item: Object, status: JobStatus | None = None) -> Job:
+    def written(self, job: CachedJob, item: Object, status: JobStatus | None = None) -> CachedJob:
         """We wrote this status, or only metadata, which the answer has. Returns the job as it is now known."""
         meta = item["metadata"]
         if self.has(job.uid, meta["resourceVersion"]) or int(meta.get("generation", 1)) != job.generation:
@@ -137,7 +137,7 @@ class Jobs:
         if self._jobs.pop(uid, None) is not None:
             self._enqueue(uid)
 
-    def _read(self, item: Object, cached: Job | None) -> Job:
+    def _read(self, item: Object, cached: CachedJob | None) -> CachedJob:
         meta = item["metadata"]
         generation = int(meta.get("generation", 1))
         labels, managed = meta.get("labels") or {}, meta.get("managedFields") or ()
@@ -150,7 +150,7 @@ class Jobs:
         status, unreadable = _status(item.get("status") or {}, created_at)
         if invalid and status.schema_version > STATUS_VERSION:
             unreadable = unreadable or f"its spec is of a newer Muster: {invalid}"
-        return Job(
+        return CachedJob(
             summary=JobSummary(
                 uid=meta["uid"],
                 namespace=meta["namespace"],

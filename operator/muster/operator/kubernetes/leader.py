@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
 
 NAME = "muster-operator"
@@ -32,7 +32,7 @@ class LeadershipLost(Exception):
     """Error that another operator leads, or that our lead could not be renewed at the API server in time."""
 
 
-class Readiness:
+class LeaseReadiness:
     """State of the lease: whether the API server answers about it. Otherwise an operator neither leads nor waits to.
 
     Read by /readyz from another thread.
@@ -55,7 +55,7 @@ class Readiness:
         return f"the API server does not let us read or renew our lease: {self._trouble}"
 
 
-class Leader:
+class LeaderElection:
     """The lease that lets one operator at a time lead.
 
     `identity` says who we are and is unique per process. `waiting` is called with who leads instead, whenever that
@@ -65,15 +65,15 @@ class Leader:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         namespace: str,
         identity: str,
         waiting: Callable[[str], None] = lambda holder: None,
         troubled: Callable[[OSError], None] = lambda error: None,
-        readiness: Readiness | None = None,
+        readiness: LeaseReadiness | None = None,
     ) -> None:
         self._client, self._namespace, self.identity = client, namespace, identity
-        self._waiting, self._troubled, self._readiness = waiting, troubled, readiness or Readiness()
+        self._waiting, self._troubled, self._readiness = waiting, troubled, readiness or LeaseReadiness()
         self._path = paths.group(_API, namespace, "leases", NAME)
         self._lease: Object | None = None
         self._seen: tuple[str, float] = ("", 0.0)  # the other's last sign, and when we saw it, by our own clock

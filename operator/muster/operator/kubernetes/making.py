@@ -8,14 +8,21 @@ from collections.abc import Callable
 
 from muster.contract.names import Label, worker_name
 from muster.kube import paths
-from muster.kube.client import METADATA, Client, Object
+from muster.kube.client import METADATA, ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.operator.core.decision import CreateWorker
-from muster.operator.kubernetes.gangs.protocol import Gang, GangRef
-from muster.operator.kubernetes.jobs import Job
-from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.gangs.protocol import GangRef, GangScheduler
+from muster.operator.kubernetes.jobs import CachedJob
+from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
 from muster.operator.kubernetes.rejections import Rejected, rejected
-from muster.operator.kubernetes.render import Site, Unrenderable, hold_back, pin, render_pod, require_node_affinity
+from muster.operator.kubernetes.render import (
+    SiteSettings,
+    UnrenderableJob,
+    hold_back,
+    pin,
+    render_pod,
+    require_node_affinity,
+)
 from muster.operator.pacing import CREATE_AT_ONCE
 
 
@@ -26,11 +33,15 @@ class PodMaker:
     not known.
     """
 
-    def __init__(self, client: Client, pods: Pods, site: Site, instance_type: Callable[[str], str]) -> None:
+    def __init__(
+        self, client: ApiClient, pods: PodCache, site: SiteSettings, instance_type: Callable[[str], str]
+    ) -> None:
         self._client, self._pods, self._site, self._instance_type = client, pods, site, instance_type
         self._turn = asyncio.Semaphore(CREATE_AT_ONCE)
 
-    async def make(self, job: Job, gang: Gang, ref: GangRef, action: CreateWorker, gate: str | None) -> Pod | Rejected:
+    async def make(
+        self, job: CachedJob, gang: GangScheduler, ref: GangRef, action: CreateWorker, gate: str | None
+    ) -> PodState | Rejected:
         """The pod, or why there is none."""
         try:
             async with self._turn:  # also to render it: manifests that wait would be most of our memory
@@ -44,7 +55,7 @@ class PodMaker:
                 await self._client.delete(paths.core(job.namespace, "pods", item["metadata"]["name"]))
                 return rejected(OSError(refusal), time.time())
             pod = read_pod(item)
-        except (OSError, Unrenderable) as error:
+        except (OSError, UnrenderableJob) as error:
             if isinstance(error, ApiError) and error.reason == "AlreadyExists":
                 return await self._found(job, action)
             return rejected(error, time.time())
@@ -52,7 +63,7 @@ class PodMaker:
         self._pods.keep(pod)
         return pod
 
-    def _manifest(self, job: Job, gang: Gang, ref: GangRef, action: CreateWorker) -> Object:
+    def _manifest(self, job: CachedJob, gang: GangScheduler, ref: GangRef, action: CreateWorker) -> Object:
         instance_type = self._instance_type(action.node) or (job.spec.gang.instance_types or ("",))[0]
         manifest = render_pod(job, action, self._site, gang.kind, instance_type)
         if gang.places:
@@ -62,7 +73,7 @@ class PodMaker:
         gang.decorate(manifest, ref)
         return manifest
 
-    async def _found(self, job: Job, action: CreateWorker) -> Pod | Rejected:
+    async def _found(self, job: CachedJob, action: CreateWorker) -> PodState | Rejected:
         """A pod of that name is there: ours, unless an earlier job of the same name has left it."""
         name = worker_name(job.name, action.attempt, action.worker)
         item = await self._client.get(paths.core(job.namespace, "pods", name))

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from muster.contract.base import dump_json
 from muster.contract.fleet import NODES, NODES_KEY, FleetReport, NodeNotice, NodeReport
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
-from muster.operator.core.fleet import Node
-from muster.operator.core.observed import Reservation
+from muster.operator.core.fleet import FleetNode
+from muster.operator.core.observed import NodeReservation
 from muster.operator.kubernetes.nodes import NodeFacts
 
 
 def node_reports(
-    facts: Iterable[NodeFacts], usable: dict[str, Node], others: Iterable[Reservation]
+    facts: Iterable[NodeFacts], usable: dict[str, FleetNode], others: Iterable[NodeReservation]
 ) -> tuple[NodeReport, ...]:
     """`usable` has the nodes without what daemons take of each, `others` what pods of others use."""
     used = {entry.nodes[0]: entry for entry in others}
@@ -28,7 +28,7 @@ def node_reports(
     )
 
 
-def _report(facts: NodeFacts, node: Node, used: Reservation | None) -> NodeReport:
+def _report(facts: NodeFacts, node: FleetNode, used: NodeReservation | None) -> NodeReport:
     notices = [facts.notice, *facts.faults]
     return NodeReport(
         name=node.name,
@@ -49,7 +49,7 @@ def _report(facts: NodeFacts, node: Node, used: Reservation | None) -> NodeRepor
     )
 
 
-async def write_report(client: Client, namespace: str, report: FleetReport) -> None:
+async def write_report(client: ApiClient, namespace: str, report: FleetReport) -> None:
     """Write the whole report over the previous one: only the leader writes. Raises ApiError."""
     packed = await asyncio.to_thread(_packed, report)
     meta = {"name": NODES, "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": "muster"}}

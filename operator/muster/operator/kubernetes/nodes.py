@@ -13,8 +13,8 @@ from muster.contract.pods import Toleration, tolerated
 from muster.contract.signals import SignalKind
 from muster.kube.client import Object
 from muster.kube.timestamps import seconds_of
-from muster.operator.core.fleet import CapacityType, Node
-from muster.operator.core.observed import Reservation
+from muster.operator.core.fleet import CapacityType, FleetNode
+from muster.operator.core.observed import NodeReservation
 
 GPU = "nvidia.com/gpu"
 
@@ -52,7 +52,7 @@ HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class NodeNotice:
     """Notice that the node will go, or that it is broken. `at` is the time of the announcement, or when it was first
     seen if none was given.
     """
@@ -72,11 +72,11 @@ class NodeFacts:
     `faults` is what the agent found that hits the processes there and not the node.
     """
 
-    node: Node
+    node: FleetNode
     answers: bool
     silent_since: float
     unfit: str
-    notice: Notice | None
+    notice: NodeNotice | None
     faults: tuple[agents.Notice, ...] = ()
 
     def unfit_for(self, tolerations: Iterable[Toleration]) -> str:
@@ -100,7 +100,7 @@ def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> 
     notice = _notice(spec.get("taints") or (), labels, notices, now)
     passing = [key for key, _, _ in taints if key in LEAVING_TAINTS or key.startswith(PASSING_TAINTS)]
     unfit = _unfit(answers, bool(spec.get("unschedulable")), labels, notice, passing)
-    node = Node(
+    node = FleetNode(
         name=meta["name"],
         pool=next((labels[label] for label in POOL_LABELS if labels.get(label)), "default"),
         capacity=_capacity(labels),
@@ -142,23 +142,23 @@ def _notices_in(annotations: dict[str, str]) -> tuple[agents.Notice, ...]:
 
 def _notice(
     taints: Iterable[Object], labels: dict[str, str], notices: tuple[agents.Notice, ...], now: float
-) -> Notice | None:
+) -> NodeNotice | None:
     """A taint that somebody removed by hand is settled, whatever an annotation still says; it only explains."""
     for taint in taints:
         kind = LEAVING_TAINTS.get(taint["key"])
         if kind is not None and taint.get("effect") != "PreferNoSchedule":
             why = [notice for notice in notices if notice.kind is kind and notice.keeps_out]
             if why and taint["key"] == agents.TAINTS.get(kind):
-                return Notice(kind, why[0].at, why[0].message, why[0].source)
+                return NodeNotice(kind, why[0].at, why[0].message, why[0].source)
             at = seconds_of(taint.get("timeAdded")) or now
-            return Notice(kind, at, f"the node has the taint {taint['key']}: it will go away", taint["key"])
+            return NodeNotice(kind, at, f"the node has the taint {taint['key']}: it will go away", taint["key"])
     health = labels.get(HEALTH_LABEL, "")
     if health.startswith("UnschedulablePending"):
-        return Notice(SignalKind.NODE_DRAIN, now, f"HyperPod marked the node {health}", HEALTH_LABEL)
+        return NodeNotice(SignalKind.NODE_DRAIN, now, f"HyperPod marked the node {health}", HEALTH_LABEL)
     return None
 
 
-def _away(answers: bool, cordoned: bool, notice: Notice | None) -> str:
+def _away(answers: bool, cordoned: bool, notice: NodeNotice | None) -> str:
     """Return why such nodes take no workers, in words for a sentence about several nodes."""
     if not answers:
         return "not ready"
@@ -167,7 +167,9 @@ def _away(answers: bool, cordoned: bool, notice: Notice | None) -> str:
     return "going away or at fault" if notice is not None else "unhealthy or tainted"
 
 
-def _unfit(answers: bool, cordoned: bool, labels: dict[str, str], notice: Notice | None, passing: Sequence[str]) -> str:
+def _unfit(
+    answers: bool, cordoned: bool, labels: dict[str, str], notice: NodeNotice | None, passing: Sequence[str]
+) -> str:
     if not answers:
         return "it is not ready"
     if cordoned:
@@ -179,7 +181,7 @@ def _unfit(answers: bool, cordoned: bool, labels: dict[str, str], notice: Notice
     return f"it has the taint {passing[0]}" if passing else ""
 
 
-class Nodes:
+class NodeCache:
     """All nodes as last read. `on_change` is called with the name of each node that changed in a way that matters."""
 
     def __init__(
@@ -232,13 +234,13 @@ class Nodes:
     def facts(self) -> tuple[NodeFacts, ...]:
         return tuple(self._facts.values())
 
-    def fleet(self, others: Others) -> tuple[Node, ...]:
+    def fleet(self, others: ForeignUsage) -> tuple[FleetNode, ...]:
         """All nodes, without what daemons take of each for ever."""
         return tuple(others.without_daemons(facts.node) for facts in self._facts.values())
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _PodUse:
     node: str
     daemon: bool
     gpus: int
@@ -246,12 +248,12 @@ class _Use:
     memory_bytes: int
 
 
-class Others:
+class ForeignUsage:
     """Usage of each node by pods that Muster did not place: daemons, other people's work, gangs of other schedulers."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
-        self._uses: dict[str, _Use] = {}
+        self._uses: dict[str, _PodUse] = {}
         self._totals: dict[tuple[str, bool], list[float]] = {}  # (node, daemons?) → gpus, cpus, bytes, pods
 
     def put(self, item: Object) -> None:
@@ -272,7 +274,7 @@ class Others:
         for uid in self._uses.keys() - uids:
             self._forget(uid)
 
-    def without_daemons(self, node: Node) -> Node:
+    def without_daemons(self, node: FleetNode) -> FleetNode:
         gpus, cpus, memory, pods = self._totals.get((node.name, True), _NOTHING)
         others = self._totals.get((node.name, False), _NOTHING)[3]
         if not pods and not others:
@@ -285,10 +287,10 @@ class Others:
             slots=max(0, node.slots - int(pods) - int(others)),
         )
 
-    def held(self) -> tuple[Reservation, ...]:
+    def held(self) -> tuple[NodeReservation, ...]:
         """Return what the others use, node by node; it may become free."""
         return tuple(
-            Reservation(f"others/{node}", 0, "", (node,), "", "", int(gpus), cpus, int(memory))
+            NodeReservation(f"others/{node}", 0, "", (node,), "", "", int(gpus), cpus, int(memory))
             for (node, daemons), (gpus, cpus, memory, pods) in self._totals.items()
             if pods and not daemons
         )
@@ -298,7 +300,7 @@ class Others:
             self._add(use, -1)
             self._on_change()
 
-    def _add(self, use: _Use, sign: int) -> None:
+    def _add(self, use: _PodUse, sign: int) -> None:
         totals = self._totals.setdefault((use.node, use.daemon), [0.0, 0.0, 0.0, 0.0])
         for index, amount in enumerate((use.gpus, use.cpus, use.memory_bytes, 1)):
             totals[index] += sign * amount
@@ -307,7 +309,7 @@ class Others:
 _NOTHING = [0.0, 0.0, 0.0, 0.0]
 
 
-def _use(item: Object) -> _Use:
+def _use(item: Object) -> _PodUse:
     spec = item["spec"]
     needs = [_requests(container) for container in spec["containers"]]
     initial = [_requests(container) for container in spec.get("initContainers") or ()]
@@ -317,7 +319,7 @@ def _use(item: Object) -> _Use:
     )
     owners = item["metadata"].get("ownerReferences") or ()
     daemon = any(owner["kind"] == "DaemonSet" for owner in owners)
-    return _Use(spec.get("nodeName", ""), daemon, int(gpus), cpus, int(memory))
+    return _PodUse(spec.get("nodeName", ""), daemon, int(gpus), cpus, int(memory))
 
 
 def _requests(container: Object) -> tuple[float, float, float]:

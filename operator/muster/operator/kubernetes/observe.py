@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from muster.contract.names import LAST_HEARTBEAT
 from muster.contract.signals import Heartbeat, Signal, SignalKind, WorkerExit
 from muster.contract.status import Phase
-from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.core.observed import ObservedWorker, WorkerState
 from muster.operator.kubernetes.creation import RejectedWorker
-from muster.operator.kubernetes.jobs import Job
+from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.nodes import NodeFacts
-from muster.operator.kubernetes.pods import TRAINER, End, Pod
+from muster.operator.kubernetes.pods import TRAINER, ContainerEnd, PodState
 from muster.operator.kubernetes.refusals import remedy
 from muster.operator.redaction import redact
 
@@ -34,10 +34,10 @@ Environment = tuple[tuple[str, str], ...]  # the user's, whose values may be sec
 
 
 def workers(
-    job: Job, pods: tuple[Pod, ...], rejected: tuple[RejectedWorker, ...], node_of: NodeOf,
-    beats: Callable[[Pod], tuple[Heartbeat, ...]],
+    job: CachedJob, pods: tuple[PodState, ...], rejected: tuple[RejectedWorker, ...], node_of: NodeOf,
+    beats: Callable[[PodState], tuple[Heartbeat, ...]],
     waiting: str = "",
-) -> tuple[Worker, ...]:  # fmt: skip
+) -> tuple[ObservedWorker, ...]:  # fmt: skip
     """All workers that are not gone, and those that the API server refuses to let exist, with its reason.
 
     `waiting` says why another scheduler has not placed the workers of the current attempt that have no node.
@@ -46,7 +46,7 @@ def workers(
     seen = [_worker(job, pod, node_of, beats(pod), environment, waiting) for pod in pods if not pod.gone]
     there = {(worker.worker, worker.attempt) for worker in seen}
     seen += [
-        Worker(
+        ObservedWorker(
             worker=entry.worker,
             attempt=entry.attempt,
             node=entry.node,
@@ -62,7 +62,7 @@ def workers(
     return tuple(sorted(seen, key=lambda worker: (worker.attempt, worker.worker)))
 
 
-def signals(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> tuple[Signal, ...]:
+def signals(job: CachedJob, pods: tuple[PodState, ...], node_of: NodeOf) -> tuple[Signal, ...]:
     """Announcements about the living attempt: its nodes will go, or its pods are being taken away by somebody."""
     if job.status.phase not in (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING):
         return ()
@@ -84,7 +84,7 @@ def signals(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> tuple[Signal, .
     return tuple(reports)
 
 
-def _shut_out(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> list[Signal]:
+def _shut_out(job: CachedJob, pods: tuple[PodState, ...], node_of: NodeOf) -> list[Signal]:
     """Nodes of a starting gang that take no new pods any more (cordoned, say), and theirs has not come: it would wait
     in vain until the gang's time to start is over.
     """
@@ -103,7 +103,7 @@ def _shut_out(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> list[Signal]:
     return reports
 
 
-def _lost_processes(job: Job, pod: Pod, facts: NodeFacts) -> list[Signal]:
+def _lost_processes(job: CachedJob, pod: PodState, facts: NodeFacts) -> list[Signal]:
     """Faults that cost a process and leave its GPU well. Which process is known only where the worker has the whole
     node; on a shared one, the process that was hit ends by itself, and its neighbours are left alone.
     """
@@ -118,12 +118,12 @@ def _lost_processes(job: Job, pod: Pod, facts: NodeFacts) -> list[Signal]:
     ]
 
 
-def unfit_nodes(job: Job, node_of: NodeOf) -> tuple[str, ...]:
+def unfit_nodes(job: CachedJob, node_of: NodeOf) -> tuple[str, ...]:
     own = job.spec.runtime.tolerations
     return tuple(name for name in job.status.gang.nodes if (facts := node_of(name)) is None or facts.unfit_for(own))
 
 
-def _taken_away(pod: Pod) -> Signal:
+def _taken_away(pod: PodState) -> Signal:
     """Somebody deletes a pod of a gang that should run. The node is not at fault, so it is not named."""
     if is_preemption(pod.disruption):
         return _signal(SignalKind.SPOT_NOTICE, pod, 0.0, f"pod {pod.name} is preempted: {pod.disruption}", "pod", None)
@@ -135,18 +135,18 @@ def is_preemption(reason: str) -> bool:
     return reason in PREEMPTIONS or (bool(reason) and bool(_PREEMPTION_REASON.search(reason)) and "API" not in reason)
 
 
-def _signal(kind: SignalKind, pod: Pod, at: float, message: str, source: str, node: str | None) -> Signal:
+def _signal(kind: SignalKind, pod: PodState, at: float, message: str, source: str, node: str | None) -> Signal:
     return Signal(kind=kind, attempt=pod.attempt, at=at, worker=pod.worker, node=node, message=message, source=source)
 
 
 def _worker(
-    job: Job, pod: Pod, node_of: NodeOf, beats: tuple[Heartbeat, ...], environment: Environment, waiting: str
-) -> Worker:
+    job: CachedJob, pod: PodState, node_of: NodeOf, beats: tuple[Heartbeat, ...], environment: Environment, waiting: str
+) -> ObservedWorker:
     state, since, reason = _state(pod, node_of(pod.node) if pod.node else None)
     planned, secret = job.status.gang.nodes, dict(environment)
     refused = state is WorkerState.STARTING and pod.refused
     node = pod.node or (planned[pod.worker] if pod.worker < len(planned) else "")
-    return Worker(
+    return ObservedWorker(
         worker=pod.worker,
         attempt=pod.attempt,
         node=node,
@@ -164,7 +164,7 @@ def _worker(
     )
 
 
-def last_heartbeat(pod: Pod) -> tuple[Heartbeat, ...]:
+def last_heartbeat(pod: PodState) -> tuple[Heartbeat, ...]:
     """Return the last report that an ended worker left with its exit record, newer than its last heartbeat."""
     if pod.end is None or LAST_HEARTBEAT not in pod.end.message:
         return ()
@@ -175,7 +175,7 @@ def last_heartbeat(pod: Pod) -> tuple[Heartbeat, ...]:
     return (beat,) if beat.attempt == pod.attempt else ()
 
 
-def _state(pod: Pod, node: NodeFacts | None) -> tuple[WorkerState, float, str]:
+def _state(pod: PodState, node: NodeFacts | None) -> tuple[WorkerState, float, str]:
     """State, since when, and the world's word for it."""
     if pod.over or pod.end is not None:
         return WorkerState.EXITED, pod.end.at if pod.end else pod.created_at, _reason_of_end(pod)
@@ -188,7 +188,7 @@ def _state(pod: Pod, node: NodeFacts | None) -> tuple[WorkerState, float, str]:
     return WorkerState.STARTING, pod.scheduled_at or pod.created_at, pod.trouble
 
 
-def _reason_of_end(pod: Pod) -> str:
+def _reason_of_end(pod: PodState) -> str:
     if pod.end is not None and pod.end.exit_code == 0 and pod.end.container == TRAINER:
         return ""  # it finished, whatever was about to happen to it
     if pod.reason == "Evicted" and "EmptyDir volume" in pod.message:  # in the words of the kubelet's eviction manager
@@ -208,7 +208,7 @@ def _exit_record_in(message: str) -> WorkerExit | None:
 
 
 @lru_cache(maxsize=1_024)  # a gang that has ended is looked at several times before its pods are gone
-def _exit(end: End, environment: Environment) -> WorkerExit:
+def _exit(end: ContainerEnd, environment: Environment) -> WorkerExit:
     """Return the worker's own record of its end, or else the kubelet's."""
     secret = dict(environment)
     record = _exit_record_in(end.message)

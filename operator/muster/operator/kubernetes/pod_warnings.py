@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from muster.contract.status import Phase
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.timestamps import seconds_of
-from muster.operator.kubernetes.jobs import Job
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.jobs import CachedJob
+from muster.operator.kubernetes.pods import PodState
 from muster.operator.kubernetes.refusals import is_refusal
 from muster.operator.pacing import WARNINGS_SECONDS
 
@@ -33,14 +33,14 @@ class PodWarnings:
     """
 
     def __init__(
-        self, client: Client, enqueue: Callable[[str], None], on_error: Callable[[str, Exception], None]
+        self, client: ApiClient, enqueue: Callable[[str], None], on_error: Callable[[str, Exception], None]
     ) -> None:
         self._client, self._enqueue, self._on_error = client, enqueue, on_error
         self._warnings: dict[str, tuple[str, str, bool]] = {}  # job uid → pod uid, trouble, whether it lasts
         self._looked: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def follow(self, job: Job, pods: tuple[Pod, ...], now: float) -> None:
+    def follow(self, job: CachedJob, pods: tuple[PodState, ...], now: float) -> None:
         """Read the events of a pod that hangs, every now and then. Returns at once."""
         first = _hanging(job, pods, now)
         if first is None:
@@ -49,7 +49,7 @@ class PodWarnings:
             task = self._tasks[job.uid] = asyncio.create_task(self._look(job, first))
             task.add_done_callback(lambda _: self._tasks.pop(job.uid, None))
 
-    def added_to(self, job: Job, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    def added_to(self, job: CachedJob, pods: tuple[PodState, ...]) -> tuple[PodState, ...]:
         """The pods, with what was read of the one that hangs."""
         uid, trouble, lasts = self._warnings.get(job.uid, ("", "", False))
         return tuple(
@@ -62,7 +62,7 @@ class PodWarnings:
         self._warnings.pop(uid, None)
         self._looked.pop(uid, None)
 
-    async def _look(self, job: Job, pod: Pod) -> None:
+    async def _look(self, job: CachedJob, pod: PodState) -> None:
         self._looked[job.uid] = time.monotonic()
         try:
             page = await self._client.get(
@@ -83,7 +83,7 @@ class PodWarnings:
             self._enqueue(job.uid)
 
 
-def _hanging(job: Job, pods: tuple[Pod, ...], now: float) -> Pod | None:
+def _hanging(job: CachedJob, pods: tuple[PodState, ...], now: float) -> PodState | None:
     """Return the first pod of the gang that hangs for longer than a start takes."""
     candidates = [
         pod for pod in pods if _may_hang(job, pod) and now - (pod.scheduled_at or pod.created_at) >= WARNINGS_SECONDS
@@ -91,7 +91,7 @@ def _hanging(job: Job, pods: tuple[Pod, ...], now: float) -> Pod | None:
     return min(candidates, key=lambda pod: pod.worker, default=None)
 
 
-def _may_hang(job: Job, pod: Pod) -> bool:
+def _may_hang(job: CachedJob, pod: PodState) -> bool:
     """Return whether it is on a node, yet without an address: its first container waits for volumes or a network."""
     starts = job.status.phase is Phase.STARTING and pod.attempt == job.status.attempt
     return starts and bool(pod.node) and not (pod.ip or pod.over or pod.deleting or pod.trouble)

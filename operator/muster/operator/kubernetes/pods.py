@@ -21,7 +21,7 @@ _ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ContainerEnd:
     """End of a container, as the kubelet reports it. `message` is what it left in its termination message."""
 
     container: str
@@ -32,7 +32,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodState:
     """Known state of one pod.
 
     `gates` are the scheduling gates that still hold it. `node` is empty until it is scheduled. `trouble` says why it
@@ -56,7 +56,7 @@ class Pod:
     over: bool
     running_since: float
     scheduled_at: float
-    end: End | None
+    end: ContainerEnd | None
     trouble: str
     refused: bool
     failing: str
@@ -87,7 +87,7 @@ FIELDS: Fields = {
 }  # fmt: skip
 
 
-def read_pod(item: Object) -> Pod | None:
+def read_pod(item: Object) -> PodState | None:
     """Parse a pod, or return None for one whose labels are invalid: it is not one of ours, whatever it says."""
     meta, spec, status = item["metadata"], item["spec"], item.get("status") or {}
     labels = meta.get("labels") or {}
@@ -103,7 +103,7 @@ def read_pod(item: Object) -> Pod | None:
     trainer: Object = next((entry for entry in containers if entry["name"] == TRAINER), {})
     running = (trainer.get("state") or {}).get("running") or {}
     scheduled = conditions.get("PodScheduled", {})
-    return Pod(
+    return PodState(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
@@ -130,7 +130,7 @@ def read_pod(item: Object) -> Pod | None:
     )
 
 
-def _end(trainer: Object, inits: list[Object]) -> End | None:
+def _end(trainer: Object, inits: list[Object]) -> ContainerEnd | None:
     """The trainer's end; before it has begun, that of an init container which keeps it from beginning.
 
     What else is in the pod ends no worker: a mesh's proxy or a log shipper that somebody's webhook put there may crash
@@ -143,7 +143,7 @@ def _end(trainer: Object, inits: list[Object]) -> End | None:
     for entry in ended:
         end = (entry.get("state") or {}).get("terminated")
         if end and (entry is trainer or end["exitCode"]):
-            return End(
+            return ContainerEnd(
                 entry["name"],
                 int(end["exitCode"]),
                 end.get("reason", ""),
@@ -193,7 +193,7 @@ def _disruption(conditions: dict[str, Object]) -> str:
     return ""
 
 
-def _only_comes(before: Pod, pod: Pod) -> bool:
+def _only_comes(before: PodState, pod: PodState) -> bool:
     """Return whether the pod was only placed, or runs now, or has no change that anybody reads."""
     return pod == replace(
         before, version=pod.version, node=pod.node, ip=pod.ip, scheduled_at=pod.scheduled_at,
@@ -201,12 +201,12 @@ def _only_comes(before: Pod, pod: Pod) -> bool:
     )  # fmt: skip
 
 
-def _only_leaves(before: Pod, pod: Pod) -> bool:
+def _only_leaves(before: PodState, pod: PodState) -> bool:
     """Return whether the pod had ended, and is now only being deleted."""
     return before.over and pod == replace(before, version=pod.version, deleting=pod.deleting, given_up=pod.given_up)
 
 
-class Pods:
+class PodCache:
     """The pods of all jobs, by job.
 
     `enqueue` is called with the uid of each job whose pods changed. `enqueue_later` is called instead where further
@@ -215,11 +215,11 @@ class Pods:
 
     def __init__(self, enqueue: Callable[[str], None], enqueue_later: Callable[[str], None] | None = None) -> None:
         self._enqueue, self._enqueue_later = enqueue, enqueue_later or enqueue
-        self._by_job: dict[str, dict[str, Pod]] = {}  # job uid → pod uid → pod
+        self._by_job: dict[str, dict[str, PodState]] = {}  # job uid → pod uid → pod
         self._job_of: dict[str, str] = {}
-        self._leaving: dict[str, Pod] = {}
+        self._leaving: dict[str, PodState] = {}
 
-    def of(self, job_uid: str) -> tuple[Pod, ...]:
+    def of(self, job_uid: str) -> tuple[PodState, ...]:
         return tuple(self._by_job.get(job_uid, {}).values())
 
     def jobs(self) -> tuple[str, ...]:
@@ -229,11 +229,11 @@ class Pods:
     def __len__(self) -> int:
         return len(self._job_of)
 
-    def all(self) -> Iterator[Pod]:
+    def all(self) -> Iterator[PodState]:
         for pods in self._by_job.values():
             yield from pods.values()
 
-    def leaving(self, job_uid: str) -> tuple[Pod, ...]:
+    def leaving(self, job_uid: str) -> tuple[PodState, ...]:
         """The last pod that was asked to end, as it was then: between two looks it may have left altogether."""
         return (self._leaving[job_uid],) if job_uid in self._leaving else ()
 
@@ -245,7 +245,7 @@ class Pods:
         if pod is not None:
             self.keep(pod)
 
-    def keep(self, pod: Pod) -> None:
+    def keep(self, pod: PodState) -> None:
         """Unless a newer version is known."""
         pods = self._by_job.setdefault(pod.job_uid, {})
         before = pods.get(pod.uid)
@@ -273,7 +273,7 @@ class Pods:
         for uid in self._job_of.keys() - uids:
             self._forget(uid)
 
-    def replace(self, job_uid: str, pods: tuple[Pod, ...]) -> None:
+    def replace(self, job_uid: str, pods: tuple[PodState, ...]) -> None:
         """A fresh list of one job's pods."""
         here = {pod.uid for pod in pods}
         for uid in self._by_job.get(job_uid, {}).keys() - here:

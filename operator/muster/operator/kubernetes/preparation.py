@@ -6,19 +6,19 @@ import asyncio
 import time
 
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.operator.kubernetes import companions
-from muster.operator.kubernetes.gangs.protocol import Gang, GangRef, Misnamed
-from muster.operator.kubernetes.jobs import Job
-from muster.operator.kubernetes.render import CLAIMS_API, Site
+from muster.operator.kubernetes.gangs.protocol import GangRef, GangScheduler, MisnamedObject
+from muster.operator.kubernetes.jobs import CachedJob
+from muster.operator.kubernetes.render import CLAIMS_API, SiteSettings
 from muster.operator.pacing import SHARED_SECONDS
 
 
-class Preparation:
+class JobPreparation:
     """Creates the objects other than pods, each once: what is known to be there is not asked for again."""
 
-    def __init__(self, client: Client, site: Site) -> None:
+    def __init__(self, client: ApiClient, site: SiteSettings) -> None:
         self._client, self._site = client, site
         self._ready_jobs: set[str] = set()  # whose own objects are there
         self._groups: set[tuple[str, str]] = set()  # (job uid, group) whose objects are there
@@ -30,8 +30,8 @@ class Preparation:
         self._ready_jobs.discard(uid)
         self._groups = {entry for entry in self._groups if entry[0] != uid}
 
-    async def prepare(self, job: Job, gang: Gang, ref: GangRef) -> None:
-        """Return when all of it is there. Raises OSError, and Misnamed for what the job names and nobody has."""
+    async def prepare(self, job: CachedJob, gang: GangScheduler, ref: GangRef) -> None:
+        """Return when all of it is there. Raises OSError, and MisnamedObject for what the job names and nobody has."""
         async with self._first:  # many jobs may be the first of their namespace
             await self._share(
                 paths.group(f"{companions.RBAC}/v1", job.namespace, "rolebindings"),
@@ -92,7 +92,7 @@ class Preparation:
                 raise OSError(f"a {kind} named {name} is there that Muster did not make; delete it") from error
         self._shared[place] = time.monotonic()
 
-    async def _make_claims(self, job: Job) -> None:
+    async def _make_claims(self, job: CachedJob) -> None:
         """The template of claims, and first whether anybody could ever fulfil them."""
         template = companions.claim_template(job)
         if template is None:
@@ -107,7 +107,7 @@ class Preparation:
                 served = error.reason == "NotFound" and "deviceclasses" in error.message
                 if served:
                     where = f"spec.gang.deviceClasses.{request['name']}"
-                    raise Misnamed(f"{where}: this cluster has no DeviceClass named {name}") from error
+                    raise MisnamedObject(f"{where}: this cluster has no DeviceClass named {name}") from error
                 raise OSError(
                     f"spec.gang.deviceClasses: this cluster does not serve {CLAIMS_API} (Kubernetes 1.34)"
                 ) from error

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from muster.kube.client import Object
 
 
-class Priorities:
+class PriorityClasses:
     """The cluster's PriorityClasses. `on_change` is called when a class comes, goes or has another value."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:

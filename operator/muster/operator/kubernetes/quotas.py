@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from muster.contract.quotas import QUOTAS, ProjectQuota, read_quotas
 from muster.kube import paths
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.errors import ApiError
 
 
@@ -14,7 +14,7 @@ class QuotaReader:
     """Reader of the ConfigMap in `namespace`, which is the operator's own. `on_error` is called once for each quota
     that can't be read."""
 
-    def __init__(self, client: Client, namespace: str, on_error: Callable[[str, Exception], None]) -> None:
+    def __init__(self, client: ApiClient, namespace: str, on_error: Callable[[str, Exception], None]) -> None:
         self._client, self._namespace, self._on_error = client, namespace, on_error
         self._known: Mapping[str, ProjectQuota] = {}
         self._version = ""

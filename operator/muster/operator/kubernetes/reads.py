@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from muster.contract.names import Label
 from muster.kube import paths
-from muster.kube.client import METADATA_LIST, Client
+from muster.kube.client import METADATA_LIST, ApiClient
 from muster.kube.errors import ApiError
-from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.pod_warnings import PodWarnings
-from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
 from muster.operator.pacing import LATE_LOOKS, LATE_SECONDS
 
 
@@ -21,11 +21,13 @@ class FreshReads:
     `jobs_path` is the path of the collection of jobs that is served: of one namespace, or of all.
     """
 
-    def __init__(self, client: Client, jobs: Jobs, pods: Pods, jobs_path: str, warnings: PodWarnings) -> None:
+    def __init__(
+        self, client: ApiClient, jobs: JobStore, pods: PodCache, jobs_path: str, warnings: PodWarnings
+    ) -> None:
         self.warnings = warnings
         self._client, self._jobs, self._pods, self._jobs_path = client, jobs, pods, jobs_path
 
-    async def job(self, namespace: str, name: str, uid: str) -> Job | None:
+    async def job(self, namespace: str, name: str, uid: str) -> CachedJob | None:
         """Read the job from the API server, or return None if it is gone."""
         try:
             item = await self._client.get(paths.job(namespace, name))
@@ -40,16 +42,16 @@ class FreshReads:
             return None
         return self._jobs.keep(item)
 
-    async def pods(self, job: Job) -> tuple[Pod, ...]:
+    async def pods(self, job: CachedJob) -> tuple[PodState, ...]:
         """Read all of the job's pods, of whatever attempt."""
         selector = f"{Label.JOB_UID}={job.uid}"
-        fresh: list[Pod] = []
+        fresh: list[PodState] = []
         async for page in self._client.pages(paths.core(job.namespace, "pods"), labelSelector=selector):
             fresh += [pod for item in page.get("items") or () if (pod := read_pod(item)) is not None]
         self._pods.replace(job.uid, tuple(fresh))
         return self._pods.of(job.uid)  # with what is remembered of them
 
-    async def present(self) -> Callable[[Job], bool]:
+    async def present(self) -> Callable[[CachedJob], bool]:
         """Read from the source which jobs there are in which version, and whole what the watch has not brought yet.
         Returns who of the cache was there, or is newer than the list.
         """

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from muster.kube.errors import ApiError
 from muster.operator.core.observed import Rejection
-from muster.operator.kubernetes.gangs.protocol import Misnamed
-from muster.operator.kubernetes.render import Unrenderable
+from muster.operator.kubernetes.gangs.protocol import MisnamedObject
+from muster.operator.kubernetes.render import UnrenderableJob
 
 WHY_LENGTH_MAX = 500
 # Of a 403 (Forbidden), which admission answers to nearly everything: what passes by itself, or by the hand of somebody
@@ -43,7 +43,7 @@ def rejected(error: Exception, now: float) -> Rejected:
 
 
 def _kind(error: Exception) -> Rejection:
-    if isinstance(error, (Misnamed, Unrenderable)):
+    if isinstance(error, (MisnamedObject, UnrenderableJob)):
         return Rejection.PERMANENT
     if not isinstance(error, ApiError):
         return Rejection.TEMPORARY  # no answer, or a part of the platform is missing

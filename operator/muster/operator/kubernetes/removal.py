@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from muster.contract.names import Label
 from muster.kube import paths
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.errors import ApiError
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.kubernetes.gangs.choice import release_pod
-from muster.operator.kubernetes.pods import Pod, Pods
+from muster.operator.kubernetes.pods import PodCache, PodState
 from muster.operator.pacing import REMOVE_AT_ONCE, REMOVE_REPEAT_SECONDS
 
 # A pod of one of these phases is not over.
@@ -26,16 +26,16 @@ _ENDED = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 
 
 @dataclass(slots=True)
-class _Batch:
+class _RemovalBatch:
     workers: dict[int, float] = field(default_factory=dict)  # → grace, seconds
 
 
-class Remover:
+class PodRemover:
     """Remover of workers' pods. `on_error` is called with each deletion that failed; the core asks for it again."""
 
-    def __init__(self, client: Client, pods: Pods, on_error: Callable[[str, Exception], None]) -> None:
+    def __init__(self, client: ApiClient, pods: PodCache, on_error: Callable[[str, Exception], None]) -> None:
         self._client, self._pods, self._on_error = client, pods, on_error
-        self._batches: dict[tuple[str, int], _Batch] = {}
+        self._batches: dict[tuple[str, int], _RemovalBatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(REMOVE_AT_ONCE)
         self._asked: dict[str, tuple[float, float]] = {}  # pod uid → (grace, when it was answered; infinite: not yet)
@@ -45,7 +45,7 @@ class Remover:
         """Returns at once."""
         key = (uid, action.attempt)
         if key not in self._batches:
-            self._batches[key] = _Batch()
+            self._batches[key] = _RemovalBatch()
             task = asyncio.create_task(self._flush(key))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -73,14 +73,14 @@ class Remover:
         else:
             self._asked |= {pod.uid: (workers[pod.worker], time.monotonic()) for pod in due}
 
-    def _is_due(self, pod: Pod, grace: float) -> bool:
+    def _is_due(self, pod: PodState, grace: float) -> bool:
         before = self._asked.get(pod.uid)
         if before is not None and before[0] <= grace and time.monotonic() - before[1] < REMOVE_REPEAT_SECONDS:
             return False
         self._asked[pod.uid] = (grace, math.inf)
         return True
 
-    async def _sweep(self, pods: list[Pod]) -> None:
+    async def _sweep(self, pods: list[PodState]) -> None:
         """Delete a gang that has ended, by what the API server's cache knows once it is as new as what we saw: to ask
         for the newest state would have it read every pod of the namespace from etcd when it is busy.
         """
@@ -92,7 +92,7 @@ class Remover:
             resourceVersionMatch="NotOlderThan",
         )
 
-    async def _remove_one(self, pod: Pod, grace: float) -> None:
+    async def _remove_one(self, pod: PodState, grace: float) -> None:
         options = {"gracePeriodSeconds": int(grace), "preconditions": {"uid": pod.uid}}
         try:
             async with self._turn:

@@ -20,7 +20,7 @@ from muster.contract.spec import worker_config
 from muster.kube.client import Object
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes import network
-from muster.operator.kubernetes.jobs import Job
+from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.nodes import GPU
 from muster.operator.kubernetes.pods import KEEPER, PREFLIGHT, PREPARE, TRAINER
 
@@ -65,7 +65,7 @@ class DiskLimits(Spec):
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # known by identity: a key of what is kept per gang
-class Site:
+class SiteSettings:
     """Settings that are the same for every worker of a cluster.
 
     `image` and `checkpoint_uri` hold for jobs that name none. `api_server` is its address as workers reach it. Workers
@@ -98,16 +98,16 @@ class Site:
     read_only_root: bool = True
     disk: DiskLimits = field(default_factory=DiskLimits)
 
-    def account(self, job: Job) -> str:
+    def account(self, job: CachedJob) -> str:
         """The service account of the job's workers."""
         return job.spec.runtime.service_account_name or self.service_account
 
 
-class Unrenderable(ValueError):
+class UnrenderableJob(ValueError):
     """The job can't become a pod; the message names the path in its spec and what to do."""
 
 
-def owner_reference(job: Job) -> Object:
+def owner_reference(job: CachedJob) -> Object:
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
@@ -118,10 +118,10 @@ def owner_reference(job: Job) -> Object:
     }
 
 
-def checkpoint_folder(job: Job, site: Site) -> str:
+def checkpoint_folder(job: CachedJob, site: SiteSettings) -> str:
     uri = job.spec.checkpoint.uri or site.checkpoint_uri
     if not uri:
-        raise Unrenderable(
+        raise UnrenderableJob(
             "spec.checkpoint.uri: is not set, and this cluster has no default; name an s3:// folder there, "
             "or let your administrator set the operator's checkpoint address"
         )
@@ -130,21 +130,23 @@ def checkpoint_folder(job: Job, site: Site) -> str:
     try:
         return str(job_folder(uri, job.id))
     except AddressError as error:
-        raise Unrenderable(f"spec.checkpoint.uri: {error}") from None
+        raise UnrenderableJob(f"spec.checkpoint.uri: {error}") from None
 
 
 def claims_name(job: str) -> str:
     return f"{job}-{DEVICES}"
 
 
-def claimed_by(job: Job) -> dict[str, str]:
+def claimed_by(job: CachedJob) -> dict[str, str]:
     """Device classes by which the job claims devices, by what they are."""
     classes = job.spec.gang.device_classes
     by_kind = {"gpus": classes.gpus, "efa": classes.efa if job.spec.gang.network.efa == "auto" else None}
     return {what: name for what, name in by_kind.items() if name}
 
 
-def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, instance_type: str = "") -> Object:
+def render_pod(
+    job: CachedJob, action: CreateWorker, site: SiteSettings, scheduler: str, instance_type: str = ""
+) -> Object:
     """The pod of one worker, before its gang scheduler has a say."""
     spec = job.spec
     same = _same_for_all(job, site, instance_type, action.attempt, len(action.nodes), action.resume_step)
@@ -220,7 +222,7 @@ def hold_back(pod: Object, gate: str) -> None:
     pod["spec"].setdefault("schedulingGates", []).append({"name": gate})
 
 
-def require_node_affinity(pod: Object, job: Job, now: float) -> None:
+def require_node_affinity(pod: Object, job: CachedJob, now: float) -> None:
     """Require nodes, for schedulers that choose them themselves: only suitable instance types, no excluded node, and
     one worker of the gang on each unless it may share them."""
     affinity = pod["spec"].setdefault("affinity", {})
@@ -249,7 +251,7 @@ def require_node_affinity(pod: Object, job: Job, now: float) -> None:
         del pod["spec"]["affinity"]
 
 
-def labels_of(job: Job) -> dict[str, str]:
+def labels_of(job: CachedJob) -> dict[str, str]:
     return {Label.JOB: job.name, Label.JOB_UID: job.uid} | OURS
 
 
@@ -260,19 +262,19 @@ def _annotations(net: network.NetworkPlan) -> dict[str, str]:
     return kept | ({OVERRIDES: "; ".join(net.overrides)} if net.overrides else {})
 
 
-def _image(job: Job, site: Site) -> str:
+def _image(job: CachedJob, site: SiteSettings) -> str:
     image = job.spec.runtime.image or site.image
     if not image:
-        raise Unrenderable(
+        raise UnrenderableJob(
             "spec.runtime.image: is not set, and this cluster has no default; name the trainer's image there"
         )
     return image
 
 
-def _own_image(site: Site) -> str:
+def _own_image(site: SiteSettings) -> str:
     """Return the image of Muster's trainer that runs beside a program."""
     if not site.image:
-        raise Unrenderable(
+        raise UnrenderableJob(
             "spec.program: needs the cluster's trainer image in addition to the program's own, and this cluster has no "
             "default; let your administrator set the operator's trainer image"
         )
@@ -280,7 +282,7 @@ def _own_image(site: Site) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Same:
+class _CommonPodParts:
     """Common part of a gang's pods. It is shared by all of them and must not be changed."""
 
     container: Object
@@ -289,7 +291,9 @@ class _Same:
 
 
 @lru_cache(maxsize=64)
-def _same_for_all(job: Job, site: Site, instance_type: str, attempt: int, size: int, resume_step: int) -> _Same:
+def _same_for_all(
+    job: CachedJob, site: SiteSettings, instance_type: str, attempt: int, size: int, resume_step: int
+) -> _CommonPodParts:
     spec = job.spec
     net = network.plan(instance_type, spec.gang, {variable.name: variable.value for variable in spec.runtime.env})
     volumes, mounts = _volumes(job, site)
@@ -310,17 +314,17 @@ def _same_for_all(job: Job, site: Site, instance_type: str, attempt: int, size: 
         # Where the worker could not even write its own record, the last lines of its log say why.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    return _Same(container, volumes, _annotations(net))
+    return _CommonPodParts(container, volumes, _annotations(net))
 
 
-def _platform_sources(job: Job, site: Site) -> tuple[Object, ...]:
+def _platform_sources(job: CachedJob, site: SiteSettings) -> tuple[Object, ...]:
     """Return the sources of variables that the platform gives a worker's main container. They hold the store's
     credentials, which a training needs and a program does not: its helpers read and write the store."""
     return site.env_from if job.spec.program is None else ()
 
 
 def _environment(
-    job: Job, site: Site, net: network.NetworkPlan, attempt: int, size: int, resume_step: int
+    job: CachedJob, site: SiteSettings, net: network.NetworkPlan, attempt: int, size: int, resume_step: int
 ) -> list[Object]:
     spec, meta = job.spec, job.summary
     first = worker_name(job.name, attempt, 0)
@@ -366,7 +370,7 @@ def _environment(
     return [*_variables(given), *({"name": name, "valueFrom": source} for name, source in read.items()), *addressed]
 
 
-def _store_settings(job: Job, site: Site) -> dict[str, str]:
+def _store_settings(job: CachedJob, site: SiteSettings) -> dict[str, str]:
     return site.s3 | job.spec.checkpoint.variables
 
 
@@ -374,7 +378,7 @@ def _variables(settings: dict[str, str]) -> list[Object]:
     return [{"name": name, "value": value} for name, value in settings.items()]
 
 
-def _resources(job: Job, net: network.NetworkPlan) -> Object:
+def _resources(job: CachedJob, net: network.NetworkPlan) -> Object:
     gang = job.spec.gang
     # Memory that may be exceeded is memory that is not there when a step needs it; cores may be shared.
     limits: dict[str, str] = {}
@@ -388,7 +392,7 @@ def _resources(job: Job, net: network.NetworkPlan) -> Object:
     return {"requests": limits | cpu, "limits": limits} | claims
 
 
-def _volumes(job: Job, site: Site) -> tuple[list[Object], list[Object]]:
+def _volumes(job: CachedJob, site: SiteSettings) -> tuple[list[Object], list[Object]]:
     memory = job.spec.gang.resources.memory
     shared: Object = {"medium": "Memory"}
     if memory:  # it counts as the container's memory; half of it is what Linux itself gives /dev/shm
@@ -420,7 +424,7 @@ def _volumes(job: Job, site: Site) -> tuple[list[Object], list[Object]]:
     for index, volume in enumerate(job.spec.runtime.volumes):
         name = volume.get("name")
         if not isinstance(name, str) or name in _OWN_VOLUMES:
-            raise Unrenderable(
+            raise UnrenderableJob(
                 f"spec.runtime.volumes[{index}].name: must be text other than Muster's own, not {name!r}"
             )
         volumes.append({key: value for key, value in volume.items() if key not in _MOUNT_KEYS})
@@ -449,7 +453,7 @@ def _container_security(net: network.NetworkPlan, read_only_root: bool) -> Objec
     return {"allowPrivilegeEscalation": False, "capabilities": capabilities} | read_only
 
 
-def _answers(job: Job, site: Site) -> str:
+def _answers(job: CachedJob, site: SiteSettings) -> str:
     """Return the preflight answers. Those of the job come last, so they win."""
     from_spec = [f"{check}={answer}" for check, answer in job.spec.recovery.preflight.items()]
     return ",".join([*([site.preflight_answers] if site.preflight_answers else []), *from_spec])
@@ -462,7 +466,7 @@ def _preflight(trainer: Object, answers: str) -> Object:
     return copy.deepcopy(trainer) | {"name": PREFLIGHT, "command": command, "env": environment, "ports": []}
 
 
-def _in_own_image(job: Job, site: Site, main: Object) -> Object:
+def _in_own_image(job: CachedJob, site: SiteSettings, main: Object) -> Object:
     """Return what changes where Muster's own image runs beside a program: it has what the program has not, the store's
     credentials and leave to write, and nothing of the program's that would steer it."""
     steering = {variable.name for variable in job.spec.runtime.env if not variable.name.startswith(_STORE_VARIABLES)}
@@ -481,7 +485,7 @@ def _in_own_image(job: Job, site: Site, main: Object) -> Object:
     }
 
 
-def _program_helpers(own: Object, site: Site) -> list[Object]:
+def _program_helpers(own: Object, site: SiteSettings) -> list[Object]:
     """Return the container that fetches what a program needs, and the one that keeps its checkpoints while it runs."""
     own = own | {"securityContext": _container_security(network.NetworkPlan({}, {}), site.read_only_root)}
     prepare = {"name": PREPARE, "command": ["python", "-m", "muster.trainer.launch.program"]}

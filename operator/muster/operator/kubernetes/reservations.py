@@ -11,30 +11,30 @@ import zlib
 from pydantic import TypeAdapter, ValidationError
 
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
-from muster.operator.core.observed import Reservation
-from muster.operator.world import Conflict, Reservations, Unreadable
+from muster.operator.core.observed import NodeReservation
+from muster.operator.world import ReservationSet, UnreadableDocument, VersionConflict
 
 NAME = "muster-reservations"
 _KEY = "entries"
-_ENTRIES = TypeAdapter(tuple[Reservation, ...])
+_ENTRIES = TypeAdapter(tuple[NodeReservation, ...])
 
 
 class ReservationStore:
     """Store of the reservations, in a ConfigMap in `namespace`, which is the operator's own."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client, self._namespace = client, namespace
-        self._known: dict[str, tuple[Reservation, ...]] = {}  # by the job's uid, as last read or written
+        self._known: dict[str, tuple[NodeReservation, ...]] = {}  # by the job's uid, as last read or written
         self._version = ""
 
-    def of(self, uid: str) -> tuple[Reservation, ...]:
+    def of(self, uid: str) -> tuple[NodeReservation, ...]:
         """The job's entries, as last known. A stale grant can't mislead: its number says which request it answers."""
         return self._known.get(uid, ())
 
-    async def read(self) -> Reservations:
-        """Raises Unreadable when it is there and makes no sense."""
+    async def read(self) -> ReservationSet:
+        """Raises UnreadableDocument when it is there and makes no sense."""
         try:
             item = await self._client.get(paths.core(self._namespace, "configmaps", NAME))
         except ApiError as error:
@@ -43,11 +43,11 @@ class ReservationStore:
             return self._keep((), "")
         version = item["metadata"]["resourceVersion"]
         if version == self._version:
-            return Reservations(tuple(entry for entries in self._known.values() for entry in entries), version)
+            return ReservationSet(tuple(entry for entries in self._known.values() for entry in entries), version)
         return self._keep(_decode(item), version)
 
-    async def write(self, entries: tuple[Reservation, ...], version: str) -> None:
-        """Write all reservations anew. Raises Conflict if somebody else has written since they were read.
+    async def write(self, entries: tuple[NodeReservation, ...], version: str) -> None:
+        """Write all reservations anew. Raises VersionConflict if somebody else has written since they were read.
 
         `version` is the one that was read; empty if there was no ConfigMap.
         """
@@ -70,25 +70,25 @@ class ReservationStore:
                 item = await self._client.create(paths.core(self._namespace, "configmaps"), body)
         except ApiError as error:
             if error.status in (404, 409):
-                raise Conflict(f"the reservations changed since they were read: {error}") from error
+                raise VersionConflict(f"the reservations changed since they were read: {error}") from error
             raise
         self._keep(entries, item["metadata"]["resourceVersion"])
 
-    def _keep(self, entries: tuple[Reservation, ...], version: str) -> Reservations:
-        by_job: dict[str, list[Reservation]] = {}
+    def _keep(self, entries: tuple[NodeReservation, ...], version: str) -> ReservationSet:
+        by_job: dict[str, list[NodeReservation]] = {}
         for entry in entries:
             by_job.setdefault(entry.uid, []).append(entry)
         self._known, self._version = {uid: tuple(mine) for uid, mine in by_job.items()}, version
-        return Reservations(entries, version)
+        return ReservationSet(entries, version)
 
 
-def _decode(item: Object) -> tuple[Reservation, ...]:
+def _decode(item: Object) -> tuple[NodeReservation, ...]:
     try:
         packed = (item.get("binaryData") or {})[_KEY]
         return _ENTRIES.validate_json(zlib.decompress(base64.b64decode(packed)))
     except (KeyError, ValueError, zlib.error, ValidationError) as error:
         where = f"ConfigMap {item['metadata']['namespace']}/{NAME}"
-        raise Unreadable(
+        raise UnreadableDocument(
             f"{where} can't be understood: {error}. It says which job holds which nodes; "
             "it is made anew from the jobs' statuses if you delete it while no operator runs"
         ) from error

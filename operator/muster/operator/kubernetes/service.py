@@ -23,21 +23,21 @@ from pydantic_settings import SettingsError
 
 from muster.contract.preview import PATH as PREVIEW
 from muster.documents.prices import load_prices
-from muster.kube.client import Client
-from muster.kube.connection import Connection, connect
+from muster.kube.client import ApiClient
+from muster.kube.connection import ApiConnection, connect
 from muster.kube.errors import NoCluster
-from muster.operator.kubernetes.events import Events
+from muster.operator.kubernetes.events import EventWriter
 from muster.operator.kubernetes.jobs import with_resources
-from muster.operator.kubernetes.leader import Leader, LeadershipLost, Readiness
+from muster.operator.kubernetes.leader import LeaderElection, LeadershipLost, LeaseReadiness
 from muster.operator.kubernetes.node_reports import write_report
 from muster.operator.kubernetes.settings import KubernetesSettings
 from muster.operator.kubernetes.world import KubernetesWorld
-from muster.operator.logs import All, Log, log, set_up_logs
-from muster.operator.metrics import Metrics
+from muster.operator.logs import ListenerGroup, LogListener, log, set_up_logs
+from muster.operator.metrics import OperatorMetrics
 from muster.operator.node_reports import NodeReporter
-from muster.operator.preview import Previews
-from muster.operator.runner import Runner, serve
-from muster.operator.server import Liveness, Pages, Posts, serve_pages
+from muster.operator.preview import PreviewHandler
+from muster.operator.runner import JobRunner, serve
+from muster.operator.server import LoopLiveness, Pages, Posts, serve_pages
 from muster.operator.sources.alertmanager import PATH as ALERTS
 from muster.operator.sources.alertmanager import token_in
 from muster.operator.sources.signal_sources import SignalSources
@@ -88,10 +88,12 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-async def _operate(settings: KubernetesSettings, connection: Connection) -> None:
-    metrics, liveness, readiness = Metrics(), Liveness(), Readiness()
+async def _operate(settings: KubernetesSettings, connection: ApiConnection) -> None:
+    metrics, liveness, readiness = OperatorMetrics(), LoopLiveness(), LeaseReadiness()
     sources = SignalSources(settings, metrics)
-    previews = Previews(token_in(settings.webhook_token_file), lambda spec: with_resources(spec, settings.resources))
+    previews = PreviewHandler(
+        token_in(settings.webhook_token_file), lambda spec: with_resources(spec, settings.resources)
+    )
     pages: Pages = {"/metrics": metrics.page}
     posts: Posts = {ALERTS: sources.webhook, PREVIEW: previews}
     server = serve_pages(liveness, settings.host, settings.port, pages, posts, readiness.problem)
@@ -100,11 +102,11 @@ async def _operate(settings: KubernetesSettings, connection: Connection) -> None
     try:
         # The lease has a connection of its own: it must not wait behind a thousand pods that are being made.
         async with (
-            Client(connection, "muster-operator") as client,
-            Client(connection, "muster-operator", at_once=2) as own,
+            ApiClient(connection, "muster-operator") as client,
+            ApiClient(connection, "muster-operator", at_once=2) as own,
         ):
-            metrics.registry.register(_Calls(client))
-            leader = Leader(
+            metrics.registry.register(_CallCollector(client))
+            leader = LeaderElection(
                 own,
                 namespace,
                 identity,
@@ -125,18 +127,18 @@ async def _operate(settings: KubernetesSettings, connection: Connection) -> None
 
 async def _lead(
     settings: KubernetesSettings,
-    client: Client,
+    client: ApiClient,
     namespace: str,
     identity: str,
-    leader: Leader,
+    leader: LeaderElection,
     stop: asyncio.Task[None],
-    metrics: Metrics,
+    metrics: OperatorMetrics,
     sources: SignalSources,
-    previews: Previews,
+    previews: PreviewHandler,
     server: ThreadingHTTPServer,
 ) -> None:
     """Lead until told to stop. Raises LeadershipLost, and whatever ends the watch."""
-    events, prices = Events(client, identity), load_prices(settings.prices_file)
+    events, prices = EventWriter(client, identity), load_prices(settings.prices_file)
     world = KubernetesWorld(
         client,
         namespace,
@@ -149,11 +151,11 @@ async def _lead(
         prices,
     )
     metrics.show_jobs(world.phases, world.known, prices)
-    metrics.registry.register(_Agents(world.nodes.agents))
+    metrics.registry.register(_AgentCollector(world.nodes.agents))
     port = server.server_address[1]
     log.info("operator leads", identity=identity, server=client.connection.server, pid=os.getpid(), port=port)
     async with sources.opened(world, world.current_attempt, world.enqueue) as heard:
-        runner = Runner(heard, All(Log(), metrics, events))
+        runner = JobRunner(heard, ListenerGroup(LogListener(), metrics, events))
         tasks = [
             asyncio.create_task(serve(runner, settings.passes_at_once), name="serving"),
             asyncio.create_task(leader.hold(), name="lease"),
@@ -172,7 +174,7 @@ async def _lead(
             await world.close()
 
 
-async def _report_nodes(client: Client, namespace: str, world: KubernetesWorld) -> None:
+async def _report_nodes(client: ApiClient, namespace: str, world: KubernetesWorld) -> None:
     def failed(error: Exception) -> None:
         log.warning("the API is not told of the nodes", error=f"{type(error).__name__}: {error}"[:500])
 
@@ -208,13 +210,13 @@ async def _stop_signal() -> None:
     await stopping
 
 
-async def _beat(liveness: Liveness) -> None:
+async def _beat(liveness: LoopLiveness) -> None:
     while True:
         liveness.turned()
         await asyncio.sleep(1.0)
 
 
-class _Agents(Collector):
+class _AgentCollector(Collector):
     """muster_operator_node_agents{state}: a node whose agent is gone is not watched, and trains on."""
 
     def __init__(self, agents: Callable[[], dict[str, int]]) -> None:
@@ -227,10 +229,10 @@ class _Agents(Collector):
         return [family]
 
 
-class _Calls(Collector):
+class _CallCollector(Collector):
     """muster_operator_api_calls_total{verb,resource}."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     def collect(self) -> list[CounterMetricFamily]:

@@ -15,7 +15,7 @@ from muster.contract.gang import Resources
 from muster.contract.pods import Toleration
 from muster.kube.connection import SERVICE_ACCOUNT
 from muster.kube.watch import SILENCE_SECONDS
-from muster.operator.kubernetes.render import REPORT_PORT, DiskLimits, Site
+from muster.operator.kubernetes.render import REPORT_PORT, DiskLimits, SiteSettings
 from muster.operator.sources.settings import SourceSettings
 from muster.storage.settings import platform_variables
 
@@ -71,8 +71,8 @@ class KubernetesSettings(SourceSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
-    def site(self) -> Site:
-        return Site(
+    def site(self) -> SiteSettings:
+        return SiteSettings(
             image=self.image,
             api_server=self.api_server,
             checkpoint_uri=self.checkpoint_uri,

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from muster.kube.client import Object
-from muster.operator.core.fleet import Node
+from muster.operator.core.fleet import FleetNode
 
 GPU_DRIVERS = frozenset({"gpu.nvidia.com"})
 
 
-class Slices:
+class ResourceSlices:
     """The number of whole GPUs of each node, from ResourceSlices. `on_change` is called when one of them changes."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Slices:
     def keep_only(self, uids: set[str]) -> None:
         self._gpus = {uid: node_gpus for uid, node_gpus in self._gpus.items() if uid in uids}
 
-    def counted(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def counted(self, nodes: tuple[FleetNode, ...]) -> tuple[FleetNode, ...]:
         """The nodes, with their GPUs also where no device plugin counts them."""
         if not self._gpus:
             return nodes

@@ -7,21 +7,21 @@ from collections.abc import Callable
 
 from muster.contract.names import Label
 from muster.kube import paths
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.watch import ObjectCache, Reflector
 from muster.operator.kubernetes.change_queue import ChangeQueue
 from muster.operator.kubernetes.fleet import FleetView
-from muster.operator.kubernetes.gangs.choice import Gangs
-from muster.operator.kubernetes.jobs import Jobs
-from muster.operator.kubernetes.nodes import Nodes
-from muster.operator.kubernetes.pods import FIELDS, Pods
+from muster.operator.kubernetes.gangs.choice import GangSchedulers
+from muster.operator.kubernetes.jobs import JobStore
+from muster.operator.kubernetes.nodes import NodeCache
+from muster.operator.kubernetes.pods import FIELDS, PodCache
 from muster.operator.kubernetes.render import SCHEDULER_LABEL
 
 # Pods that somebody else placed and that still use their node.
 _OTHERS_FIELDS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
-class Watches:
+class ApiWatches:
     """Watches of the API server, which keep the caches up to date.
 
     `only` is the namespace that is served, or empty for all. `on_error` is called with what fails, which is tried
@@ -30,11 +30,11 @@ class Watches:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         only: str,
-        jobs: Jobs,
-        pods: Pods,
-        nodes: Nodes,
+        jobs: JobStore,
+        pods: PodCache,
+        nodes: NodeCache,
         fleet: FleetView,
         on_error: Callable[[str, Exception], None],
         silence_seconds: float,
@@ -59,7 +59,7 @@ class Watches:
         for reflector in self._reflectors:
             await reflector.listed.wait()
 
-    async def start(self, group: asyncio.TaskGroup, gangs: Gangs, changes: ChangeQueue) -> None:
+    async def start(self, group: asyncio.TaskGroup, gangs: GangSchedulers, changes: ChangeQueue) -> None:
         """Follow everything within `group`. Priority classes and slices are not waited for: they may be forbidden."""
         group.create_task(self._reflector(paths.PRIORITIES, self._fleet.priorities).run())
         for reflector in self._reflectors:

@@ -11,31 +11,31 @@ from muster.contract.fleet import NodeReport
 from muster.contract.prices import Prices
 from muster.contract.status import JobStatus, Phase
 from muster.kube import paths
-from muster.kube.client import Client
+from muster.kube.client import ApiClient
 from muster.kube.watch import SILENCE_SECONDS
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.observed import Observed, Reservation
+from muster.operator.core.observed import NodeReservation, ObservedJob
 from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.change_queue import ChangeQueue
 from muster.operator.kubernetes.commits import JobCommits
-from muster.operator.kubernetes.creation import Creator
+from muster.operator.kubernetes.creation import WorkerCreator
 from muster.operator.kubernetes.fleet import FleetView
-from muster.operator.kubernetes.gangs.choice import Gangs
-from muster.operator.kubernetes.heartbeats import Heartbeats
-from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.kubernetes.gangs.choice import GangSchedulers
+from muster.operator.kubernetes.heartbeats import HeartbeatCache
+from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.network import plan
-from muster.operator.kubernetes.nodes import Nodes
+from muster.operator.kubernetes.nodes import NodeCache
 from muster.operator.kubernetes.pod_warnings import PodWarnings
-from muster.operator.kubernetes.pods import Pod, Pods
+from muster.operator.kubernetes.pods import PodCache, PodState
 from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reads import FreshReads
-from muster.operator.kubernetes.removal import Remover
-from muster.operator.kubernetes.render import REPORT_PORT, Site, Unrenderable, checkpoint_folder
+from muster.operator.kubernetes.removal import PodRemover
+from muster.operator.kubernetes.render import REPORT_PORT, SiteSettings, UnrenderableJob, checkpoint_folder
 from muster.operator.kubernetes.reservations import ReservationStore
-from muster.operator.kubernetes.watches import Watches
+from muster.operator.kubernetes.watches import ApiWatches
 from muster.operator.kubernetes.writes import JobWriter
-from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unreadable
+from muster.operator.world import FLEET, NotFound, ReservationSet, UnreadableDocument, VersionConflict
 
 
 class KubernetesWorld:
@@ -48,35 +48,37 @@ class KubernetesWorld:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         namespace: str,
-        site: Site,
+        site: SiteSettings,
         limits: dict[str, int] | None = None,
         on_error: Callable[[str, Exception], None] = lambda what, error: None,
         silence_seconds: float = SILENCE_SECONDS,
         report_port: int = REPORT_PORT,
-        on_refusal: Callable[[Job, str, str], None] = lambda job, code, because: None,
+        on_refusal: Callable[[CachedJob, str, str], None] = lambda job, code, because: None,
         prices: Prices = Prices(),
     ) -> None:
         self._site, self._changes = site, ChangeQueue()
         changes = self._changes.enqueue, self._changes.enqueue_later
-        self.job_cache = Jobs(self.enqueue, site.resources)
-        self.pods = Pods(*changes)
-        self.nodes = Nodes(site.tolerations, self.now, self._node_changed)
-        self.gangs = Gangs(client, self.enqueue, on_error)
-        self.heartbeats = Heartbeats(self.job_cache, self.pods, self.enqueue, report_port)
+        self.job_cache = JobStore(self.enqueue, site.resources)
+        self.pods = PodCache(*changes)
+        self.nodes = NodeCache(site.tolerations, self.now, self._node_changed)
+        self.gangs = GangSchedulers(client, self.enqueue, on_error)
+        self.heartbeats = HeartbeatCache(self.job_cache, self.pods, self.enqueue, report_port)
         only = site.watch_namespace
         warnings = PodWarnings(client, self.enqueue, on_error)
         self._reads = FreshReads(client, self.job_cache, self.pods, paths.jobs(only) if only else paths.JOBS, warnings)
         quotas = QuotaReader(client, namespace, on_error)
         self._fleet = FleetView(self.job_cache, self.nodes, self._reads, self._changes, limits or {}, quotas, prices)
-        self._watches = Watches(
+        self._watches = ApiWatches(
             client, only, self.job_cache, self.pods, self.nodes, self._fleet, on_error, silence_seconds
         )
         self._writer = JobWriter(client, self.job_cache, on_refusal)
         self._commits = JobCommits(self.heartbeats)
-        self._creator = Creator(client, self.job_cache, self.pods, site, self.gangs.of, self._instance_type, *changes)
-        self._remover = Remover(client, self.pods, on_error)
+        self._creator = WorkerCreator(
+            client, self.job_cache, self.pods, site, self.gangs.of, self._instance_type, *changes
+        )
+        self._remover = PodRemover(client, self.pods, on_error)
         self._reservations = ReservationStore(client, namespace)
 
     def now(self) -> float:
@@ -95,7 +97,7 @@ class KubernetesWorld:
         await self._watches.listed()
         return self.job_cache.uids()
 
-    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+    async def observe(self, uid: str, fresh: bool = False) -> ObservedJob | None:
         job = self.job_cache.get(uid)
         # Else the object is as the watch told it last: every write that is decided by it fails if it has changed.
         if job is not None and fresh and uid in self._writer.overtaken:
@@ -105,13 +107,15 @@ class KubernetesWorld:
             self._forget(uid)
             return None
         if job.unreadable:
-            raise Unreadable(f"job {job.namespace}/{job.name}: {job.unreadable}; it is left to a newer operator")
+            raise UnreadableDocument(
+                f"job {job.namespace}/{job.name}: {job.unreadable}; it is left to a newer operator"
+            )
         if job.invalid:  # first: the stand-in for its spec has faults of its own
             await self._writer.refuse(job, job.invalid)
             return None
         try:
             folder = checkpoint_folder(job, self._site)
-        except Unrenderable as error:
+        except UnrenderableJob as error:
             await self._writer.refuse(job, str(error))
             return None
         # Before the first attempt nobody has made a worker, which the object itself says: no need to ask for them.
@@ -130,7 +134,7 @@ class KubernetesWorld:
         group = self.gangs.group(job)
         lost = bool(job.status.gang.nodes) and bool(gang.lost(group))
         node_of = self.nodes.get
-        return Observed(
+        return ObservedJob(
             uid=uid,
             namespace=job.namespace,
             name=job.name,
@@ -165,7 +169,7 @@ class KubernetesWorld:
         match action:
             case CreateWorker():
                 if job is None or (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
-                    raise Conflict(f"attempt {action.attempt} of job {uid} is not the one that starts")
+                    raise VersionConflict(f"attempt {action.attempt} of job {uid} is not the one that starts")
                 self._creator.order(uid, action)
             case RemoveWorker():
                 self._creator.cancel(uid, action.attempt, action.worker)
@@ -177,10 +181,10 @@ class KubernetesWorld:
     async def fleet(self, fresh: bool = False) -> Fleet:
         return await self._fleet.look(fresh, self.now())
 
-    async def reservations(self) -> Reservations:
+    async def reservations(self) -> ReservationSet:
         return await self._reservations.read()
 
-    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+    async def write_reservations(self, entries: tuple[NodeReservation, ...], version: str) -> None:
         await self._reservations.write(entries, version)
 
     def node_reports(self) -> tuple[NodeReport, ...]:
@@ -221,7 +225,7 @@ class KubernetesWorld:
         self._commits.forget(uid)
         self._reads.warnings.forget(uid)
 
-    def _notes(self, job: Job) -> tuple[str, ...]:
+    def _notes(self, job: CachedJob) -> tuple[str, ...]:
         """Return a remark for the next attempt's message: which of our settings the user replaced."""
         gang, env = job.spec.gang, job.spec.runtime.env
         if not gang.gpus_per_node or job.status.phase not in (Phase.QUEUED, Phase.RESTARTING):
@@ -235,12 +239,12 @@ class KubernetesWorld:
         facts = self.nodes.get(node)
         return facts.node.instance_type if facts else ""
 
-    def _left(self, uid: str, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    def _left(self, uid: str, pods: tuple[PodState, ...]) -> tuple[PodState, ...]:
         """The pod that was asked to end and has done so before we looked: it did not just vanish."""
         here = {pod.uid for pod in pods if not pod.over}
         return tuple(pod for pod in self.pods.leaving(uid) if pod.uid not in here)
 
-    def _waiting(self, job: Job, pods: tuple[Pod, ...]) -> str:
+    def _waiting(self, job: CachedJob, pods: tuple[PodState, ...]) -> str:
         """Return why another scheduler has not placed the starting gang."""
         gang = self.gangs.of(job)
         if gang.places or job.status.phase is not Phase.STARTING:
@@ -248,11 +252,13 @@ class KubernetesWorld:
         mine = tuple(pod for pod in pods if pod.attempt == job.status.attempt)
         return gang.waiting(mine, self.gangs.group(job))
 
-    def _open_reservation(self, job: Job) -> tuple[Reservation, ...]:
+    def _open_reservation(self, job: CachedJob) -> tuple[NodeReservation, ...]:
         """Grant the job's request with places that have no node yet, because another scheduler finds the nodes."""
         if job.status.phase is not Phase.QUEUED:
             return ()
         size = job.spec.gang_sizes()[0]
         kind = job.spec.gang.scheduler.kind
         nodes = tuple(f"{kind}-{index}" for index in range(size))
-        return (Reservation(job.uid, job.status.reservation, job.namespace, nodes, kind, "on-demand", at=self.now()),)
+        return (
+            NodeReservation(job.uid, job.status.reservation, job.namespace, nodes, kind, "on-demand", at=self.now()),
+        )

@@ -10,11 +10,11 @@ from muster.contract.base import dump
 from muster.contract.names import FINALIZER, GROUP, KIND, VERSION
 from muster.contract.status import JobStatus, Phase
 from muster.kube import paths
-from muster.kube.client import METADATA, Client, Object
+from muster.kube.client import METADATA, ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.operator.core.conditions import refused_status
-from muster.operator.kubernetes.jobs import Job, Jobs
-from muster.operator.world import Conflict, NotFound, Unreadable
+from muster.operator.kubernetes.jobs import CachedJob, JobStore
+from muster.operator.world import NotFound, UnreadableDocument, VersionConflict
 
 
 class JobWriter:
@@ -24,12 +24,12 @@ class JobWriter:
     of the jobs whose write was refused because they had changed, and the watch has not said yet how.
     """
 
-    def __init__(self, client: Client, jobs: Jobs, on_refusal: Callable[[Job, str, str], None]) -> None:
+    def __init__(self, client: ApiClient, jobs: JobStore, on_refusal: Callable[[CachedJob, str, str], None]) -> None:
         self._client, self._jobs, self._on_refusal = client, jobs, on_refusal
         self.overtaken: set[str] = set()
 
-    async def write_status(self, job: Job, status: JobStatus, version: str) -> None:
-        """Write the status of a job. Raises Conflict or NotFound.
+    async def write_status(self, job: CachedJob, status: JobStatus, version: str) -> None:
+        """Write the status of a job. Raises VersionConflict or NotFound.
 
         `version` is that of the object from which the status was decided.
         """
@@ -41,7 +41,7 @@ class JobWriter:
         item = await self._put_status(job, dump(status), version)
         self._jobs.written(job, item, status)
 
-    async def refuse(self, job: Job, why: str) -> None:
+    async def refuse(self, job: CachedJob, why: str) -> None:
         """A spec that the schema let in and that can't run: say so in the status, once. It is not the core's affair."""
         if job.summary.deleting:
             await self.remove(job)
@@ -50,12 +50,12 @@ class JobWriter:
         if job.status.because == because or job.status.phase.terminal:
             return
         if job.status.attempt:  # it ran, under another version of Muster: hands off
-            raise Unreadable(f"job {job.namespace}/{job.name}: {because}")
+            raise UnreadableDocument(f"job {job.namespace}/{job.name}: {because}")
         status = refused_status(job.status, because, time.time(), job.generation)
         await self._put_status(job, dump(status), job.version)
         self._on_refusal(job, status.code, because)
 
-    async def remove(self, job: Job) -> None:
+    async def remove(self, job: CachedJob) -> None:
         """Drop our finalizer, which lets a deleted object go; and delete it first if its time to live is up."""
         path = paths.job(job.namespace, job.name)
         try:
@@ -71,11 +71,11 @@ class JobWriter:
         except ApiError as error:
             if error.status == 409:
                 self.overtaken.add(job.uid)
-                raise Conflict(error.message) from error
+                raise VersionConflict(error.message) from error
             if error.status != 404:
                 raise
 
-    async def _put_status(self, job: Job, status: Object, version: str) -> Object:
+    async def _put_status(self, job: CachedJob, status: Object, version: str) -> Object:
         body = {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,
@@ -85,7 +85,7 @@ class JobWriter:
         with self._guarded(job):
             return await self._client.put(f"{paths.job(job.namespace, job.name)}/status", body, METADATA)
 
-    async def _protect(self, job: Job) -> str:
+    async def _protect(self, job: CachedJob) -> str:
         """Have a deleted job stay until its gang has committed; returns the version that it has then.
 
         Before its first status, for the same write ends the tracking of who owns which field, which is two fifths of
@@ -102,14 +102,14 @@ class JobWriter:
         return str(item["metadata"]["resourceVersion"])
 
     @contextmanager
-    def _guarded(self, job: Job) -> Iterator[None]:
+    def _guarded(self, job: CachedJob) -> Iterator[None]:
         """A write that names the version which it is about: it fails where somebody else wrote since."""
         try:
             yield
         except ApiError as error:
             if error.status == 409:
                 self.overtaken.add(job.uid)
-                raise Conflict(error.message) from error
+                raise VersionConflict(error.message) from error
             if error.status == 404:
                 self._jobs.forget(job.uid)
                 raise NotFound(error.message) from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.local.private import make_private_folder
 
 
@@ -24,7 +24,7 @@ class FolderUnusable(Exception):
 
 
 @dataclass(frozen=True)
-class Claim:
+class StateClaim:
     """Held until `release` or the end of the process."""
 
     path: Path
@@ -41,12 +41,12 @@ class Claim:
         os.close(self.descriptor)
 
 
-def claim_folder(folder: Path) -> Claim:
+def claim_folder(folder: Path) -> StateClaim:
     """Make the folder if need be and take it. Raises FolderTaken, FolderUnusable."""
     advice = "choose another with --state, or make this one writable"
     try:
-        make_private_folder(folder, State(folder).operator)
-        descriptor = os.open(State(folder).operator, os.O_RDWR | os.O_CREAT, 0o644)
+        make_private_folder(folder, StateFolder(folder).operator)
+        descriptor = os.open(StateFolder(folder).operator, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise FolderUnusable(f"the state folder {folder} can't be used: {error.strerror}; {advice}") from error
     try:
@@ -60,7 +60,7 @@ def claim_folder(folder: Path) -> Claim:
         ) from None
     try:
         os.ftruncate(descriptor, 0)
-        claim = Claim(State(folder).operator, descriptor)
+        claim = StateClaim(StateFolder(folder).operator, descriptor)
         claim.tell()
     except OSError as error:
         os.close(descriptor)
@@ -71,6 +71,6 @@ def claim_folder(folder: Path) -> Claim:
 def read_claim(folder: Path) -> dict[str, Any]:
     """Return the newest holder's record, whether it lives or not; empty if nothing can be read."""
     with contextlib.suppress(OSError, ValueError):
-        facts = json.loads(State(folder).operator.read_text())
+        facts = json.loads(StateFolder(folder).operator.read_text())
         return facts if isinstance(facts, dict) else {}
     return {}

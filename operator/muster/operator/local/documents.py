@@ -14,8 +14,8 @@ from muster.contract.spec import JobSpec, TrainingJob
 from muster.contract.status import JobStatus
 from muster.local.cluster import LocalCluster
 from muster.operator.core.conditions import refused_status
-from muster.operator.local.fences import Fences
-from muster.operator.world import Unreadable
+from muster.operator.local.fences import FenceFiles
+from muster.operator.world import UnreadableDocument
 
 
 class InvalidSpec(Exception):
@@ -25,11 +25,11 @@ class InvalidSpec(Exception):
 class JobDocuments:
     """The jobs of `cluster`, with their fences. `now` is the world's clock."""
 
-    def __init__(self, cluster: LocalCluster, fences: Fences, now: Callable[[], float]) -> None:
+    def __init__(self, cluster: LocalCluster, fences: FenceFiles, now: Callable[[], float]) -> None:
         self._cluster, self._fences, self._now = cluster, fences, now
 
     def read(self, uid: str) -> TrainingJob:
-        """Raises NotFound, Unreadable for a status that nobody here can read, InvalidSpec for such a spec."""
+        """Raises NotFound, UnreadableDocument for a status that nobody here can read, InvalidSpec for such a spec."""
         try:
             return self._cluster.get(uid)
         except ValidationError:
@@ -39,19 +39,21 @@ class JobDocuments:
             spec = parse(JobSpec, json.loads(raw.spec), "spec")
         except ValidationError as error:
             where = f"job {uid} in {self._cluster.path}"
-            raise Unreadable(f"{where} can't be understood, was it written by a newer Muster? {error}") from error
+            raise UnreadableDocument(
+                f"{where} can't be understood, was it written by a newer Muster? {error}"
+            ) from error
         except InvalidDocument as error:
             raise InvalidSpec("; ".join(str(problem) for problem in error.problems)) from None
         return TrainingJob(metadata=raw.metadata, spec=spec, status=status)  # written anew between the two looks
 
     def refuse(self, uid: str, why: str, reads_only: bool) -> None:
-        """Say in the status of a job that can't be read what is wrong with it, once. Raises Unreadable for one that
-        ran; `reads_only`: nothing is written.
+        """Say in the status of a job that can't be read what is wrong with it, once. Raises UnreadableDocument for
+        one that ran; `reads_only`: nothing is written.
         """
         raw = self._cluster.raw(uid)
         status, because = JobStatus.model_validate_json(raw.status), f"the spec was refused: {why}"[:4_000]
         if status.attempt and not status.phase.terminal:  # it ran, under another version of Muster: hands off
-            raise Unreadable(f"job {raw.metadata.namespace}/{raw.metadata.name}: {because}")
+            raise UnreadableDocument(f"job {raw.metadata.namespace}/{raw.metadata.name}: {because}")
         if reads_only:
             return
         if raw.metadata.deletion_timestamp is not None:

@@ -12,7 +12,7 @@ from muster.contract.address import job_folder, parse_address
 from muster.contract.base import dump_json
 from muster.contract.checkpoint import READERS
 from muster.contract.job_inputs import input_commits
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import DEFAULT_PROJECT, Env, Label, Rendezvous
 from muster.contract.notices import NOTICES_ENV
 from muster.contract.quantities import quantity
@@ -54,7 +54,7 @@ class WorkerStart:
 
 
 def worker_environment(
-    state: State,
+    state: StateFolder,
     fence: str,
     job: TrainingJob,
     action: CreateWorker,
@@ -123,12 +123,12 @@ def ignored(runtime: Runtime) -> tuple[str, ...]:
     return tuple(name for name, value in asked.items() if value)
 
 
-def checkpoint_folder(state: State, spec: JobSpec, uid: str) -> str:
+def checkpoint_folder(state: StateFolder, spec: JobSpec, uid: str) -> str:
     """The job's own folder under its checkpoint address, or under the state folder's where it names none."""
     return str(job_folder(spec.checkpoint.uri or str(state.checkpoints), uid))
 
 
-def cache_folder(state: State, job: TrainingJob) -> Path:
+def cache_folder(state: StateFolder, job: TrainingJob) -> Path:
     """Return the cache of prepared data, shared by the jobs of one project, which may read one another's data."""
     return state.cache / _project_of(job)
 
@@ -138,7 +138,7 @@ def _project_of(job: TrainingJob) -> str:
 
 
 def _sandbox(
-    state: State, job: TrainingJob, key: WorkerKey, inherited: Mapping[str, str], start: WorkerStart
+    state: StateFolder, job: TrainingJob, key: WorkerKey, inherited: Mapping[str, str], start: WorkerStart
 ) -> Sandbox:
     """Return the worker's access. `inherited` are its variables from our own environment, whose paths we may grant."""
     spec, uid = job.spec, job.metadata.uid

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from muster.contract.address import parse_address
 from muster.contract.base import dump
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.status import JobStatus
 from muster.local.cluster import LocalCluster, NotFound
 from muster.storage.small_files import read_regular, write_whole
@@ -21,10 +21,10 @@ from muster.storage.small_files import read_regular, write_whole
 _GONE = "null"
 
 
-class Fences:
+class FenceFiles:
     """The fences of the jobs in `cluster`, whose state folder is `state`."""
 
-    def __init__(self, state: State, cluster: LocalCluster) -> None:
+    def __init__(self, state: StateFolder, cluster: LocalCluster) -> None:
         self._state, self._cluster = state, cluster
 
     def address(self, uid: str) -> str:

@@ -15,7 +15,7 @@ from muster.local.cluster import LocalCluster, NotFound
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.local.node_reports import node_reports
 from muster.operator.local.nodes import VirtualNodes
-from muster.operator.local.notices import Notices
+from muster.operator.local.notices import NoticeFiles
 from muster.operator.local.quotas import QuotaReader
 
 
@@ -24,7 +24,7 @@ class LocalFleet:
         self,
         cluster: LocalCluster,
         nodes: VirtualNodes,
-        notices: Notices,
+        notices: NoticeFiles,
         prices: Prices,
         on_error: Callable[[Exception], None],
     ) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from muster.contract.fleet import NodeNotice, NodeReport
 from muster.operator.local.nodes import VirtualNodes
-from muster.operator.local.notices import Notices
+from muster.operator.local.notices import NoticeFiles
 
 
-def node_reports(nodes: VirtualNodes, notices: Notices) -> tuple[NodeReport, ...]:
+def node_reports(nodes: VirtualNodes, notices: NoticeFiles) -> tuple[NodeReport, ...]:
     by_node = {node: notices.of(node) for node in nodes.names()}
     return tuple(
         NodeReport(

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from muster.contract.layout import State
-from muster.operator.core.fleet import Node
+from muster.contract.layout import StateFolder
+from muster.operator.core.fleet import FleetNode
 from muster.operator.local.processes import WorkerRecord
 from muster.operator.settings import cores
 from muster.storage.small_files import read_regular, write_whole
@@ -40,11 +40,11 @@ class VirtualNodes:
     def names(self) -> tuple[str, ...]:
         return tuple(f"local-{index}" for index in range(self.number))
 
-    def all(self, unfit: frozenset[str] = frozenset()) -> tuple[Node, ...]:
+    def all(self, unfit: frozenset[str] = frozenset()) -> tuple[FleetNode, ...]:
         """All nodes; those named in `unfit` are not ready, so that no new worker goes there."""
         memory = psutil.virtual_memory().total
         return tuple(
-            Node(
+            FleetNode(
                 name=name,
                 pool=POOL,
                 gpus=self.gpus_per_node,
@@ -68,7 +68,7 @@ class VirtualNodes:
         return tuple(free[:count])
 
 
-def rendezvous_port(state: State, job_uid: str, attempt: int) -> int:
+def rendezvous_port(state: StateFolder, job_uid: str, attempt: int) -> int:
     """The port on which this attempt's workers meet: chosen free by the first who asks, then the same for all."""
     path = state.attempt(job_uid, attempt) / RENDEZVOUS
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

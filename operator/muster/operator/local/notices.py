@@ -14,14 +14,14 @@ from pydantic import ValidationError
 from muster.contract.notices import MACHINE, NodeNotices, Notice, Remedy
 from muster.contract.signals import Signal
 from muster.contract.status import JobStatus, Phase
-from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.core.observed import ObservedWorker, WorkerState
 from muster.storage.small_files import read_regular
 
 Stamp = tuple[int, int, int]
 _LIVING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 
-class Notices:
+class NoticeFiles:
     """The notices about nodes in the files `<node>.json` of a folder.
 
     A file is read again only when it was replaced. One that makes no sense counts as empty.
@@ -62,7 +62,7 @@ class Notices:
         """Return the nodes where no new worker should go."""
         return frozenset(node for node in nodes if any(notice.keeps_out for notice in self.of(node)))
 
-    def signals(self, status: JobStatus, workers: Iterable[Worker]) -> tuple[Signal, ...]:
+    def signals(self, status: JobStatus, workers: Iterable[ObservedWorker]) -> tuple[Signal, ...]:
         """Return the notices that concern the current attempt."""
         if status.phase not in _LIVING:
             return ()
@@ -75,7 +75,7 @@ class Notices:
         )
 
 
-def signal_of(notice: Notice, worker: Worker) -> Signal:
+def signal_of(notice: Notice, worker: ObservedWorker) -> Signal:
     return Signal(
         kind=notice.kind,
         attempt=worker.attempt,

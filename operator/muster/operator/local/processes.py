@@ -22,7 +22,7 @@ import psutil
 from pydantic import ValidationError
 
 from muster.contract.base import Many, Record, dump_json
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import EXIT_RECORD, HEARTBEAT, LOG, Env
 from muster.storage.small_files import open_to_append, read_regular, write_whole
 
@@ -44,7 +44,7 @@ class WorkerKey:
     attempt: int
     worker: int
 
-    def folder(self, state: State) -> Path:
+    def folder(self, state: StateFolder) -> Path:
         return state.worker(self.job_uid, self.attempt, self.worker)
 
 
@@ -67,7 +67,7 @@ class WorkerRecord(Record):
 
 
 def start(
-    state: State,
+    state: StateFolder,
     key: WorkerKey,
     node: str,
     command: Sequence[str],
@@ -119,7 +119,7 @@ def start(
         os.close(claim)  # the launcher keeps its copy, and with it the lock
 
 
-def marks(state: State, key: WorkerKey) -> dict[str, str]:
+def marks(state: StateFolder, key: WorkerKey) -> dict[str, str]:
     """The environment by which `scan` knows a worker's processes."""
     return {
         Env.JOB_UID: key.job_uid,
@@ -130,26 +130,26 @@ def marks(state: State, key: WorkerKey) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Member:
+class WorkerProcess:
     """One live process of a worker's tree."""
 
     key: WorkerKey
     process: psutil.Process
 
 
-def scan(state: State) -> tuple[Member, ...]:
+def scan(state: StateFolder) -> tuple[WorkerProcess, ...]:
     """Every live process on this machine that carries the marks of a worker of this state folder."""
     members = []
     for pid in psutil.pids():
         if (key := marked(state, pid)) is not None:
             try:
-                members.append(Member(key, psutil.Process(pid)))
+                members.append(WorkerProcess(key, psutil.Process(pid)))
             except psutil.Error:
                 continue  # gone meanwhile
     return tuple(members)
 
 
-def members(candidates: Sequence[Member], key: WorkerKey) -> list[psutil.Process]:
+def members(candidates: Sequence[WorkerProcess], key: WorkerKey) -> list[psutil.Process]:
     return [member.process for member in candidates if member.key == key]
 
 
@@ -161,7 +161,7 @@ def top_of(tree: Sequence[psutil.Process]) -> psutil.Process | None:
     return min(tops, key=lambda process: (_began(process), process.pid), default=None)
 
 
-def marked(state: State, pid: int) -> WorkerKey | None:
+def marked(state: StateFolder, pid: int) -> WorkerKey | None:
     """The worker that a live process belongs to; None for strangers, zombies and the dead."""
     environment = _environment(pid)
     folder = environment.get(Env.WORKER_DIR)
@@ -174,7 +174,7 @@ def marked(state: State, pid: int) -> WorkerKey | None:
     return key if str(key.folder(state)) == folder else None
 
 
-def alive(state: State, record: WorkerRecord) -> bool:
+def alive(state: StateFolder, record: WorkerRecord) -> bool:
     """Return whether the recorded launcher still runs.
 
     The marks decide. A process that overwrote its environment (setproctitle does) is known by its start time instead.
@@ -191,7 +191,7 @@ def alive(state: State, record: WorkerRecord) -> bool:
         return False
 
 
-def record_found(state: State, key: WorkerKey, launcher: psutil.Process) -> WorkerRecord | None:
+def record_found(state: StateFolder, key: WorkerKey, launcher: psutil.Process) -> WorkerRecord | None:
     """The record of a launcher whose operator died between fork and record; None if it is gone."""
     try:
         environment, command = _environment(launcher.pid), launcher.cmdline()
@@ -203,26 +203,26 @@ def record_found(state: State, key: WorkerKey, launcher: psutil.Process) -> Work
     return record
 
 
-def mark_removed(state: State, key: WorkerKey) -> None:
+def mark_removed(state: StateFolder, key: WorkerKey) -> None:
     """Mark the worker as removed for later operators, if the disk allows; else they sweep once more."""
     with contextlib.suppress(OSError):
         os.close(open_to_append(key.folder(state) / REMOVED))
 
 
-def read_record(state: State, key: WorkerKey) -> WorkerRecord | None:
+def read_record(state: StateFolder, key: WorkerKey) -> WorkerRecord | None:
     try:
         return WorkerRecord.model_validate_json(read_regular(key.folder(state) / RECORD))
     except (OSError, ValidationError):
         return None
 
 
-def exists(state: State, key: WorkerKey) -> bool:
+def exists(state: StateFolder, key: WorkerKey) -> bool:
     """Return whether the worker runs or ran and was not removed. This check is cheap, so it is no proof of absence."""
     folder = key.folder(state)
     return ((folder / RECORD).exists() or (folder / EXIT_RECORD).exists()) and not (folder / REMOVED).exists()
 
 
-def is_claimed(state: State, key: WorkerKey) -> bool:
+def is_claimed(state: StateFolder, key: WorkerKey) -> bool:
     """Return whether a launcher holds the worker's claim: true from the fork on, even before its marks can be read."""
     try:
         claim = os.open(key.folder(state) / CLAIM, _CLAIMING)
@@ -292,7 +292,7 @@ def _remove_old_records(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _await_marks(state: State, pid: int) -> None:
+def _await_marks(state: StateFolder, pid: int) -> None:
     """Return when the marks can be read, or the process has ended. Popen returns a moment before exec is through."""
     deadline = time.monotonic() + MARKS_SECONDS_MAX
     while marked(state, pid) is None and not _is_zombie(pid) and time.monotonic() < deadline:

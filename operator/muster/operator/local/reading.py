@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from muster.contract.base import dump_json
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import EXIT_RECORD, LOG, ExitCode, heartbeat_rank
 from muster.contract.signals import Heartbeat, WorkerExit
 from muster.local.processes import is_stopped
@@ -30,7 +30,7 @@ PORT_TAKEN = ("EADDRINUSE", "Address already in use")
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _HeartbeatFile:
     """One heartbeat file as it was last read."""
 
     stamp: tuple[int, int, int]
@@ -46,7 +46,7 @@ class _Read:
     silence_seen_at: float
 
 
-class Heartbeats:
+class HeartbeatReader:
     """Reader of rank-*.json of any worker; a file is parsed again only when it was replaced.
 
     The ages of a heartbeat and of the progress in it are measured by this process's monotonic clock, so that a jump of
@@ -54,11 +54,11 @@ class Heartbeats:
     """
 
     def __init__(
-        self, state: State, now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+        self, state: StateFolder, now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._state = state
         self._now, self._monotonic = now, monotonic
-        self._known: dict[WorkerKey, dict[str, _Read]] = {}
+        self._known: dict[WorkerKey, dict[str, _HeartbeatFile]] = {}
 
     def read(self, key: WorkerKey) -> tuple[Heartbeat, ...]:
         """The newest readable heartbeat of each rank, in rank order, its `at` and `progressed_at` as seen from here."""
@@ -77,13 +77,15 @@ class Heartbeats:
     def forget(self, key: WorkerKey) -> None:
         self._known.pop(key, None)
 
-    def _parse(self, key: WorkerKey, name: str, stamp: tuple[int, int, int], previous: _Read | None) -> _Read:
+    def _parse(
+        self, key: WorkerKey, name: str, stamp: tuple[int, int, int], previous: _HeartbeatFile | None
+    ) -> _HeartbeatFile:
         try:
             beat = Heartbeat.model_validate_json(read_regular(key.folder(self._state) / name))
         except (OSError, ValidationError):
             beat = None
         if beat is None or beat.attempt != key.attempt or heartbeat_rank(name) != beat.rank:
-            nothing = _Read(stamp, None, ("", -1), 0.0, 0.0, 0.0, 0.0)
+            nothing = _HeartbeatFile(stamp, None, ("", -1), 0.0, 0.0, 0.0, 0.0)
             return replace(previous, stamp=stamp) if previous else nothing
         progress, seen_at = (str(beat.phase), beat.step), self._monotonic()
         if previous and previous.progress == progress:
@@ -91,9 +93,9 @@ class Heartbeats:
         # At first sight the rank is believed, later it was written since the last look.
         silence = 0.0 if previous else max(0.0, self._now() - beat.at)
         age = max(0.0, beat.at - beat.progressed_at) + silence
-        return _Read(stamp, beat, progress, age, seen_at, silence, seen_at)
+        return _HeartbeatFile(stamp, beat, progress, age, seen_at, silence, seen_at)
 
-    def _aged(self, read: _Read) -> Heartbeat | None:
+    def _aged(self, read: _HeartbeatFile) -> Heartbeat | None:
         if read.beat is None:
             return None
         now, ticks = self._now(), self._monotonic()
@@ -103,7 +105,7 @@ class Heartbeats:
         return read.beat.model_copy(update={"at": at, "progressed_at": min(at, progressed_at), "stopped": stopped})
 
 
-def read_exit(state: State, key: WorkerKey) -> WorkerExit | None:
+def read_exit(state: StateFolder, key: WorkerKey) -> WorkerExit | None:
     """Return the launcher's exit record, if it is readable."""
     try:
         ended = WorkerExit.model_validate_json(read_regular(key.folder(state) / EXIT_RECORD))
@@ -112,7 +114,7 @@ def read_exit(state: State, key: WorkerKey) -> WorkerExit | None:
     return ended
 
 
-def exit_without_record(state: State, key: WorkerKey, exit_code: int | None, write: bool) -> WorkerExit:
+def exit_without_record(state: StateFolder, key: WorkerKey, exit_code: int | None, write: bool) -> WorkerExit:
     """Return the exit of a worker whose launcher is gone and left no record: it was killed, or its machine went down.
 
     Its exit code is known only where this process was its parent. With `write` the record is put down, so that every
@@ -152,7 +154,7 @@ def shown(ended: WorkerExit, environment: Mapping[str, str]) -> WorkerExit:
     )
 
 
-def note(state: State, key: WorkerKey, line: str) -> None:
+def note(state: StateFolder, key: WorkerKey, line: str) -> None:
     """Say something in the worker's own log, where its user looks."""
     folder = key.folder(state)
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psutil
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
 
@@ -19,13 +19,13 @@ RETRY_SECONDS = 0.25
 STUCK_SECONDS = 5.0
 
 
-class Removals:
+class WorkerRemovals:
     """The removals under way, one task per worker, so that no pass of the operator ever waits for a grace to end.
 
     `on_gone` is called with a worker's key when no process of the worker is left.
     """
 
-    def __init__(self, state: State, on_gone: Callable[[WorkerKey], None]) -> None:
+    def __init__(self, state: StateFolder, on_gone: Callable[[WorkerKey], None]) -> None:
         self._state = state
         self._on_gone = on_gone
         self._deadlines: dict[WorkerKey, float] = {}

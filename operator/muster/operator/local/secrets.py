@@ -10,7 +10,7 @@ from muster.contract.environment import SecretUse, secret_uses, steers_processes
 from muster.contract.names import DEFAULT_PROJECT, Label
 from muster.contract.spec import TrainingJob
 from muster.local.cluster import LocalCluster
-from muster.operator.core.observed import Rejection, Worker, WorkerState
+from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
 from muster.operator.local.processes import WorkerKey
 from muster.secrets.box import SecretBox, SecretsLocked
 
@@ -65,11 +65,11 @@ class RefusedWorkers:
     """Workers that could not start by what their job asks for. Kept in memory: the next operator finds out anew."""
 
     def __init__(self) -> None:
-        self._refused: dict[WorkerKey, Worker] = {}
+        self._refused: dict[WorkerKey, ObservedWorker] = {}
 
     def add(self, key: WorkerKey, node: str, why: str) -> None:
         now = time.time()
-        self._refused[key] = Worker(
+        self._refused[key] = ObservedWorker(
             key.worker, key.attempt, node, WorkerState.STARTING, now, reason=why, since=now,
             rejection=Rejection.PERMANENT,
         )  # fmt: skip
@@ -78,7 +78,7 @@ class RefusedWorkers:
         """Return whether it was one of them."""
         return self._refused.pop(key, None) is not None
 
-    def of_job(self, uid: str) -> Iterator[Worker]:
+    def of_job(self, uid: str) -> Iterator[ObservedWorker]:
         return (worker for key, worker in list(self._refused.items()) if key.job_uid == uid)
 
     def forget(self, uid: str) -> None:

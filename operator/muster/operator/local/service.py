@@ -15,21 +15,21 @@ from http.server import ThreadingHTTPServer
 import psutil
 
 from muster.contract.fleet import FleetReport
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.preview import PATH as PREVIEW
 from muster.documents.prices import load_prices
 from muster.local.metric_pages import CONTENT_TYPE
-from muster.operator.local.claim import Claim, claim_folder
+from muster.operator.local.claim import StateClaim, claim_folder
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.processes import is_running
 from muster.operator.local.world import LocalWorld
-from muster.operator.logs import All, Log, log
-from muster.operator.metrics import Metrics
+from muster.operator.logs import ListenerGroup, LogListener, log
+from muster.operator.metrics import OperatorMetrics
 from muster.operator.node_reports import NodeReporter
-from muster.operator.preview import Previews
-from muster.operator.runner import Runner, serve
-from muster.operator.server import Liveness, Page, Pages, Posts, serve_pages
-from muster.operator.settings import Settings
+from muster.operator.preview import PreviewHandler
+from muster.operator.runner import JobRunner, serve
+from muster.operator.server import GetPage, LoopLiveness, Pages, Posts, serve_pages
+from muster.operator.settings import OperatorSettings
 from muster.operator.sources.alertmanager import PATH as ALERTS
 from muster.operator.sources.alertmanager import token_in
 from muster.operator.sources.signal_sources import SignalSources
@@ -41,14 +41,14 @@ class PortTaken(Exception):
     """Error that the metrics port is taken; the message says what to do."""
 
 
-def operate(settings: Settings) -> None:
+def operate(settings: OperatorSettings) -> None:
     """Run until SIGTERM, SIGINT or the parent's death. Raises FolderTaken, FolderUnusable, PortTaken."""
     claim = claim_folder(settings.folder)
     try:
-        metrics, liveness = Metrics(), Liveness()
+        metrics, liveness = OperatorMetrics(), LoopLiveness()
         settings = _with_token(settings)
         sources = SignalSources(settings, metrics)
-        pages, previews = {"/metrics": metrics.page}, Previews(token_in(settings.webhook_token_file))
+        pages, previews = {"/metrics": metrics.page}, PreviewHandler(token_in(settings.webhook_token_file))
         server = _serve(settings, liveness, pages, {ALERTS: sources.webhook, PREVIEW: previews})
         port = server.server_address[1]
         try:
@@ -60,13 +60,13 @@ def operate(settings: Settings) -> None:
 
 
 async def _operate(
-    settings: Settings,
-    claim: Claim,
-    metrics: Metrics,
-    liveness: Liveness,
+    settings: OperatorSettings,
+    claim: StateClaim,
+    metrics: OperatorMetrics,
+    liveness: LoopLiveness,
     pages: Pages,
     sources: SignalSources,
-    previews: Previews,
+    previews: PreviewHandler,
     port: int | str,
 ) -> None:
     prices = load_prices(settings.prices_file)
@@ -84,15 +84,19 @@ async def _operate(
     url = f"http://{settings.host}:{port}"
     claim.tell(url, settings.nodes, settings.gpus_per_node)
     metrics.show_jobs(world.phases, world.known, prices)
-    pages["/metrics/ranks"] = lambda: Page(CONTENT_TYPE, world.rank_pages().encode())
+    pages["/metrics/ranks"] = lambda: GetPage(CONTENT_TYPE, world.rank_pages().encode())
     log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
     async with sources.opened(world, world.current_attempt, world.enqueue) as heard:
         with previews.opened(heard):
-            await _serve_until_stopped(settings, world, Runner(heard, All(Log(), metrics)), liveness)
+            await _serve_until_stopped(
+                settings, world, JobRunner(heard, ListenerGroup(LogListener(), metrics)), liveness
+            )
     world.close()
 
 
-async def _serve_until_stopped(settings: Settings, world: LocalWorld, runner: Runner, liveness: Liveness) -> None:
+async def _serve_until_stopped(
+    settings: OperatorSettings, world: LocalWorld, runner: JobRunner, liveness: LoopLiveness
+) -> None:
     adopted, strays = await world.adopt()
     for record in adopted:
         runner.queue.prefer(record.job_uid, True)
@@ -147,7 +151,7 @@ async def _stop_signal() -> str:
     return str(await stopping)
 
 
-async def _beat(liveness: Liveness) -> None:
+async def _beat(liveness: LoopLiveness) -> None:
     while True:
         liveness.turned()
         await asyncio.sleep(1.0)
@@ -165,11 +169,11 @@ async def _parent_gone(pid: int) -> str:
         await asyncio.sleep(PARENT_POLL_SECONDS)
 
 
-def _with_token(settings: Settings) -> Settings:
+def _with_token(settings: OperatorSettings) -> OperatorSettings:
     """Alertmanager's token is made at the first start, where no file was named. If not, nobody may call."""
     if settings.webhook_token_file is not None:
         return settings
-    path = State(settings.folder).webhook_token
+    path = StateFolder(settings.folder).webhook_token
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w") as file:
@@ -177,7 +181,7 @@ def _with_token(settings: Settings) -> Settings:
     return settings.model_copy(update={"webhook_token_file": path})
 
 
-def _serve(settings: Settings, liveness: Liveness, pages: Pages, posts: Posts) -> ThreadingHTTPServer:
+def _serve(settings: OperatorSettings, liveness: LoopLiveness, pages: Pages, posts: Posts) -> ThreadingHTTPServer:
     try:
         return serve_pages(liveness, settings.host, settings.port, pages, posts)
     except OSError as error:

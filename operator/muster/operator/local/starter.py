@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.spec import TrainingJob
 from muster.contract.status import Phase
 from muster.local.cluster import LocalCluster
 from muster.operator.core.decision import CreateWorker
-from muster.operator.core.observed import Worker
+from muster.operator.core.observed import ObservedWorker
 from muster.operator.local import processes
 from muster.operator.local.environment import WorkerStart, ignored, worker_environment
-from muster.operator.local.fences import Fences
+from muster.operator.local.fences import FenceFiles
 from muster.operator.local.nodes import VirtualNodes, rendezvous_port
 from muster.operator.local.processes import WorkerKey, WorkerRecord
 from muster.operator.local.reading import note
 from muster.operator.local.secrets import RefusedWorkers, SecretMissing, SecretReader
-from muster.operator.local.workers import Workers
-from muster.operator.world import Conflict
+from muster.operator.local.workers import LocalWorkers
+from muster.operator.world import VersionConflict
 
 
 class WorkerStarter:
@@ -28,11 +28,11 @@ class WorkerStarter:
 
     def __init__(
         self,
-        state: State,
+        state: StateFolder,
         cluster: LocalCluster,
         nodes: VirtualNodes,
-        workers: Workers,
-        fences: Fences,
+        workers: LocalWorkers,
+        fences: FenceFiles,
         how: WorkerStart,
         secret_key: Path | None,
     ) -> None:
@@ -42,11 +42,11 @@ class WorkerStarter:
         self._refused = RefusedWorkers()
 
     def start(self, job: TrainingJob, action: CreateWorker) -> WorkerRecord | None:
-        """Start a worker. Return None if it exists already, or can't start (see `refused`). Raises Conflict."""
+        """Start a worker. Return None if it exists already, or can't start (see `refused`). Raises VersionConflict."""
         uid = job.metadata.uid
         if (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
             now = f"attempt {job.status.attempt} is, and {job.status.phase}"
-            raise Conflict(f"attempt {action.attempt} of job {uid} is not the one that starts: {now}")
+            raise VersionConflict(f"attempt {action.attempt} of job {uid} is not the one that starts: {now}")
         key = WorkerKey(uid, action.attempt, action.worker)
         if processes.exists(self._state, key):
             return None
@@ -73,7 +73,7 @@ class WorkerStarter:
         own = {variable.name: variable.value for variable in job.spec.runtime.env}
         return own | {f"SECRET_{number}": value for number, value in enumerate(self._secrets.values(job))}
 
-    def refused(self, uid: str) -> Iterator[Worker]:
+    def refused(self, uid: str) -> Iterator[ObservedWorker]:
         """The job's workers that could not start by what it asks for."""
         return self._refused.of_job(uid)
 

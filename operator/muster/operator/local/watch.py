@@ -6,15 +6,15 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.notices import MACHINE
 from muster.local.cluster import LocalCluster
 from muster.operator.core.conditions import change_key
 from muster.operator.core.stalls import alarming
 from muster.operator.local import processes
-from muster.operator.local.notices import Notices, Stamp
+from muster.operator.local.notices import NoticeFiles, Stamp
 from muster.operator.local.processes import WorkerKey, WorkerRecord
-from muster.operator.local.reading import Heartbeats
+from muster.operator.local.reading import HeartbeatReader
 from muster.operator.local.workers import ended
 from muster.operator.pacing import POLLS_SKIPPED_IDLE
 from muster.operator.world import FLEET
@@ -22,7 +22,7 @@ from muster.operator.world import FLEET
 Sign = tuple[object, ...]
 
 
-class Watch:
+class JobWatch:
     """Watch that yields the uids of jobs with news, and FLEET for news of the nodes.
 
     `on_error` is called with a poll that failed; the next one is tried all the same. A launcher's death is heard
@@ -31,9 +31,9 @@ class Watch:
 
     def __init__(
         self,
-        state: State,
+        state: StateFolder,
         cluster: LocalCluster,
-        heartbeats: Heartbeats,
+        heartbeats: HeartbeatReader,
         poll_seconds: float,
         on_error: Callable[[Exception], None],
     ) -> None:
@@ -43,7 +43,7 @@ class Watch:
         self._watched: dict[WorkerKey, WorkerRecord] = {}
         self._pidfds: dict[WorkerKey, int] = {}
         self._signs: dict[WorkerKey, Sign] = {}
-        self._notices = Notices(state.notices)
+        self._notices = NoticeFiles(state.notices)
         self._noticed: dict[str, Stamp] = {}
         self._version = 0
 

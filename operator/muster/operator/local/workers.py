@@ -7,22 +7,22 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from muster.contract.layout import ATTEMPT_FOLDER, WORKER_FOLDER, State
+from muster.contract.layout import ATTEMPT_FOLDER, WORKER_FOLDER, StateFolder
 from muster.contract.names import EXIT_RECORD
-from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.core.observed import ObservedWorker, WorkerState
 from muster.operator.local import processes
-from muster.operator.local.processes import Member, WorkerKey, WorkerRecord
-from muster.operator.local.reading import Heartbeats, exit_without_record, read_exit, shown
+from muster.operator.local.processes import WorkerKey, WorkerProcess, WorkerRecord
+from muster.operator.local.reading import HeartbeatReader, exit_without_record, read_exit, shown
 
 LOST = "ProcessLost"  # Worker.reason: the processes are gone and nobody said why
 OOM_KILLED = "OOMKilled"  # Worker.reason: as a kubelet calls it, so that a job is told the same in every world
 
 
-class Workers:
+class LocalWorkers:
     """Workers of this machine. Their folders are the truth; `removed` in memory only keeps a full disk from blocking
     recovery."""
 
-    def __init__(self, state: State, heartbeats: Heartbeats, reads_only: bool = False) -> None:
+    def __init__(self, state: StateFolder, heartbeats: HeartbeatReader, reads_only: bool = False) -> None:
         self._state = state
         self._reads_only = reads_only  # for a guest who looks while the operator works
         self._heartbeats = heartbeats
@@ -30,7 +30,7 @@ class Workers:
 
     def of_job(
         self, uid: str, environment: Mapping[str, str], removing: frozenset[WorkerKey], fresh: bool
-    ) -> tuple[Worker, ...]:
+    ) -> tuple[ObservedWorker, ...]:
         """Every worker of the job that is not removed, of whatever attempt; `removing` names the removals under way.
 
         A fresh answer comes from a scan of all processes of the machine. The secrets of the job's own variables,
@@ -66,15 +66,17 @@ class Workers:
         self._removed.discard(key)
 
     def _worker(
-        self, key: WorkerKey, running: tuple[Member, ...], environment: Mapping[str, str], removing: bool
-    ) -> Worker | None:
+        self, key: WorkerKey, running: tuple[WorkerProcess, ...], environment: Mapping[str, str], removing: bool
+    ) -> ObservedWorker | None:
         record = processes.read_record(self._state, key) or self._adopt(key, running)
         ended = read_exit(self._state, key)
         if record is None and ended is None:
             # Claimed but not yet recognisable: between fork and exec. Else it never came to life.
             if not processes.is_claimed(self._state, key):
                 return None
-            return Worker(key.worker, key.attempt, "", WorkerState.STARTING, created_at=_claimed_at(self._state, key))
+            return ObservedWorker(
+                key.worker, key.attempt, "", WorkerState.STARTING, created_at=_claimed_at(self._state, key)
+            )
         reason = ""
         if ended is None and record is not None and not processes.alive(self._state, record):
             # It may have ended, with a record, between the two looks.
@@ -87,7 +89,7 @@ class Workers:
         if ended is not None and ended.oom_killed:
             reason = OOM_KILLED
         started_at = record.started_at if record else (ended.at if ended else 0.0)
-        return Worker(
+        return ObservedWorker(
             worker=key.worker,
             attempt=key.attempt,
             node=record.node if record else "",
@@ -101,7 +103,7 @@ class Workers:
             since=ended.at if ended else started_at,
         )
 
-    def _adopt(self, key: WorkerKey, running: tuple[Member, ...]) -> WorkerRecord | None:
+    def _adopt(self, key: WorkerKey, running: tuple[WorkerProcess, ...]) -> WorkerRecord | None:
         """The worker's record; written anew where an operator died between fork and record."""
         record = processes.read_record(self._state, key)
         top = processes.top_of(processes.members(running, key))
@@ -110,7 +112,7 @@ class Workers:
         return processes.record_found(self._state, key, top)
 
 
-def ended(state: State, key: WorkerKey) -> bool:
+def ended(state: StateFolder, key: WorkerKey) -> bool:
     """Return whether its exit record exists, which the launcher writes last."""
     return (key.folder(state) / EXIT_RECORD).exists()
 
@@ -127,7 +129,7 @@ def _key(folder: Path) -> WorkerKey:
     return WorkerKey(folder.parent.parent.name, int(folder.parent.name[8:]), int(folder.name[7:]))
 
 
-def _claimed_at(state: State, key: WorkerKey) -> float:
+def _claimed_at(state: StateFolder, key: WorkerKey) -> float:
     try:
         return (key.folder(state) / processes.CLAIM).stat().st_mtime
     except OSError:

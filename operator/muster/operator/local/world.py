@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from muster.contract.fleet import NodeReport
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import Env
 from muster.contract.prices import Prices
 from muster.contract.spec import TrainingJob
@@ -27,25 +27,25 @@ from muster.local.metric_pages import gathered
 from muster.operator.commit_lookup import CommitLookup
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.observed import Observed, Reservation, WorkerState
+from muster.operator.core.observed import NodeReservation, ObservedJob, WorkerState
 from muster.operator.local import processes
 from muster.operator.local.documents import InvalidSpec, JobDocuments
 from muster.operator.local.environment import WorkerStart, checkpoint_folder
-from muster.operator.local.fences import Fences
+from muster.operator.local.fences import FenceFiles
 from muster.operator.local.fleet import LocalFleet
 from muster.operator.local.nodes import VirtualNodes
-from muster.operator.local.notices import Notices
+from muster.operator.local.notices import NoticeFiles
 from muster.operator.local.processes import WorkerKey, WorkerRecord
-from muster.operator.local.reading import Heartbeats
-from muster.operator.local.removal import Removals
+from muster.operator.local.reading import HeartbeatReader
+from muster.operator.local.removal import WorkerRemovals
 from muster.operator.local.starter import WorkerStarter
-from muster.operator.local.watch import Watch
-from muster.operator.local.workers import Workers
-from muster.operator.world import Conflict, Reservations, Unreadable
+from muster.operator.local.watch import JobWatch
+from muster.operator.local.workers import LocalWorkers
+from muster.operator.world import ReservationSet, UnreadableDocument, VersionConflict
 from muster.storage.listing import CommitListing
 from muster.storage.small_files import write_whole
 
-_ENTRIES = TypeAdapter(tuple[Reservation, ...])
+_ENTRIES = TypeAdapter(tuple[NodeReservation, ...])
 
 
 class LocalWorld:
@@ -72,18 +72,18 @@ class LocalWorld:
         prices: Prices = Prices(),
         worker_paths: tuple[str, ...] = (),
     ) -> None:
-        self.state = State(root)
+        self.state = StateFolder(root)
         self.cluster = LocalCluster(self.state.cluster)
         self._reads_only = reads_only
-        self._fences = Fences(self.state, self.cluster)
+        self._fences = FenceFiles(self.state, self.cluster)
         self._documents = JobDocuments(self.cluster, self._fences, self.now)
         self._commits = CommitLookup(CommitListing().read_at)
         self._clock = clock
-        heartbeats = self._heartbeats = Heartbeats(self.state, clock)
-        self._notices = Notices(self.state.notices)
-        self._workers = Workers(self.state, heartbeats, reads_only)
-        self._removals = Removals(self.state, self._removed)
-        self._watch = Watch(self.state, self.cluster, heartbeats, poll_seconds, on_error)
+        heartbeats = self._heartbeats = HeartbeatReader(self.state, clock)
+        self._notices = NoticeFiles(self.state.notices)
+        self._workers = LocalWorkers(self.state, heartbeats, reads_only)
+        self._removals = WorkerRemovals(self.state, self._removed)
+        self._watch = JobWatch(self.state, self.cluster, heartbeats, poll_seconds, on_error)
         self._reservations = ReservationFile(self.state)
         self._fleet = LocalFleet(self.cluster, nodes, self._notices, prices, on_error)
         how = WorkerStart(worker_command, worker_env, readable=worker_paths)
@@ -98,7 +98,7 @@ class LocalWorld:
     async def jobs(self) -> tuple[str, ...]:
         return await asyncio.to_thread(self.cluster.written_after, 0)
 
-    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+    async def observe(self, uid: str, fresh: bool = False) -> ObservedJob | None:
         under_way = self._removals.under_way()
         seen = await asyncio.to_thread(self._observe, uid, fresh, under_way)
         if seen is None:
@@ -137,10 +137,10 @@ class LocalWorld:
     async def fleet(self, fresh: bool = False) -> Fleet:
         return await asyncio.to_thread(lambda: self._fleet.read(self.now(), fresh))
 
-    async def reservations(self) -> Reservations:
+    async def reservations(self) -> ReservationSet:
         return await asyncio.to_thread(self._reservations.read)
 
-    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+    async def write_reservations(self, entries: tuple[NodeReservation, ...], version: str) -> None:
         await asyncio.to_thread(self._reservations.write, entries, version)
 
     def summaries(self) -> tuple[JobSummary, ...]:
@@ -201,7 +201,7 @@ class LocalWorld:
         """End every worker of this state folder, with time to commit; returns how many there were."""
         living = await asyncio.to_thread(self._workers.living)
         # Not out of sight: that they were asked to stop, and what they committed, is for the next operator to see.
-        removals = Removals(self.state, self._watch.unfollow)
+        removals = WorkerRemovals(self.state, self._watch.unfollow)
         for record in living:
             removals.remove(record.key, grace_seconds)
         await removals.finish()
@@ -211,7 +211,7 @@ class LocalWorld:
         """Release everything; the workers continue."""
         self._removals.abandon()
 
-    def _observe(self, uid: str, fresh: bool, removing: frozenset[WorkerKey]) -> Observed | None:
+    def _observe(self, uid: str, fresh: bool, removing: frozenset[WorkerKey]) -> ObservedJob | None:
         try:
             job = self._documents.read(uid)
         except NotFound:
@@ -223,7 +223,7 @@ class LocalWorld:
         folder = checkpoint_folder(self.state, job.spec, uid)
         workers = self._workers.of_job(uid, self._starter.concealed(job), removing, fresh)
         workers += tuple(self._starter.refused(uid))
-        return Observed(
+        return ObservedJob(
             uid=uid,
             namespace=meta.namespace,
             name=meta.name,
@@ -264,34 +264,34 @@ class LocalWorld:
 class ReservationFile:
     """Reservations of nodes, in one file of the state folder."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateFolder) -> None:
         self._path = state.root / "reservations.json"
-        self._known: Reservations | None = None
+        self._known: ReservationSet | None = None
 
-    def read(self) -> Reservations:
-        """Raises Unreadable when the file is there and makes no sense."""
+    def read(self) -> ReservationSet:
+        """Raises UnreadableDocument when the file is there and makes no sense."""
         if self._known is None:
             self._known = self._load()
         return self._known
 
-    def write(self, entries: tuple[Reservation, ...], version: str) -> None:
+    def write(self, entries: tuple[NodeReservation, ...], version: str) -> None:
         if version != self.read().version:
-            raise Conflict(f"the reservations are at version {self.read().version}, not {version}")
-        following = Reservations(entries, str(int(version) + 1))
+            raise VersionConflict(f"the reservations are at version {self.read().version}, not {version}")
+        following = ReservationSet(entries, str(int(version) + 1))
         document = b'{"version":"%s","entries":%s}' % (following.version.encode(), _ENTRIES.dump_json(entries))
         write_whole(self._path, document.decode())
         self._known = following
 
-    def _load(self) -> Reservations:
+    def _load(self) -> ReservationSet:
         try:
             text = self._path.read_bytes()
         except FileNotFoundError:
-            return Reservations((), "0")
+            return ReservationSet((), "0")
         try:
             document = _DOCUMENT.validate_json(text)
-            return Reservations(_ENTRIES.validate_python(document["entries"]), str(int(str(document["version"]))))
+            return ReservationSet(_ENTRIES.validate_python(document["entries"]), str(int(str(document["version"]))))
         except (ValidationError, KeyError, ValueError) as error:
-            raise Unreadable(
+            raise UnreadableDocument(
                 f"{self._path} can't be understood: {error}. It says which job holds which nodes; "
                 "stop the workers, then move it away"
             ) from error

@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from muster.operator.server import Reply, Request, refusal, words
+from muster.operator.server import HttpReply, HttpRequest, refusal, words
 from muster.operator.sources.alerts import Outcome, report
-from muster.operator.sources.hub import Hub
+from muster.operator.sources.hub import SignalHub
 
 SOURCE = "alertmanager"
 PATH = "/alerts"
@@ -23,7 +23,7 @@ BODY_BYTES_MAX = 1_000_000
 ALERTS_MAX = 2_000  # in one call; a megabyte holds no more
 
 
-class Webhook:
+class AlertWebhook:
     """The address that Alertmanager calls. While another operator leads, `hub` is None and it refuses with 503.
 
     `token` is called for each request, so that a Secret can be rotated; None or an empty token lets nobody in. `count`
@@ -32,28 +32,28 @@ class Webhook:
 
     def __init__(self, token: Callable[[], str | None], count: Callable[[str], None]) -> None:
         self._token, self._count = token, count
-        self.hub: Hub | None = None
+        self.hub: SignalHub | None = None
 
-    def __call__(self, request: Request) -> Reply:
+    def __call__(self, request: HttpRequest) -> HttpReply:
         if (refused := refusal(request, self._token(), BODY_BYTES_MAX)) is not None:
             return refused
         hub = self.hub
         if hub is None:
-            return Reply(503, words("this operator does not lead; try again"))
+            return HttpReply(503, words("this operator does not lead; try again"))
         body = request.body()
         try:
             alerts = json.loads(body)["alerts"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            return Reply(400, words("this is no Alertmanager notification: JSON with a list `alerts` is wanted"))
+            return HttpReply(400, words("this is no Alertmanager notification: JSON with a list `alerts` is wanted"))
         if not isinstance(alerts, list) or len(alerts) > ALERTS_MAX:
-            return Reply(400, words(f"`alerts` must be a list of at most {ALERTS_MAX}"))
+            return HttpReply(400, words(f"`alerts` must be a list of at most {ALERTS_MAX}"))
         outcomes = Counter(str(self._take(hub, alert)) for alert in alerts)
         for outcome, number in outcomes.items():
             for _ in range(number):
                 self._count(outcome)
-        return Reply(200, json.dumps(outcomes).encode())
+        return HttpReply(200, json.dumps(outcomes).encode())
 
-    def _take(self, hub: Hub, alert: Any) -> Outcome:
+    def _take(self, hub: SignalHub, alert: Any) -> Outcome:
         try:
             labels = {str(name): str(value) for name, value in alert["labels"].items()}
             notes = {str(name): str(value) for name, value in (alert.get("annotations") or {}).items()}

@@ -39,7 +39,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SignalReport:
     """One signal about one job. Two reports of a source with the same key are the same alert, seen again."""
 
     uid: str
@@ -47,7 +47,7 @@ class Report:
     signal: Signal
 
 
-def report(labels: Mapping[str, str], message: str, at: float, source: str, key: str) -> Report | Outcome:
+def report(labels: Mapping[str, str], message: str, at: float, source: str, key: str) -> SignalReport | Outcome:
     """The report of an alert that fires, or why it is none."""
     action = labels.get("muster_action", "")
     if not action:
@@ -68,7 +68,7 @@ def report(labels: Mapping[str, str], message: str, at: float, source: str, key:
         message=message[:MESSAGE_LENGTH_MAX],
         source=source,
     )
-    return Report(uid, key, signal)
+    return SignalReport(uid, key, signal)
 
 
 def _number(text: str | None) -> int | None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from muster.contract.signals import Signal
-from muster.operator.sources.alerts import Outcome, Report
+from muster.operator.sources.alerts import Outcome, SignalReport
 
 # A storm of ever new alerts must not fill the memory; a real job has a handful.
 PER_JOB_MAX, JOBS_MAX = 64, 20_000
@@ -17,7 +17,7 @@ PER_JOB_MAX, JOBS_MAX = 64, 20_000
 Key = tuple[str, str]  # source, and the report's own
 
 
-class Hub:
+class SignalHub:
     """The signals that stand about each job, of all sources. Any thread may call anything here.
 
     `current` returns the attempt of a living job, and None for a job that is over or unknown. `enqueue` is called, from
@@ -29,7 +29,7 @@ class Hub:
         self._told: dict[str, dict[Key, Signal]] = {}
         self._lock = threading.Lock()
 
-    def take(self, source: str, report: Report) -> Outcome:
+    def take(self, source: str, report: SignalReport) -> Outcome:
         """Keep it, unless it is about what is gone. The same key again is a repetition."""
         outcome = self._keep(source, report)
         if outcome is Outcome.TAKEN:
@@ -46,7 +46,7 @@ class Hub:
             self._enqueue(uid)
         return Outcome.RESOLVED
 
-    def replace(self, source: str, reports: Iterable[Report]) -> None:
+    def replace(self, source: str, reports: Iterable[SignalReport]) -> None:
         """Replace the reports of this source by these."""
         by_key = {(report.uid, report.key): report for report in reports}
         with self._lock:
@@ -73,7 +73,7 @@ class Hub:
         with self._lock:
             self._told.pop(uid, None)
 
-    def _keep(self, source: str, report: Report) -> Outcome:
+    def _keep(self, source: str, report: SignalReport) -> Outcome:
         attempt = self._current(report.uid)
         if attempt is None:
             self.forget(report.uid)

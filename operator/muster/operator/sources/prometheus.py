@@ -20,8 +20,8 @@ import aiohttp
 
 from muster.contract.hangs import DATA_SECONDS, LIMIT_SECONDS
 from muster.contract.signals import Signal, SignalKind, TrainerPhase
-from muster.operator.sources.alerts import Report, report
-from muster.operator.sources.hub import Hub
+from muster.operator.sources.alerts import SignalReport, report
+from muster.operator.sources.hub import SignalHub
 
 SOURCE, RULES = "prometheus", "prometheus-rule"
 TICK_SECONDS = 10.0
@@ -53,13 +53,13 @@ class BadAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     labels: Mapping[str, str]
     value: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Gang:
+class _GangSamples:
     """Samples of one gang so far. Times are by Prometheus' clock."""
 
     mark: tuple[float, float]  # when the last step ended, and whether ranks are stepping: progress is a change of it
@@ -67,13 +67,13 @@ class _Gang:
     first_at: float  # of the sample in which we saw the mark first
 
 
-class Progress:
+class GangProgress:
     """Gangs whose last step is too old, by the samples so far."""
 
     def __init__(self) -> None:
-        self._gangs: dict[tuple[str, str], _Gang] = {}
+        self._gangs: dict[tuple[str, str], _GangSamples] = {}
 
-    def stalled(self, samples: Iterable[Sample], now: float) -> tuple[Report, ...]:
+    def stalled(self, samples: Iterable[MetricSample], now: float) -> tuple[SignalReport, ...]:
         """Reports of the gangs that make no progress. `now` is by our own clock, which the signals carry."""
         seen: dict[tuple[str, str], dict[str, float]] = {}
         for sample in samples:
@@ -86,16 +86,16 @@ class Progress:
         judged = (self._judge(gang, parts, now) for gang, parts in whole.items())
         return tuple(each for each in judged if each)
 
-    def _follow(self, before: _Gang | None, parts: dict[str, float]) -> _Gang:
+    def _follow(self, before: _GangSamples | None, parts: dict[str, float]) -> _GangSamples:
         step_at, seen_at, stepping = parts["step_at"], parts["seen_at"], parts.get("stepping", 0.0)
         mark = (step_at, stepping)
         if before is not None and before.mark == mark:
             return before
         # At first sight the rank's own clock is believed; later it is enough that the mark moved since the last look.
         own_word = before is None and stepping > 0 and 0 < step_at < seen_at
-        return _Gang(mark, step_at if own_word else seen_at, seen_at)
+        return _GangSamples(mark, step_at if own_word else seen_at, seen_at)
 
-    def _judge(self, key: tuple[str, str], parts: dict[str, float], now: float) -> Report | None:
+    def _judge(self, key: tuple[str, str], parts: dict[str, float], now: float) -> SignalReport | None:
         gang, (uid, attempt) = self._gangs[key], key
         idle = parts["seen_at"] - gang.since
         limit = STEP_SECONDS if parts.get("stepping", 0.0) > 0 else OTHER_SECONDS
@@ -105,10 +105,10 @@ class Progress:
             return None
         message = f"Prometheus has seen no step for {idle:.0f} s (limit {limit:.0f} s)"
         signal = Signal(kind=SignalKind.STALL, attempt=int(attempt), at=now, message=message, source=SOURCE)
-        return Report(uid, f"stall/{attempt}", signal)
+        return SignalReport(uid, f"stall/{attempt}", signal)
 
 
-def requested_actions(samples: Iterable[Sample], now: float) -> tuple[Report, ...]:
+def requested_actions(samples: Iterable[MetricSample], now: float) -> tuple[SignalReport, ...]:
     """Return the reports of rules that carry muster_action and hold: their value is a number other than 0."""
     reports = []
     for sample in samples:
@@ -118,12 +118,12 @@ def requested_actions(samples: Iterable[Sample], now: float) -> tuple[Report, ..
         name = labels.get("alertname") or labels.get("__name__", "a rule")
         key = hashlib.blake2b(json.dumps(sorted(labels.items())).encode(), digest_size=8).hexdigest()
         action = report(labels, f"{name}: holds in Prometheus", now, RULES, key)
-        if isinstance(action, Report):
+        if isinstance(action, SignalReport):
             reports.append(action)
     return tuple(reports)
 
 
-def samples_in(body: bytes) -> tuple[Sample, ...]:
+def samples_in(body: bytes) -> tuple[MetricSample, ...]:
     """Raises BadAnswer."""
     try:
         document = json.loads(body)
@@ -137,10 +137,10 @@ def samples_in(body: bytes) -> tuple[Sample, ...]:
         raise BadAnswer(f"not the answer to an instant query: {type(error).__name__}: {error}"[:300]) from error
     if not all(isinstance(labels, dict) for labels, _ in pairs):
         raise BadAnswer("a series without labels")
-    return tuple(Sample(labels, value) for labels, value in pairs)
+    return tuple(MetricSample(labels, value) for labels, value in pairs)
 
 
-class Prometheus:
+class PrometheusPoller:
     """Poller of a Prometheus server, which reports gangs without progress to the hub.
 
     `url` is that of its HTTP API without /api/v1. `token` returns the bearer token for it, or None. `told` is called
@@ -150,14 +150,14 @@ class Prometheus:
     def __init__(
         self,
         url: str,
-        hub: Hub,
+        hub: SignalHub,
         on_answer: Callable[[Exception | None], None],
         token: Callable[[], str | None] = lambda: None,
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
         self._url, self._hub, self._on_answer, self._token = url.rstrip("/"), hub, on_answer, token
         self._tick_seconds = tick_seconds
-        self._progress = Progress()
+        self._progress = GangProgress()
         self._answered_at = time.monotonic()
 
     async def run(self) -> None:
@@ -181,11 +181,11 @@ class Prometheus:
         self._publish(self._progress.stalled(samples, now), requested_actions(samples, now))
         self._on_answer(None)
 
-    def _publish(self, stalled: tuple[Report, ...], requested: tuple[Report, ...]) -> None:
+    def _publish(self, stalled: tuple[SignalReport, ...], requested: tuple[SignalReport, ...]) -> None:
         self._hub.replace(SOURCE, stalled)
         self._hub.replace(RULES, requested)
 
-    async def _query(self, session: aiohttp.ClientSession) -> tuple[Sample, ...]:
+    async def _query(self, session: aiohttp.ClientSession) -> tuple[MetricSample, ...]:
         token = self._token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         parameters = {"query": QUERY, "timeout": f"{ANSWER_SECONDS:g}s"}

@@ -9,9 +9,9 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from muster.operator.logs import log
-from muster.operator.sources.alertmanager import Webhook, token_in
-from muster.operator.sources.hub import Hub
-from muster.operator.sources.prometheus import Prometheus
+from muster.operator.sources.alertmanager import AlertWebhook, token_in
+from muster.operator.sources.hub import SignalHub
+from muster.operator.sources.prometheus import PrometheusPoller
 from muster.operator.sources.settings import SourceSettings
 from muster.operator.sources.world import SignalWorld
 from muster.operator.world import World
@@ -32,7 +32,7 @@ class SignalSources:
 
     def __init__(self, settings: SourceSettings, metrics: SourceMetrics) -> None:
         self._settings, self._metrics = settings, metrics
-        self.webhook = Webhook(token_in(settings.webhook_token_file), metrics.alert)
+        self.webhook = AlertWebhook(token_in(settings.webhook_token_file), metrics.alert)
         self._prometheus_down = False
 
     @contextlib.asynccontextmanager
@@ -44,7 +44,7 @@ class SignalSources:
         `current` and `enqueue` are as the Hub wants them, but `enqueue` is only called in the event loop.
         """
         loop = asyncio.get_running_loop()
-        hub = Hub(current, lambda uid: _enqueue_from_thread(loop, enqueue, uid))
+        hub = SignalHub(current, lambda uid: _enqueue_from_thread(loop, enqueue, uid))
         asking = [asyncio.create_task(self._prometheus(hub).run(), name="prometheus")] if self._url else []
         self.webhook.hub = hub
         try:
@@ -59,9 +59,11 @@ class SignalSources:
     def _url(self) -> str:
         return self._settings.prometheus_url
 
-    def _prometheus(self, hub: Hub) -> Prometheus:
+    def _prometheus(self, hub: SignalHub) -> PrometheusPoller:
         log.info("asking Prometheus", url=_shown(self._url))
-        return Prometheus(self._url, hub, self._on_prometheus_answer, token_in(self._settings.prometheus_token_file))
+        return PrometheusPoller(
+            self._url, hub, self._on_prometheus_answer, token_in(self._settings.prometheus_token_file)
+        )
 
     def _on_prometheus_answer(self, error: Exception | None) -> None:
         self._metrics.asked(error)

@@ -9,10 +9,10 @@ from muster.contract.signals import Signal
 from muster.contract.status import JobStatus
 from muster.operator.core.decision import Action
 from muster.operator.core.fleet import Fleet
-from muster.operator.core.observed import Observed, Reservation
-from muster.operator.sources.hub import Hub
+from muster.operator.core.observed import NodeReservation, ObservedJob
+from muster.operator.sources.hub import SignalHub
 from muster.operator.sources.prometheus import SOURCE as PROMETHEUS
-from muster.operator.world import Reservations, World
+from muster.operator.world import ReservationSet, World
 
 # A rank rewrites its heartbeat every second. So long without one from anybody, and we are blind.
 HEARTBEAT_FRESH_SECONDS = 60.0
@@ -24,7 +24,7 @@ class SignalWorld:
     gave a `muster_action` is his wish for the attempt that it names, and is passed on as it is.
     """
 
-    def __init__(self, world: World, hub: Hub) -> None:
+    def __init__(self, world: World, hub: SignalHub) -> None:
         self._world, self._hub = world, hub
 
     def now(self) -> float:
@@ -36,7 +36,7 @@ class SignalWorld:
     async def jobs(self) -> tuple[str, ...]:
         return await self._world.jobs()
 
-    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+    async def observe(self, uid: str, fresh: bool = False) -> ObservedJob | None:
         seen = await self._world.observe(uid, fresh)
         if seen is None:
             self._hub.forget(uid)
@@ -53,14 +53,14 @@ class SignalWorld:
     async def fleet(self, fresh: bool = False) -> Fleet:
         return await self._world.fleet(fresh)
 
-    async def reservations(self) -> Reservations:
+    async def reservations(self) -> ReservationSet:
         return await self._world.reservations()
 
-    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+    async def write_reservations(self, entries: tuple[NodeReservation, ...], version: str) -> None:
         await self._world.write_reservations(entries, version)
 
 
-def believed(signals: tuple[Signal, ...], seen: Observed) -> tuple[Signal, ...]:
+def believed(signals: tuple[Signal, ...], seen: ObservedJob) -> tuple[Signal, ...]:
     """Return the signals without what Prometheus infers, where we see for ourselves."""
     beats = (beat for worker in seen.workers for beat in worker.heartbeats if beat.attempt == seen.status.attempt)
     heard = any(seen.now - beat.at <= HEARTBEAT_FRESH_SECONDS for beat in beats)

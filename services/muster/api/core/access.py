@@ -87,7 +87,7 @@ def admins_only(caller: Principal) -> None:
         raise ApiError("forbidden", detail)
 
 
-class Reader:
+class StreamReader:
     """Reader of a job's stream. Its permission is checked again and again while the stream is open."""
 
     def __init__(self, services: Services, caller: Principal, project: str) -> None:

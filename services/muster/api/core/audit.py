@@ -13,7 +13,7 @@ from muster.api.core.database.tables import AuditRow
 
 
 @dataclass(frozen=True)
-class Act:
+class AuditedAct:
     """Action and its subject, for the audit log. `before` and `after` name what changed, and never contain a secret."""
 
     action: str  # `job.submitted`, `member.changed` …
@@ -23,12 +23,12 @@ class Act:
     after: dict[str, Any] | None = None
 
 
-def record(session: AsyncSession, caller: Principal, act: Act) -> None:
+def record(session: AsyncSession, caller: Principal, act: AuditedAct) -> None:
     """Add a line; it is there if, and only if, the session commits."""
     session.add(AuditRow(**act_values(caller, act)))
 
 
-def act_values(caller: Principal, act: Act) -> dict[str, Any]:
+def act_values(caller: Principal, act: AuditedAct) -> dict[str, Any]:
     """The columns of a line."""
     return {
         "at": time.time(),

@@ -19,7 +19,7 @@ STOP_SECONDS_MAX = 5.0
 
 
 @dataclass
-class Work:
+class BackgroundWork:
     """Work that is done in rounds, each a call of `step`. `wake` cuts the pause of `seconds` after it short, but not
     below `seconds_min`, so that a burst of wakes is one round's work. `failing_since` is None after a good round. The
     process is ready without work that is not `needed`; `behind` says what work that is still has to do before that.
@@ -43,8 +43,8 @@ class Work:
         return self.failing_since is None or time.monotonic() - self.failing_since < UNHEALTHY_AFTER_SECONDS
 
 
-class Background:
-    def __init__(self, works: list[Work]) -> None:
+class BackgroundWorks:
+    def __init__(self, works: list[BackgroundWork]) -> None:
         self.works = works
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
@@ -64,10 +64,10 @@ class Background:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    def alive(self, work: Work) -> bool:
+    def alive(self, work: BackgroundWork) -> bool:
         return any(task.get_name() == work.name and not task.done() for task in self._tasks)
 
-    async def _for_ever(self, work: Work) -> None:
+    async def _for_ever(self, work: BackgroundWork) -> None:
         failures_in_a_row = 0
         while not self._stopping.is_set():
             pause = work.seconds
@@ -87,7 +87,7 @@ class Background:
             await _pause(work, 0.0 if self._stopping.is_set() else pause)
 
 
-def _note(work: Work, error: Exception) -> None:
+def _note(work: BackgroundWork, error: Exception) -> None:
     work.failures += 1
     work.error = f"{type(error).__name__}: {error}"[:500]
     first = work.failing_since is None
@@ -97,7 +97,7 @@ def _note(work: Work, error: Exception) -> None:
         log.error("background work failed and will be retried", work=work.name, error=work.error, exc_info=not expected)
 
 
-async def _pause(work: Work, seconds: float) -> None:
+async def _pause(work: BackgroundWork, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
             await work.wake.wait()

@@ -1,4 +1,4 @@
-"""Callers: who asks, and what they may do. Whose token it is, the layer above finds out (`Authenticator`)."""
+"""Callers: who asks, and what they may do. Whose token it is, the layer above finds out (`CallerAuthenticator`)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ ANONYMOUS = Principal("anonymous", FIRST_PERSON, frozenset(Scope), admin=True)
 bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer muster_…`", scheme_name="token")
 
 
-class Authenticator(Protocol):
+class CallerAuthenticator(Protocol):
     """Authentication, as the core needs it: the layer above knows tokens, sessions and people."""
 
     async def authenticate(self, request: Request, given: HTTPAuthorizationCredentials | None) -> Principal:
@@ -102,7 +102,7 @@ async def principal(
     request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 ) -> Principal:
     """Raises ApiError unauthorized and rate_limited."""
-    authenticator: Authenticator = request.app.state.services.authenticator
+    authenticator: CallerAuthenticator = request.app.state.services.authenticator
     return await authenticator.authenticate(request, given)
 
 

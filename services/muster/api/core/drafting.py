@@ -11,28 +11,28 @@ from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import document_of, off_the_loop
-from muster.api.core.idempotency import Attempted
+from muster.api.core.idempotency import AttemptedRequest
 from muster.api.core.planning.whole_plan import whole_plan
 from muster.api.core.services import Services
 from muster.api.core.submission import clone
 from muster.api.core.submission.drafts import parse_submission
-from muster.api.core.submission.service import Submissions, Submitted
+from muster.api.core.submission.service import SubmissionService, SubmittedJob
 from muster.api.core.submission.storing import ExtraRows
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 from muster.contract.spec import Submission
 from muster.documents.document import Document
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedText:
     """Result of checking a text: `faults` say why it would be refused, or fail at its start, each with its line where
     the text has one. `plan` is the dry run's reply (replies.Plan); None for a text that would be refused."""
 
-    faults: tuple[Problem, ...] = ()
+    faults: tuple[DocumentProblem, ...] = ()
     plan: dict[str, Any] | None = None
 
 
-async def check(services: Services, caller: Principal, text: str, original: JobRow | None = None) -> Checked:
+async def check(services: Services, caller: Principal, text: str, original: JobRow | None = None) -> CheckedText:
     """Return what would become of the text if it were submitted. Nothing is written. `original` is the job from which
     it was cloned."""
     try:
@@ -41,25 +41,25 @@ async def check(services: Services, caller: Principal, text: str, original: JobR
     except ApiError as refused:
         if refused.status >= 500:
             raise
-        return Checked(tuple(refused.errors) or (Problem("", refused.detail),))
+        return CheckedText(tuple(refused.errors) or (DocumentProblem("", refused.detail),))
     reasons = plan["refusals"] or plan["faults"]
-    faults = tuple(document.located(Problem(each["path"], each["message"])) for each in reasons)
-    return Checked(faults, plan if plan["accepted"] else None)
+    faults = tuple(document.located(DocumentProblem(each["path"], each["message"])) for each in reasons)
+    return CheckedText(faults, plan if plan["accepted"] else None)
 
 
 async def submit(
     services: Services, caller: Principal, text: str, key: str, original: JobRow | None = None
-) -> Submitted:
+) -> SubmittedJob:
     """Submit the text. The same text under the same key makes one job, however often it is sent.
 
     Raises ApiError as a submission does, each fault with its line.
     """
     document, submission = await _read(caller, text, original)
     body_hash = idempotency.hash_of(document.data)
-    again = Attempted(caller.token, "POST /jobs", f"form-{idempotency.hash_of(key, body_hash)}", body_hash)
+    again = AttemptedRequest(caller.token, "POST /jobs", f"form-{idempotency.hash_of(key, body_hash)}", body_hash)
     extra = ExtraRows(data={"clonedFrom": original.id} if original is not None else {})
     try:
-        return await services[Submissions].submit(caller, submission, again, extra)
+        return await services[SubmissionService].submit(caller, submission, again, extra)
     except ApiError as refused:
         raise replace(refused, errors=tuple(map(document.located, refused.errors))) from None
 

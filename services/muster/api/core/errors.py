@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse
 
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 
 MEDIA_TYPE = "application/problem+json"
 
 
 @dataclass(frozen=True)
-class Kind:
+class ErrorKind:
     """One stable code: its HTTP status, its title and what to do about it (served at `/api/v1/problems/<code>`)."""
 
     status: int
@@ -24,156 +24,172 @@ class Kind:
     advice: str
 
 
-KINDS: dict[str, Kind] = {
-    "invalid_document": Kind(
+KINDS: dict[str, ErrorKind] = {
+    "invalid_document": ErrorKind(
         400, "The body can't be read", "Send one JSON or YAML document; the detail names the place."
     ),
-    "invalid_request": Kind(
+    "invalid_request": ErrorKind(
         400, "The request is not valid", "`error.param` names the first fault, and `errors` names every one."
     ),
-    "unauthorized": Kind(
+    "unauthorized": ErrorKind(
         401, "A token is needed", "Send `Authorization: Bearer muster_…` with a token that is not revoked."
     ),
-    "forbidden": Kind(403, "This token may not do that", "Use a token with the scope that the detail names."),
-    "not_found": Kind(404, "There is nothing at this address", "The addresses are listed at /api/v1/openapi.json."),
-    "job_not_found": Kind(404, "There is no such job", "`muster ls` lists the jobs that you may see."),
-    "model_not_found": Kind(
+    "forbidden": ErrorKind(403, "This token may not do that", "Use a token with the scope that the detail names."),
+    "not_found": ErrorKind(
+        404, "There is nothing at this address", "The addresses are listed at /api/v1/openapi.json."
+    ),
+    "job_not_found": ErrorKind(404, "There is no such job", "`muster ls` lists the jobs that you may see."),
+    "model_not_found": ErrorKind(
         404, "There is no such model", "List the models with `client.models.list()`; an administrator maps base models."
     ),
-    "checkpoint_not_found": Kind(
+    "checkpoint_not_found": ErrorKind(
         404, "There is no such checkpoint", "`muster checkpoints ls JOB` lists a job's checkpoints."
     ),
-    "data_report_not_found": Kind(
+    "data_report_not_found": ErrorKind(
         404, "There is no report of the data", "The first rank writes it when it has prepared the data."
     ),
-    "profile_not_found": Kind(
+    "profile_not_found": ErrorKind(
         404, "There is no such file of a profile", "`muster profile JOB --list` lists the job's profiles."
     ),
-    "log_not_found": Kind(404, "There is no such log", "`muster get JOB` lists the attempts and their workers."),
-    "project_not_found": Kind(
+    "log_not_found": ErrorKind(404, "There is no such log", "`muster get JOB` lists the attempts and their workers."),
+    "project_not_found": ErrorKind(
         404, "There is no such project", "`muster projects ls` lists the projects that you may see."
     ),
-    "person_not_found": Kind(404, "There is no such person", "An admin lists people with `muster people ls`."),
-    "member_not_found": Kind(404, "There is no such member", "`muster projects get PROJECT` lists the members."),
-    "token_not_found": Kind(404, "There is no such token", "`muster tokens ls` lists the tokens."),
-    "secret_not_found": Kind(404, "There is no such secret", "`muster secrets ls` lists the project's secrets."),
-    "webhook_not_found": Kind(404, "There is no such webhook", "`muster webhooks ls` lists the project's webhooks."),
-    "delivery_not_found": Kind(
+    "person_not_found": ErrorKind(404, "There is no such person", "An admin lists people with `muster people ls`."),
+    "member_not_found": ErrorKind(404, "There is no such member", "`muster projects get PROJECT` lists the members."),
+    "token_not_found": ErrorKind(404, "There is no such token", "`muster tokens ls` lists the tokens."),
+    "secret_not_found": ErrorKind(404, "There is no such secret", "`muster secrets ls` lists the project's secrets."),
+    "webhook_not_found": ErrorKind(
+        404, "There is no such webhook", "`muster webhooks ls` lists the project's webhooks."
+    ),
+    "delivery_not_found": ErrorKind(
         404, "There is no such message", "`muster webhooks deliveries NAME` lists the messages."
     ),
-    "sweep_not_found": Kind(404, "There is no such sweep", "`muster sweep ls` lists the sweeps."),
-    "file_not_found": Kind(404, "There is no such file", "`muster files ls` lists the files."),
-    "export_file_not_found": Kind(404, "The model has no such file", "Accept application/json to see which it has."),
-    "method_not_allowed": Kind(
+    "sweep_not_found": ErrorKind(404, "There is no such sweep", "`muster sweep ls` lists the sweeps."),
+    "file_not_found": ErrorKind(404, "There is no such file", "`muster files ls` lists the files."),
+    "export_file_not_found": ErrorKind(
+        404, "The model has no such file", "Accept application/json to see which it has."
+    ),
+    "method_not_allowed": ErrorKind(
         405, "This address does not know that method", "The Allow header names those that it knows."
     ),
-    "name_taken": Kind(
+    "name_taken": ErrorKind(
         409, "A live job has this name", "Wait for it, cancel it, or choose another name; jobId tells which."
     ),
-    "queue_full": Kind(
+    "queue_full": ErrorKind(
         409, "The queue is full", "Submit again when a queued job has begun, or ask an admin for a higher quota."
     ),
-    "sweep_name_taken": Kind(
+    "sweep_name_taken": ErrorKind(
         409, "A live sweep has this name", "Wait for it, cancel it, or choose another name; sweepId tells which."
     ),
-    "sweep_finished": Kind(
+    "sweep_finished": ErrorKind(
         409, "The sweep has ended", "Its trials are kept; create a new sweep with `muster sweep FILE`."
     ),
-    "project_exists": Kind(
+    "project_exists": ErrorKind(
         409, "The project exists", "`muster projects set` changes it; a new project needs another name."
     ),
-    "webhook_exists": Kind(
+    "webhook_exists": ErrorKind(
         409, "The webhook exists", "`muster webhooks set` changes it; a new webhook needs another name."
     ),
-    "namespace_taken": Kind(
+    "namespace_taken": ErrorKind(
         409, "The namespace has jobs of another project", "Choose another namespace, or wait until they have ended."
     ),
-    "project_in_use": Kind(409, "The project has jobs", "Delete its jobs first, or keep the project."),
-    "job_live": Kind(409, "The job has not ended", "Cancel it, and delete it when it has ended."),
-    "job_needed": Kind(409, "Somebody needs the job's checkpoints", "The detail says who; the record alone may go."),
-    "job_finished": Kind(409, "The job has ended", "A finished job does not change; `muster clone JOB` runs it again."),
-    "job_not_running": Kind(
+    "project_in_use": ErrorKind(409, "The project has jobs", "Delete its jobs first, or keep the project."),
+    "job_live": ErrorKind(409, "The job has not ended", "Cancel it, and delete it when it has ended."),
+    "job_needed": ErrorKind(
+        409, "Somebody needs the job's checkpoints", "The detail says who; the record alone may go."
+    ),
+    "job_finished": ErrorKind(
+        409, "The job has ended", "A finished job does not change; `muster clone JOB` runs it again."
+    ),
+    "job_not_running": ErrorKind(
         409,
         "The job does not train now",
         "Try again when its phase is Running; `muster why JOB` says what it waits for.",
     ),
-    "profile_under_way": Kind(
+    "profile_under_way": ErrorKind(
         409, "A profile is being made", "`muster profile JOB --list` shows it; try again when it is complete."
     ),
-    "job_cancelling": Kind(
+    "job_cancelling": ErrorKind(
         409, "The job is being cancelled", "A cancelled job can't be resumed; `muster clone JOB` runs it again."
     ),
-    "checkpoint_unusable": Kind(
+    "checkpoint_unusable": ErrorKind(
         409,
         "The checkpoint can't be read or marked",
         "The detail says why; `muster checkpoints ls JOB` lists the usable ones.",
     ),
-    "file_in_use": Kind(409, "A live job reads the file", "Wait until the job has ended, or cancel it."),
-    "file_unfit": Kind(409, "The file is not ready", "`muster files get FILE-ID` says why."),
-    "upload_conflict": Kind(
+    "file_in_use": ErrorKind(409, "A live job reads the file", "Wait until the job has ended, or cancel it."),
+    "file_unfit": ErrorKind(409, "The file is not ready", "`muster files get FILE-ID` says why."),
+    "upload_conflict": ErrorKind(
         409, "The upload is not where the request begins", "HEAD tells the offset; send the rest from there."
     ),
-    "upload_protocol": Kind(412, "This version of tus is not spoken", "Send `Tus-Resumable: 1.0.0`."),
-    "upload_busy": Kind(
+    "upload_protocol": ErrorKind(412, "This version of tus is not spoken", "Send `Tus-Resumable: 1.0.0`."),
+    "upload_busy": ErrorKind(
         423, "Another request is sending this upload", "Repeat it after `Retry-After` seconds; nothing was lost."
     ),
-    "checksum_mismatch": Kind(
+    "checksum_mismatch": ErrorKind(
         460, "The bytes are not those of the checksum", "What this request brought was dropped: send it again."
     ),
-    "body_too_slow": Kind(
+    "body_too_slow": ErrorKind(
         408, "The body came too slowly", "Send the whole body at once; nothing was done, so repeat the request."
     ),
-    "body_too_large": Kind(
+    "body_too_large": ErrorKind(
         413, "The body is too large", "A job document is small; data belongs into files that it names."
     ),
-    "file_too_large": Kind(
+    "file_too_large": ErrorKind(
         413, "The file is larger than may be", "The detail says which limit; delete files, or ask for a higher one."
     ),
-    "unsupported_media_type": Kind(415, "This content type is not read", "Send application/json or application/yaml."),
-    "range_unsatisfiable": Kind(416, "There are no such bytes", "Content-Range says how many there are."),
-    "invalid_job": Kind(422, "The job is not valid", "`errors` names every fault with its path."),
-    "invalid_sweep": Kind(422, "The sweep is not valid", "`errors` names every fault with its path and trial."),
-    "invalid_project": Kind(422, "The project is not valid", "`errors` names every fault with its path."),
-    "invalid_person": Kind(422, "The person is not valid", "`errors` names every fault with its path."),
-    "invalid_token": Kind(422, "The token is not valid", "`errors` names every fault with its path."),
-    "invalid_webhook": Kind(422, "The webhook is not valid", "`errors` names every fault with its path."),
-    "invalid_secret": Kind(422, "The secret is not valid", "`errors` names every fault with its path."),
-    "invalid_parameter": Kind(422, "A parameter is not valid", "`errors` names every fault with its path."),
-    "invalid_cursor": Kind(
+    "unsupported_media_type": ErrorKind(
+        415, "This content type is not read", "Send application/json or application/yaml."
+    ),
+    "range_unsatisfiable": ErrorKind(416, "There are no such bytes", "Content-Range says how many there are."),
+    "invalid_job": ErrorKind(422, "The job is not valid", "`errors` names every fault with its path."),
+    "invalid_sweep": ErrorKind(422, "The sweep is not valid", "`errors` names every fault with its path and trial."),
+    "invalid_project": ErrorKind(422, "The project is not valid", "`errors` names every fault with its path."),
+    "invalid_person": ErrorKind(422, "The person is not valid", "`errors` names every fault with its path."),
+    "invalid_token": ErrorKind(422, "The token is not valid", "`errors` names every fault with its path."),
+    "invalid_webhook": ErrorKind(422, "The webhook is not valid", "`errors` names every fault with its path."),
+    "invalid_secret": ErrorKind(422, "The secret is not valid", "`errors` names every fault with its path."),
+    "invalid_parameter": ErrorKind(422, "A parameter is not valid", "`errors` names every fault with its path."),
+    "invalid_cursor": ErrorKind(
         422, "The cursor is not one of ours", "Use `nextCursor` of the page before, unchanged, or none."
     ),
-    "idempotency_key_reused": Kind(
+    "idempotency_key_reused": ErrorKind(
         422, "This Idempotency-Key belongs to another request", "Use a new key for a new request."
     ),
-    "model_unreadable": Kind(
+    "model_unreadable": ErrorKind(
         424, "The model can't be read", "The detail names the place; the API reads with credentials of its own."
     ),
-    "rate_limited": Kind(429, "This token asks too often", "Wait for `Retry-After` seconds; nothing was done."),
-    "too_many_streams": Kind(
+    "rate_limited": ErrorKind(429, "This token asks too often", "Wait for `Retry-After` seconds; nothing was done."),
+    "too_many_streams": ErrorKind(
         429, "Too many streams are open", "Close some, or use a webhook; the detail says how many there may be."
     ),
-    "model_busy": Kind(429, "The model is busy", "Nothing was done. Ask again after `Retry-After` seconds."),
-    "model_unavailable": Kind(
+    "model_busy": ErrorKind(429, "The model is busy", "Nothing was done. Ask again after `Retry-After` seconds."),
+    "model_unavailable": ErrorKind(
         503, "The model can't be asked", "The detail says why; `muster serve JOB` prints how to serve it elsewhere."
     ),
-    "internal": Kind(
+    "internal": ErrorKind(
         500, "Something is wrong in the API", "Retry; if it stays, show the requestId to whoever runs Muster."
     ),
-    "job_leaving": Kind(409, "The cluster still has the job", "Repeat it after `Retry-After` seconds."),
-    "secrets_unavailable": Kind(
+    "job_leaving": ErrorKind(409, "The cluster still has the job", "Repeat it after `Retry-After` seconds."),
+    "secrets_unavailable": ErrorKind(
         503, "Secrets can't be kept", "The detail says why and what to do; nothing was changed."
     ),
-    "sign_in_unavailable": Kind(
+    "sign_in_unavailable": ErrorKind(
         503, "The sign-in's provider does not answer", "Retry after `Retry-After` seconds, or use a token."
     ),
-    "storage_unavailable": Kind(
+    "storage_unavailable": ErrorKind(
         503, "The checkpoint folder can't be used", "The detail names the place and the next step; nothing was changed."
     ),
-    "no_space": Kind(507, "The disk of the files is full", "Free some space; what has arrived is kept."),
-    "export_unavailable": Kind(424, "Models can't be made here", "The detail says why, and where they can."),
-    "inspection_unavailable": Kind(424, "The data can't be inspected here", "The detail says why, and where they can."),
-    "files_unavailable": Kind(503, "Files can't be kept", "The detail says why and what to do; nothing was changed."),
-    "database_unavailable": Kind(
+    "no_space": ErrorKind(507, "The disk of the files is full", "Free some space; what has arrived is kept."),
+    "export_unavailable": ErrorKind(424, "Models can't be made here", "The detail says why, and where they can."),
+    "inspection_unavailable": ErrorKind(
+        424, "The data can't be inspected here", "The detail says why, and where they can."
+    ),
+    "files_unavailable": ErrorKind(
+        503, "Files can't be kept", "The detail says why and what to do; nothing was changed."
+    ),
+    "database_unavailable": ErrorKind(
         503,
         "The database does not answer",
         "The detail says if anything was changed. Retry with the same Idempotency-Key after `Retry-After` seconds.",
@@ -187,7 +203,7 @@ class ApiError(Exception):
 
     code: str
     detail: str
-    errors: Sequence[Problem] = ()
+    errors: Sequence[DocumentProblem] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -218,7 +234,7 @@ def job_not_found(job: str) -> ApiError:
 
 
 def invalid_parameter(path: str, message: str, did_you_mean: str | None = None) -> ApiError:
-    problem = Problem(path, message, did_you_mean)
+    problem = DocumentProblem(path, message, did_you_mean)
     return ApiError("invalid_parameter", str(problem), errors=(problem,))
 
 

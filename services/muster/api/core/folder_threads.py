@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.storage.errors import StoreError
 
 T = TypeVar("T")
@@ -33,7 +33,9 @@ class FolderThreads:
     def __init__(self) -> None:
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def run(self, folder: Address, work: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
+    async def run(
+        self, folder: StorageAddress, work: Callable[..., T], *arguments: Any, seconds: float | None = None
+    ) -> T:
         """Return or raise the result of `work`, called in a thread. Raises StorageSilent if that takes longer than
         `seconds` (SECONDS_MAX), including the time that earlier work on the folder takes; the thread then continues to
         its end."""

@@ -14,7 +14,7 @@ POLL_SECONDS = 2.0
 POLL_SECONDS_NOTIFIED = 10.0
 
 
-class Subscription:
+class StreamSubscription:
     """Subscription of one stream. A notification that arrives while the stream reads ends its next wait at once."""
 
     def __init__(self, closing: asyncio.Event) -> None:
@@ -31,12 +31,12 @@ class Subscription:
         self.came.clear()
 
 
-class Hub:
+class NotificationHub:
     """Hub of one process. `untold` are the ids of which other processes are still to be notified; None if there is no
     way to notify them. `heard` says whether they notify us."""
 
     def __init__(self) -> None:
-        self._waiting: defaultdict[str, set[Subscription]] = defaultdict(set)
+        self._waiting: defaultdict[str, set[StreamSubscription]] = defaultdict(set)
         self.closing = asyncio.Event()
         self.untold: set[str] | None = None
         self.has_untold = asyncio.Event()
@@ -71,8 +71,8 @@ class Hub:
         self.wake_all()
 
     @contextlib.contextmanager
-    def following(self, job_id: str) -> Iterator[Subscription]:
-        news = Subscription(self.closing)
+    def following(self, job_id: str) -> Iterator[StreamSubscription]:
+        news = StreamSubscription(self.closing)
         self._waiting[job_id].add(news)
         try:
             yield news

@@ -22,7 +22,7 @@ _KEY = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 
 @dataclass(frozen=True)
-class Attempted:
+class AttemptedRequest:
     """One request as its retries repeat it. Keys of different callers and routes never meet."""
 
     owner: str
@@ -38,7 +38,7 @@ def hash_of(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-async def recall(session: AsyncSession, attempted: Attempted | None) -> dict[str, Any] | None:
+async def recall(session: AsyncSession, attempted: AttemptedRequest | None) -> dict[str, Any] | None:
     """The reply that this request was given before. Raises ApiError idempotency_key_reused."""
     if attempted is None:
         return None
@@ -55,7 +55,7 @@ async def recall(session: AsyncSession, attempted: Attempted | None) -> dict[str
     return row.reply
 
 
-async def remember(session: AsyncSession, answered: Sequence[tuple[Attempted, str, dict[str, Any]]]) -> None:
+async def remember(session: AsyncSession, answered: Sequence[tuple[AttemptedRequest, str, dict[str, Any]]]) -> None:
     """Keep the replies to these requests, each with its job's id. Raises IntegrityError where one was kept before."""
     if not answered:
         return
@@ -133,5 +133,5 @@ async def only_where_kept(request: Request) -> None:
 IdempotencyKey = Annotated[tuple[str, str] | None, Depends(idempotency_key)]
 
 
-def attempted(given: tuple[str, str] | None, route: str, *body: Any) -> Attempted | None:
-    return Attempted(given[0], route, given[1], hash_of(*body)) if given else None
+def attempted(given: tuple[str, str] | None, route: str, *body: Any) -> AttemptedRequest | None:
+    return AttemptedRequest(given[0], route, given[1], hash_of(*body)) if given else None

@@ -16,14 +16,14 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.core.cluster.cluster import Cluster, FoundJob
+from muster.api.core.cluster.cluster import FoundJob, JobCluster
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import AttemptRow, JobRow, MirrorRow, ProjectRow
 from muster.api.core.events import repository as events
 from muster.api.core.events.types import EventType, NewEvent, events_between
-from muster.api.core.hub import Hub
+from muster.api.core.hub import NotificationHub
 from muster.api.core.jobs import repository as jobs
-from muster.api.core.observability import Metrics
+from muster.api.core.observability import ApiMetrics
 from muster.contract.base import dump
 from muster.contract.names import DEFAULT_PROJECT, FIRST_PERSON, PERSON_NAME, Label
 from muster.contract.status import JobStatus, Phase
@@ -50,11 +50,16 @@ class MirrorListener(Protocol):
         """The job is over, or was taken out of the cluster."""
 
 
-class Mirror:
+class ClusterMirror:
     """`caught_up` says whether all that the cluster had was read; when it comes about, those of `waiting` are woken."""
 
     def __init__(
-        self, database: Database, cluster: Cluster, hub: Hub, metrics: Metrics, listener: MirrorListener
+        self,
+        database: Database,
+        cluster: JobCluster,
+        hub: NotificationHub,
+        metrics: ApiMetrics,
+        listener: MirrorListener,
     ) -> None:
         self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics
         self._listener = listener

@@ -56,7 +56,7 @@ class WebhookMetrics:
         )
 
 
-class Metrics:
+class ApiMetrics:
     """`version` is the API's own, shown as a label of muster_api_build_info."""
 
     def __init__(self, version: str = "") -> None:

@@ -10,12 +10,12 @@ from fastapi import APIRouter
 
 from muster.api.core import idempotency
 from muster.api.core.attempts import routes as attempts
-from muster.api.core.background import Background, Work
-from muster.api.core.callers import Authenticator
+from muster.api.core.background import BackgroundWork, BackgroundWorks
+from muster.api.core.callers import CallerAuthenticator
 from muster.api.core.checkpoints import routes as checkpoints
-from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.cluster.cluster import JobCluster
 from muster.api.core.database.db import Database
-from muster.api.core.database.notifications import Notifications
+from muster.api.core.database.notifications import NotificationChannel
 from muster.api.core.estimates import routes as estimates
 from muster.api.core.evaluations import controller as evaluations
 from muster.api.core.events import routes as events
@@ -24,20 +24,20 @@ from muster.api.core.folder_threads import FolderThreads
 from muster.api.core.health import routes as health
 from muster.api.core.http import documents, pages
 from muster.api.core.http.streams import OpenStreams
-from muster.api.core.hub import Hub
+from muster.api.core.hub import NotificationHub
 from muster.api.core.jobs import retention
 from muster.api.core.jobs import routes as jobs
 from muster.api.core.logs import routes as logs
 from muster.api.core.metrics import curve_routes as curves
 from muster.api.core.metrics import routes as metrics
 from muster.api.core.metrics.steps import StepLogs
-from muster.api.core.mirror import Mirror, MirrorListener
-from muster.api.core.observability import Metrics
+from muster.api.core.mirror import ClusterMirror, MirrorListener
+from muster.api.core.observability import ApiMetrics
 from muster.api.core.planning import routes as planning
 from muster.api.core.profiles import routes as profiles
-from muster.api.core.relay import Relay
+from muster.api.core.relay import JobRelay
 from muster.api.core.services import Services
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.core.submission import input_pins
 from muster.api.core.why import routes as why
 from muster.documents.prices import load_prices
@@ -56,17 +56,17 @@ ROUTERS_OF_THE_SERVER: tuple[APIRouter, ...] = (health.router, pages.router, doc
 
 
 def open_core(
-    settings: Settings,
+    settings: ApiSettings,
     database: Database,
-    cluster: Cluster,
-    counted: Metrics,
-    hub: Hub,
-    authenticator: Authenticator,
+    cluster: JobCluster,
+    counted: ApiMetrics,
+    hub: NotificationHub,
+    authenticator: CallerAuthenticator,
     listener: MirrorListener,
     closing: AsyncExitStack,
 ) -> Services:
-    mirror = Mirror(database, cluster, hub, counted, listener)
-    relay = Relay(database, cluster, hub, counted, lambda: mirror.caught_up)
+    mirror = ClusterMirror(database, cluster, hub, counted, listener)
+    relay = JobRelay(database, cluster, hub, counted, lambda: mirror.caught_up)
     services = Services(
         settings=settings,
         database=database,
@@ -74,9 +74,9 @@ def open_core(
         authenticator=authenticator,
         hub=hub,
         metrics=counted,
-        background=Background([]),
-        mirror=Work("mirror", mirror.step, settings.mirror_seconds, behind=mirror.behind),
-        relay=Work("relay", relay.step, settings.relay_seconds, RELAY_SECONDS_MIN),
+        background=BackgroundWorks([]),
+        mirror=BackgroundWork("mirror", mirror.step, settings.mirror_seconds, behind=mirror.behind),
+        relay=BackgroundWork("relay", relay.step, settings.relay_seconds, RELAY_SECONDS_MIN),
         prices=load_prices(settings.prices_file),
         commits=CommitListing(),
         folders=FolderThreads(),
@@ -91,7 +91,7 @@ def open_core(
     )
     services.background.works += [services.mirror, services.relay, services.add(evaluating)]
     if not database.is_sqlite:  # where several processes may write
-        notifications = Notifications(database, hub)
+        notifications = NotificationChannel(database, hub)
         services.background.works.append(notifications.work)
         closing.push_async_callback(notifications.close)
     services.housekeeping += [lambda: input_pins.keep_up(services), lambda: _drop_old(services)]

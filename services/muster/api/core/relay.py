@@ -14,13 +14,13 @@ from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.clock import now_in
-from muster.api.core.cluster.cluster import ApplyResult, Cluster, DesiredJob, Outcome
+from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, JobCluster, Outcome
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import JobFileRow, JobRow
 from muster.api.core.events import repository as events
 from muster.api.core.events.types import EventType, NewEvent
-from muster.api.core.hub import Hub
-from muster.api.core.observability import Metrics
+from muster.api.core.hub import NotificationHub
+from muster.api.core.observability import ApiMetrics
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.job_inputs import with_addresses
 from muster.contract.names import Label
@@ -36,15 +36,15 @@ BACKOFF_SECONDS = 0.2
 BACKOFF_SECONDS_MAX = 30.0
 
 
-class Relay:
+class JobRelay:
     """Hands rows over to the cluster once the mirror has `caught_up`, that is, has read all that the cluster has."""
 
     def __init__(
         self,
         database: Database,
-        cluster: Cluster,
-        hub: Hub,
-        metrics: Metrics,
+        cluster: JobCluster,
+        hub: NotificationHub,
+        metrics: ApiMetrics,
         caught_up: Callable[[], bool],
     ) -> None:
         self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics

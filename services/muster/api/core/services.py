@@ -13,15 +13,15 @@ from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Request
 
-from muster.api.core.background import Background, Work
-from muster.api.core.callers import Authenticator
-from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.background import BackgroundWork, BackgroundWorks
+from muster.api.core.callers import CallerAuthenticator
+from muster.api.core.cluster.cluster import JobCluster
 from muster.api.core.database.db import Database
 from muster.api.core.folder_threads import FolderThreads
 from muster.api.core.http.streams import OpenStreams
-from muster.api.core.hub import Hub
-from muster.api.core.observability import Metrics
-from muster.api.core.settings import Settings
+from muster.api.core.hub import NotificationHub
+from muster.api.core.observability import ApiMetrics
+from muster.api.core.settings import ApiSettings
 from muster.contract.prices import Prices
 from muster.storage.listing import CommitListing
 
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 @dataclass
 class Services:
-    settings: Settings
+    settings: ApiSettings
     database: Database
-    cluster: Cluster
-    authenticator: Authenticator
-    hub: Hub
-    metrics: Metrics
-    background: Background
-    mirror: Work
-    relay: Work
+    cluster: JobCluster
+    authenticator: CallerAuthenticator
+    hub: NotificationHub
+    metrics: ApiMetrics
+    background: BackgroundWorks
+    mirror: BackgroundWork
+    relay: BackgroundWork
     prices: Prices
     commits: CommitListing
     folders: FolderThreads

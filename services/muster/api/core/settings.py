@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from muster.contract.address import Address, checkpoint_address, parse_address
+from muster.contract.address import StorageAddress, checkpoint_address, parse_address
 from muster.contract.cluster_objects import is_system_namespace
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.quantities import quantity
 from muster.documents.document import BYTES_MAX
 from muster.documents.prices import checked_prices
@@ -35,7 +35,7 @@ def own_namespace() -> str:
     return file.read_text().strip() if file.exists() else ""
 
 
-class Settings(BaseSettings):
+class ApiSettings(BaseSettings):
     """The settings of the API, from environment variables that begin with MUSTER_API_."""
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_API_", frozen=True)
@@ -165,8 +165,8 @@ class Settings(BaseSettings):
         return self.cluster != "local" and is_system_namespace(namespace, self.namespace)
 
     @property
-    def layout(self) -> State:
-        return State(self.state)
+    def layout(self) -> StateFolder:
+        return StateFolder(self.state)
 
     @property
     def database(self) -> str:
@@ -179,7 +179,7 @@ class Settings(BaseSettings):
         return f"{drivers.get(scheme, scheme)}://{rest if scheme == 'sqlite' else _each_host_apart(rest)}"
 
     @property
-    def files_place(self) -> Address | None:
+    def files_place(self) -> StorageAddress | None:
         """Return the address where uploaded files are stored, or None if none are accepted."""
         if self.files_uri is not None:
             return checkpoint_address(self.files_uri)

@@ -9,11 +9,11 @@ from fastapi import APIRouter
 
 from muster.api.core.services import Services
 from muster.api.data.exports import routes as exports
-from muster.api.data.exports.making import Exports
+from muster.api.data.exports.making import ModelExports
 from muster.api.data.files import routes as files
-from muster.api.data.files.arrivals import Files, drop_expired, open_files
+from muster.api.data.files.arrivals import FilePlaces, drop_expired, open_files
 from muster.api.data.inspections import routes as inspections
-from muster.api.data.inspections.service import Inspections
+from muster.api.data.inspections.service import DataInspections
 from muster.api.data.samples import routes as samples
 
 log = structlog.get_logger("muster.api")
@@ -27,12 +27,12 @@ def register(services: Services) -> None:
     if kept.arrivals is not None:
         services.background.works.append(kept.arrivals.work)
         closing.push_async_callback(kept.arrivals.stop)
-    closing.push_async_callback(services.add(Inspections()).stop)
-    closing.push_async_callback(services.add(Exports(settings.layout.exports)).stop)
+    closing.push_async_callback(services.add(DataInspections()).stop)
+    closing.push_async_callback(services.add(ModelExports(settings.layout.exports)).stop)
     services.housekeeping.append(lambda: _drop_expired(services))
 
 
 async def _drop_expired(services: Services) -> None:
-    for file_id in await drop_expired(services.database, services[Files]):
+    for file_id in await drop_expired(services.database, services[FilePlaces]):
         log.info("a file's time is over", file=file_id)
-    await asyncio.to_thread(services[Exports].drop_old)
+    await asyncio.to_thread(services[ModelExports].drop_old)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Ended:
+class ToolEnd:
     """code: negative for the signal that ended it."""
 
     code: int
@@ -22,7 +22,7 @@ class Ended:
 
 async def run_module(
     module: str, *arguments: str, given: bytes | None = None, environment: Mapping[str, str] | None = None
-) -> Ended:
+) -> ToolEnd:
     """Run `python -m module` to its end, with `given` as its standard input. Who gives up waiting ends it, and all
     that it has started."""
     process = await asyncio.create_subprocess_exec(
@@ -41,4 +41,4 @@ async def run_module(
         await process.wait()
         raise
     assert process.returncode is not None
-    return Ended(process.returncode, said, complained)
+    return ToolEnd(process.returncode, said, complained)

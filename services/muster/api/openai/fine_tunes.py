@@ -44,7 +44,7 @@ class FineTune:
 
 
 @dataclass(frozen=True)
-class Filter:
+class FineTuneFilter:
     """`metadata`: pairs that must all be there; None for jobs that have none; an empty mapping for every job."""
 
     visible: Collection[str] | None
@@ -63,7 +63,7 @@ async def get(session: AsyncSession, job_id: str) -> FineTune | None:
     return _of(row[0], row[1]) if row else None
 
 
-async def page(session: AsyncSession, chosen: Filter, after: str | None, limit: int) -> list[FineTune] | None:
+async def page(session: AsyncSession, chosen: FineTuneFilter, after: str | None, limit: int) -> list[FineTune] | None:
     """The newest jobs older than `after`, newest first; None where `after` is no job that the caller may see."""
     query = _seen(_all(), chosen)
     if after is not None:
@@ -86,7 +86,7 @@ async def page(session: AsyncSession, chosen: Filter, after: str | None, limit: 
 
 async def succeeded(session: AsyncSession, visible: Collection[str] | None, limit: int) -> list[FineTune]:
     """The newest jobs that made a model, newest first."""
-    query = _seen(_all(), Filter(visible, None, {})).where(JobRow.phase == Phase.SUCCEEDED)
+    query = _seen(_all(), FineTuneFilter(visible, None, {})).where(JobRow.phase == Phase.SUCCEEDED)
     rows = (await session.execute(query.order_by(JobRow.seq.desc()).limit(limit))).all()
     return [_of(job, row) for job, row in rows]
 
@@ -95,7 +95,7 @@ def _all() -> Select[tuple[JobRow, FineTuneRow]]:
     return select(JobRow, FineTuneRow).join(FineTuneRow, FineTuneRow.job_id == JobRow.id)
 
 
-def _seen(query: Select[tuple[JobRow, FineTuneRow]], chosen: Filter) -> Select[tuple[JobRow, FineTuneRow]]:
+def _seen(query: Select[tuple[JobRow, FineTuneRow]], chosen: FineTuneFilter) -> Select[tuple[JobRow, FineTuneRow]]:
     if chosen.visible is not None:
         query = query.where(JobRow.project.in_(chosen.visible))
     return query if chosen.project is None else query.where(JobRow.project == chosen.project)

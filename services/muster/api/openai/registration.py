@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from muster.api.core.background import Work
+from muster.api.core.background import BackgroundWork
 from muster.api.core.errors import ApiError
 from muster.api.core.services import Services
 from muster.api.openai.chat import routes as chat
@@ -23,7 +23,7 @@ def register(services: Services) -> None:
     """Raises ValueError for base models that can't be used."""
     services.add(load_models(services.settings.base_models_file))
     pool = services.add(WorkerPool(services.settings.chat_workers))
-    services.background.works.append(Work("chat", pool.reap, REAP_SECONDS))
+    services.background.works.append(BackgroundWork("chat", pool.reap, REAP_SECONDS))
     services.closing.push_async_callback(pool.close)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from muster.api.core.errors import ApiError
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 
 
 class OpenAIRequest(BaseModel):
@@ -16,11 +16,11 @@ class OpenAIRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-def invalid_request(faults: Sequence[Problem]) -> ApiError:
+def invalid_request(faults: Sequence[DocumentProblem]) -> ApiError:
     """The refusal of a request; `error.param` names the first of its faults."""
     more = f" ({len(faults) - 1} more in `errors`)" if len(faults) > 1 else ""
     return ApiError("invalid_request", f"The request is not valid: {faults[0]}{more}", errors=tuple(faults))
 
 
 def refused(param: str, words: str) -> ApiError:
-    return invalid_request((Problem(param, words),))
+    return invalid_request((DocumentProblem(param, words),))

@@ -16,18 +16,18 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 
 from muster.api.core.acting import acting_for, platform_for
-from muster.api.core.background import Work
+from muster.api.core.background import BackgroundWork
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow, SweepRow, TrialRow
 from muster.api.core.errors import ApiError
-from muster.api.core.idempotency import Attempted, hash_of
+from muster.api.core.idempotency import AttemptedRequest, hash_of
 from muster.api.core.jobs import service as jobs
 from muster.api.core.metrics.steps import StepLogs
 from muster.api.core.services import Services
-from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.service import SubmissionService
 from muster.api.core.submission.storing import ExtraRows
 from muster.api.sweeps import repository
-from muster.api.sweeps.decisions import Decision, Results, Rules, Trial, best_of, decide
+from muster.api.sweeps.decisions import Results, SweepDecision, SweepRules, SweepTrial, best_of, decide
 from muster.api.sweeps.measuring import measured_after
 from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.search import Parameters, trials_of
@@ -47,7 +47,7 @@ _ROUTE = "POST /sweeps trial"
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SweepState:
     """A sweep and its trials as they were read."""
 
     row: SweepRow
@@ -55,13 +55,13 @@ class _Seen:
     trials: list[tuple[TrialRow, JobRow | None]]
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> SweepRules:
         sweep, metric = self.draft.sweep, SweepMetric.model_validate(self.row.metric, by_alias=True)
         assert metric.better is not None, "it was stored with its direction"
-        return Rules(sweep.size, sweep.concurrency, metric.better, sweep.stopping)
+        return SweepRules(sweep.size, sweep.concurrency, metric.better, sweep.stopping)
 
 
-class SweepWork(Work):
+class SweepWork(BackgroundWork):
     """The controller's rounds."""
 
 
@@ -80,7 +80,7 @@ async def _carry_on(services: Services, sweep_id: str) -> None:
         trials = await repository.trials(session, sweep_id) if row is not None else []
     if row is None or not row.live:
         return
-    seen = _Seen(row, repository.draft_of(row), trials)
+    seen = _SweepState(row, repository.draft_of(row), trials)
     decision = decide(seen.rules, await run_in_threadpool(_observed, services, seen), row.cancelled)
     if not await _keep(services, seen, decision):
         return  # another replica, or a cancellation, was quicker: the next round looks anew
@@ -88,13 +88,13 @@ async def _carry_on(services: Services, sweep_id: str) -> None:
     await _note(services, seen, await _start(services, seen, decision.starts))
 
 
-def _observed(services: Services, seen: _Seen) -> list[Trial]:
+def _observed(services: Services, seen: _SweepState) -> list[SweepTrial]:
     return [_trial(services, str(seen.row.metric["name"]), row, job) for row, job in seen.trials]
 
 
-def _trial(services: Services, metric: str, row: TrialRow, job: JobRow | None) -> Trial:
+def _trial(services: Services, metric: str, row: TrialRow, job: JobRow | None) -> SweepTrial:
     results = Results.model_validate(row.results)
-    trial = Trial(row.number, _phase_of(row, job) not in (*_TERMINAL, REFUSED), results, row.stopped)
+    trial = SweepTrial(row.number, _phase_of(row, job) not in (*_TERMINAL, REFUSED), results, row.stopped)
     if job is None or row.phase in _TERMINAL:  # what it wrote was read when it was first seen to have ended
         return trial
     fresh = measured_after(services[StepLogs], job.id, job.status, metric, results.read_step)
@@ -108,7 +108,7 @@ def _phase_of(row: TrialRow, job: JobRow | None) -> str:
     return row.phase if row.phase in (*_TERMINAL, REFUSED) else Phase.CANCELLED
 
 
-async def _keep(services: Services, seen: _Seen, decision: Decision) -> bool:
+async def _keep(services: Services, seen: _SweepState, decision: SweepDecision) -> bool:
     """Write what was seen and decided. False where somebody has written the sweep since it was read."""
     async with services.database.write() as session:
         row = await repository.get(session, seen.row.id, lock=True)
@@ -130,7 +130,7 @@ async def _keep(services: Services, seen: _Seen, decision: Decision) -> bool:
     return True
 
 
-def _summary(seen: _Seen, decision: Decision) -> Summary:
+def _summary(seen: _SweepState, decision: SweepDecision) -> Summary:
     total, trials = seen.rules.trials, decision.trials
     live, best = sum(trial.live for trial in trials), best_of(seen.rules.better, trials)
     stopped = sum(trial.stopped is not None for trial in trials)
@@ -150,7 +150,7 @@ def _summary(seen: _Seen, decision: Decision) -> Summary:
     )
 
 
-async def _stop(services: Services, seen: _Seen, decision: Decision) -> None:
+async def _stop(services: Services, seen: _SweepState, decision: SweepDecision) -> None:
     """Cancel the jobs of trials that lost, and of all where the sweep was cancelled. A job is cancelled and not
     suspended: a suspended one would be live for ever, and nothing ever brings a stopped trial back."""
     for trial, (_, job) in zip(decision.trials, seen.trials, strict=True):
@@ -164,7 +164,7 @@ async def _stop(services: Services, seen: _Seen, decision: Decision) -> None:
                 raise
 
 
-async def _start(services: Services, seen: _Seen, numbers: Sequence[int]) -> str:
+async def _start(services: Services, seen: _SweepState, numbers: Sequence[int]) -> str:
     """Submit these trials as their sweep's owner. Returns what hinders the next one; empty where nothing does."""
     if not numbers:
         return ""
@@ -187,17 +187,19 @@ async def _start(services: Services, seen: _Seen, numbers: Sequence[int]) -> str
     return ""
 
 
-async def _submit(services: Services, caller: Principal, seen: _Seen, number: int, parameters: Parameters) -> None:
+async def _submit(
+    services: Services, caller: Principal, seen: _SweepState, number: int, parameters: Parameters
+) -> None:
     sweep_id = seen.row.id
     submission = seen.draft.submission(number, parameters)
     body = hash_of(seen.draft.document(number, parameters))
-    attempted = Attempted(caller.token, _ROUTE, f"{sweep_id}/trial-{number}", body)
+    attempted = AttemptedRequest(caller.token, _ROUTE, f"{sweep_id}/trial-{number}", body)
     extra = ExtraRows(
         rows=lambda job_id: [_row(sweep_id, number, parameters, job_id)],
         data={"sweep": sweep_id, "trial": number},
         note=f", trial {number} of sweep {seen.row.name}",
     )
-    await services[Submissions].submit(caller, submission, attempted, extra)
+    await services[SubmissionService].submit(caller, submission, attempted, extra)
 
 
 def _row(
@@ -214,14 +216,14 @@ def _row(
     )
 
 
-async def _refuse(services: Services, seen: _Seen, number: int, parameters: Parameters, why: str) -> None:
+async def _refuse(services: Services, seen: _SweepState, number: int, parameters: Parameters, why: str) -> None:
     """Note that the trial has no job: what was valid when the sweep was created is not any more."""
     async with services.database.write() as session:
         if await session.get(TrialRow, (seen.row.id, number)) is None:
             session.add(_row(seen.row.id, number, parameters, None, why))
 
 
-async def _cancel_if_late(services: Services, seen: _Seen) -> None:
+async def _cancel_if_late(services: Services, seen: _SweepState) -> None:
     """Cancel what was started while another replica ended the sweep, which nobody would look at any more."""
     async with services.database.read() as session:
         row = await repository.get(session, seen.row.id)
@@ -233,7 +235,7 @@ async def _cancel_if_late(services: Services, seen: _Seen) -> None:
             await jobs.cancel(services, _platform(seen.row), job.id)
 
 
-async def _note(services: Services, seen: _Seen, hindrance: str) -> None:
+async def _note(services: Services, seen: _SweepState, hindrance: str) -> None:
     """Say what the next trial waits for."""
     if Summary.model_validate(seen.row.summary).waits_for == hindrance:
         return

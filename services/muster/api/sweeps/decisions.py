@@ -38,7 +38,7 @@ class Results(Record):
 
 
 @dataclass(frozen=True)
-class Rules:
+class SweepRules:
     """Rules of a sweep, from its document: how many trials there are, and how they are judged."""
 
     trials: int
@@ -48,7 +48,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepTrial:
     """A trial that was started. It is `live` until its job has ended; `stopped` says why it was asked to stop, if it
     was; `fresh` are evaluations that `results` do not know yet, by step."""
 
@@ -60,15 +60,15 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Decision:
+class SweepDecision:
     """`trials` with what was fresh taken over, and `stopped` where they shall stop; the numbers of those to start."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[SweepTrial, ...]
     starts: tuple[int, ...]
     phase: SweepPhase
 
 
-def decide(rules: Rules, trials: Sequence[Trial], cancelled: bool = False) -> Decision:
+def decide(rules: SweepRules, trials: Sequence[SweepTrial], cancelled: bool = False) -> SweepDecision:
     """Decide about a sweep. `trials` are those that were started, 1, 2, 3 … without a gap."""
     by_number = {trial.number: trial for trial in trials}
     arrived = sorted(((each.step, number) for number, trial in by_number.items() for each in trial.fresh))
@@ -79,10 +79,10 @@ def decide(rules: Rules, trials: Sequence[Trial], cancelled: bool = False) -> De
     phase = _phase(rules, after, live, cancelled)
     free = max(0, rules.concurrency - live) if phase == SweepPhase.RUNNING else 0
     first = len(after) + 1
-    return Decision(after, tuple(range(first, min(first + free, rules.trials + 1))), phase)
+    return SweepDecision(after, tuple(range(first, min(first + free, rules.trials + 1))), phase)
 
 
-def _phase(rules: Rules, trials: Sequence[Trial], live: int, cancelled: bool) -> SweepPhase:
+def _phase(rules: SweepRules, trials: Sequence[SweepTrial], live: int, cancelled: bool) -> SweepPhase:
     if cancelled:
         return SweepPhase.STOPPING if live else SweepPhase.CANCELLED
     if live or len(trials) < rules.trials:
@@ -90,7 +90,7 @@ def _phase(rules: Rules, trials: Sequence[Trial], live: int, cancelled: bool) ->
     return SweepPhase.SUCCEEDED if best_of(rules.better, trials) else SweepPhase.FAILED
 
 
-def _taken_over(rules: Rules, by_number: dict[int, Trial], trial: Trial, step: int) -> Trial:
+def _taken_over(rules: SweepRules, by_number: dict[int, SweepTrial], trial: SweepTrial, step: int) -> SweepTrial:
     """The trial with its fresh evaluation of that step, and the verdict where the step is one of a rung."""
     measured = next(each for each in trial.fresh if each.step == step)
     results, stopped = trial.results, trial.stopped
@@ -134,9 +134,9 @@ def is_better(better: Better, one: float, other: float) -> bool:
     return one < other if better == "lower" else one > other
 
 
-def best_of(better: Better, trials: Sequence[Trial]) -> Trial | None:
+def best_of(better: Better, trials: Sequence[SweepTrial]) -> SweepTrial | None:
     """The trial with the best value; of equals the first. None where none has one."""
-    leader: Trial | None = None
+    leader: SweepTrial | None = None
     for trial in trials:
         mine, best = trial.results.best, leader.results.best if leader is not None else None
         if mine is not None and (best is None or is_better(better, mine.value, best.value)):

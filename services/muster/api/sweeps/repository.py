@@ -14,7 +14,7 @@ from muster.contract.sweep import Sweep
 
 
 @dataclass(frozen=True)
-class Filter:
+class SweepFilter:
     """Filter of sweeps. Every given condition must hold. `visible` are the projects that the caller may see; None for
     all."""
 
@@ -47,7 +47,7 @@ async def live_ids(session: AsyncSession) -> list[str]:
     )
 
 
-async def page(session: AsyncSession, chosen: Filter, before_seq: int | None, limit: int) -> list[SweepRow]:
+async def page(session: AsyncSession, chosen: SweepFilter, before_seq: int | None, limit: int) -> list[SweepRow]:
     """The newest sweeps older than `before_seq`, newest first."""
     query = select(SweepRow).order_by(SweepRow.seq.desc()).limit(limit)
     if chosen.visible is not None:

@@ -15,7 +15,7 @@ from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.idempotency import IdempotencyKey, attempted
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.sweeps import examples, repository, service
-from muster.api.sweeps.repository import Filter
+from muster.api.sweeps.repository import SweepFilter
 from muster.api.sweeps.schemas import SweepDocument, sweep_document, sweep_summary
 from muster.contract.sweep_replies import SweepDetail, SweepList
 
@@ -79,7 +79,7 @@ async def list_sweeps(
 ) -> JSONResponse:
     """Returns the sweeps of the projects that the caller may see, newest first."""
     before = seq_of(cursor) if cursor else None
-    chosen = Filter(caller.visible_projects, project, name, live)
+    chosen = SweepFilter(caller.visible_projects, project, name, live)
     async with services.database.read() as session:
         rows = await repository.page(session, chosen, before, limit + 1)
     more = cursor_of(rows[limit - 1].seq) if len(rows) > limit else None

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 from muster.contract.sweep import Parameter, Sweep
 
 Parameters = dict[str, Any]  # a value by the path of each field
@@ -100,6 +100,6 @@ def _item(here: Any, part: str | int, path: str) -> Any:
     return here[part]
 
 
-def problem_of(error: NoSuchPlace) -> Problem:
+def problem_of(error: NoSuchPlace) -> DocumentProblem:
     path, words = error.args
-    return Problem(f"sweep.parameters.{path}", words)
+    return DocumentProblem(f"sweep.parameters.{path}", words)

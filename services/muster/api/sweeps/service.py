@@ -13,20 +13,20 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import may_act
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import SweepRow
 from muster.api.core.errors import ApiError, database_unavailable
 from muster.api.core.http.body import off_the_loop
-from muster.api.core.idempotency import Attempted
+from muster.api.core.idempotency import AttemptedRequest
 from muster.api.core.services import Services
-from muster.api.core.submission.drafts import Draft
-from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.drafts import SubmissionDraft
+from muster.api.core.submission.service import SubmissionService
 from muster.api.sweeps import repository
 from muster.api.sweeps.controller import SweepWork
 from muster.api.sweeps.schemas import Summary
-from muster.api.sweeps.trials import Faults, SweepDraft, submissions_of
-from muster.contract.base import InvalidDocument, Problem, dump
+from muster.api.sweeps.trials import SweepDraft, TrialFaults, submissions_of
+from muster.contract.base import DocumentProblem, InvalidDocument, dump
 from muster.contract.job_inputs import input_commits
 from muster.contract.names import Label
 from muster.contract.spec import Submission
@@ -37,7 +37,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True)
-class Created:
+class CreatedSweep:
     """A sweep that was stored. `replayed` says that an earlier request with the same Idempotency-Key stored it."""
 
     row: SweepRow
@@ -45,15 +45,15 @@ class Created:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedSweep:
     """A sweep's document with every trial that it makes, and what is wrong with any of them."""
 
     draft: SweepDraft
     submissions: list[Submission]
-    faults: Faults
+    faults: TrialFaults
 
 
-def parse_document(body: Document) -> Checked:
+def parse_document(body: Document) -> CheckedSweep:
     """The sweep and all its trials. Raises ApiError invalid_sweep with its faults and their places."""
     try:
         sweep, template = parse_sweep(body.data)
@@ -63,15 +63,17 @@ def parse_document(body: Document) -> Checked:
     submissions, faults = submissions_of(drafted)
     if faults.found:
         raise invalid_sweep(tuple(body.located(fault) for fault in faults.told()))
-    return Checked(drafted, submissions, faults)
+    return CheckedSweep(drafted, submissions, faults)
 
 
-def invalid_sweep(faults: tuple[Problem, ...]) -> ApiError:
+def invalid_sweep(faults: tuple[DocumentProblem, ...]) -> ApiError:
     rest = f" ({len(faults) - 1} more in `errors`)" if len(faults) > 1 else ""
     return ApiError("invalid_sweep", f"The sweep is not valid: {faults[0]}{rest}", errors=faults)
 
 
-async def create(services: Services, caller: Principal, body: Document, attempted: Attempted | None) -> Created:
+async def create(
+    services: Services, caller: Principal, body: Document, attempted: AttemptedRequest | None
+) -> CreatedSweep:
     """Store the sweep, all of whose trials would be accepted now. Raises ApiError; then nothing was stored."""
     if (before := await _replay(services, attempted)) is not None:
         return before
@@ -83,7 +85,7 @@ async def create(services: Services, caller: Principal, body: Document, attempte
             async with services.database.write() as session:
                 session.add(row)
                 after = {"name": row.name, "trials": checked.draft.sweep.size}
-                record(session, caller, Act("sweep.created", row.id, row.project, after=after))
+                record(session, caller, AuditedAct("sweep.created", row.id, row.project, after=after))
         except IntegrityError:
             if (before := await _replay(services, attempted)) is not None:
                 return before
@@ -91,18 +93,20 @@ async def create(services: Services, caller: Principal, body: Document, attempte
             row = _row(caller, checked, first, attempted)
             continue  # whoever was in the way has ended
         services[SweepWork].wake.set()
-        return Created(row, replayed=False)
+        return CreatedSweep(row, replayed=False)
     raise database_unavailable()
 
 
-async def _drafted(services: Services, caller: Principal, checked: Checked) -> Draft:
+async def _drafted(services: Services, caller: Principal, checked: CheckedSweep) -> SubmissionDraft:
     """The first trial with all its defaults. Raises ApiError for what the platform or the project refuses of any."""
-    first: Draft | None = None
-    judged = dict[str, Draft]()  # trials that differ by numbers alone are judged once: mostly that is all of them
+    first: SubmissionDraft | None = None
+    judged = dict[
+        str, SubmissionDraft
+    ]()  # trials that differ by numbers alone are judged once: mostly that is all of them
     shapes = await off_the_loop(lambda: [_shape(submission) for submission in checked.submissions])
     for number, (shape, submission) in enumerate(zip(shapes, checked.submissions, strict=True), 1):
         if (drafted := judged.get(shape)) is None:
-            drafted = judged[shape] = await services[Submissions].draft(caller, submission)
+            drafted = judged[shape] = await services[SubmissionService].draft(caller, submission)
         checked.faults.add(number, drafted.faults)
         first = first or drafted
     if checked.faults.found or first is None:
@@ -126,7 +130,9 @@ def _without_numbers(value: Any, key: str = "") -> Any:
     return 0 if isinstance(value, int | float) and key != "step" else value
 
 
-def _row(caller: Principal, checked: Checked, first: Draft, attempted: Attempted | None) -> SweepRow:
+def _row(
+    caller: Principal, checked: CheckedSweep, first: SubmissionDraft, attempted: AttemptedRequest | None
+) -> SweepRow:
     sweep, evaluation = checked.draft.sweep, first.spec.training_config.evaluation
     assert evaluation is not None, "each trial has one"
     metric = SweepMetric(name=evaluation.metric, better=evaluation.direction())
@@ -151,7 +157,7 @@ def _row(caller: Principal, checked: Checked, first: Draft, attempted: Attempted
     )
 
 
-def _pinned(drafted: SweepDraft, first: Draft) -> dict[str, Any]:
+def _pinned(drafted: SweepDraft, first: SubmissionDraft) -> dict[str, Any]:
     """The job's document with the folders and steps of the commits that it reads: a name means the newest job that has
     it, and `best` the best by then, which would not be the same to every trial. The namespace and the project are the
     first trial's, too."""
@@ -170,7 +176,7 @@ def _with(document: Mapping[str, Any], path: list[str], more: dict[str, Any]) ->
     return {**document, path[0]: _with(inner, path[1:], more)} if isinstance(inner, Mapping) else dict(document)
 
 
-async def _replay(services: Services, attempted: Attempted | None) -> Created | None:
+async def _replay(services: Services, attempted: AttemptedRequest | None) -> CreatedSweep | None:
     """Return the sweep that this request created before, or None. Raises ApiError idempotency_key_reused."""
     if attempted is None:
         return None
@@ -181,7 +187,7 @@ async def _replay(services: Services, attempted: Attempted | None) -> Created | 
     if row.request_hash != attempted.body_hash:
         detail = f"Idempotency-Key {attempted.key!r} came before with another body (it made sweep {row.id})."
         raise ApiError("idempotency_key_reused", f"{detail} Use a new key for a new request.")
-    return Created(row, replayed=True)
+    return CreatedSweep(row, replayed=True)
 
 
 async def _refuse_taken_name(services: Services, row: SweepRow) -> None:
@@ -226,4 +232,4 @@ def _request_end(session: AsyncSession, caller: Principal, row: SweepRow) -> Non
     if not row.live:
         raise ApiError("sweep_finished", f"Sweep {row.name!r} is {row.phase}, so it can't be cancelled any more.")
     row.cancelled, row.phase = True, SweepPhase.STOPPING
-    record(session, caller, Act("sweep.cancelled", row.id, row.project, {"cancel": False}, {"cancel": True}))
+    record(session, caller, AuditedAct("sweep.cancelled", row.id, row.project, {"cancel": False}, {"cancel": True}))

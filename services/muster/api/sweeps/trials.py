@@ -9,7 +9,7 @@ from typing import Any
 from muster.api.core.errors import ApiError
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.sweeps.search import NoSuchPlace, Parameters, problem_of, trials_of, with_parameters
-from muster.contract.base import FAULTS_MAX, UNKNOWN_KEY, Problem
+from muster.contract.base import FAULTS_MAX, UNKNOWN_KEY, DocumentProblem
 from muster.contract.evaluation_config import must_be_reported
 from muster.contract.names import Label
 from muster.contract.redaction import redact
@@ -54,52 +54,54 @@ class SweepDraft:
         """The spec with the sweep's metric as that of its evaluations. Raises ApiError invalid_job."""
         if spec.training is None:
             words = "a sweep compares trials by their evaluations, which Muster's own trainer makes: give training"
-            raise _refusal(Problem("spec.program", words))
+            raise _refusal(DocumentProblem("spec.program", words))
         evaluation, metric = spec.training.evaluation, self.sweep.metric
         if evaluation is None:
             words = "is required: a sweep compares trials by their evaluations; give every, and data, holdout or sets"
-            raise _refusal(Problem("spec.training.evaluation", words))
+            raise _refusal(DocumentProblem("spec.training.evaluation", words))
         if metric is None:
             return spec
         evaluation = evaluation.model_copy(update={"metric": metric.name, "better": metric.better})
         try:
             must_be_reported(evaluation, spec.training.task, spec.training.data.train)
         except ValueError as error:
-            raise _refusal(Problem("sweep.metric.name", str(error).replace("evaluation.better", "better"))) from None
+            raise _refusal(
+                DocumentProblem("sweep.metric.name", str(error).replace("evaluation.better", "better"))
+            ) from None
         return spec.model_copy(update={"training": spec.training.model_copy(update={"evaluation": evaluation})})
 
 
-def _refusal(problem: Problem) -> ApiError:
+def _refusal(problem: DocumentProblem) -> ApiError:
     return ApiError("invalid_job", str(problem), errors=(problem,))
 
 
 @dataclass
-class Faults:
+class TrialFaults:
     """Problems of trials, each listed once, with the numbers of the trials that have it."""
 
     trials: list[Parameters]
     found: dict[tuple[str, str, str | None], list[int]] = field(default_factory=dict)
 
-    def add(self, number: int, problems: Sequence[Problem]) -> None:
+    def add(self, number: int, problems: Sequence[DocumentProblem]) -> None:
         for problem in problems:
             key = (problem.path, problem.message, problem.did_you_mean)
             if key in self.found or len(self.found) < FAULTS_MAX:
                 self.found.setdefault(key, []).append(number)
 
-    def told(self) -> tuple[Problem, ...]:
+    def told(self) -> tuple[DocumentProblem, ...]:
         return tuple(self._problem(*key, numbers) for key, numbers in self.found.items())
 
-    def _problem(self, path: str, message: str, near: str | None, numbers: list[int]) -> Problem:
+    def _problem(self, path: str, message: str, near: str | None, numbers: list[int]) -> DocumentProblem:
         place = path.removeprefix("spec.")
         for parameter in self.trials[0]:
             if message.startswith(UNKNOWN_KEY) and _within(parameter, place):
                 meant = _in_place_of(place, near) + parameter[len(place) :] if near else None
                 words = f"is no field of the job's spec{message.removeprefix(UNKNOWN_KEY)}"
-                return Problem(f"sweep.parameters.{parameter}", words, meant)
+                return DocumentProblem(f"sweep.parameters.{parameter}", words, meant)
             if _within(place, parameter):
-                return Problem(f"sweep.parameters.{parameter}", f"{self._whose(numbers)}: {message}", near)
+                return DocumentProblem(f"sweep.parameters.{parameter}", f"{self._whose(numbers)}: {message}", near)
         whose = "" if len(numbers) == len(self.trials) or path.startswith("sweep.") else f"{self._whose(numbers)}: "
-        return Problem(path, f"{whose}{message}", near)
+        return DocumentProblem(path, f"{whose}{message}", near)
 
     def _whose(self, numbers: list[int]) -> str:
         parameters = self.trials[numbers[0] - 1]
@@ -120,11 +122,11 @@ def _in_place_of(path: str, near: str) -> str:
     return f"{above}{dot}{near}"
 
 
-def submissions_of(draft: SweepDraft) -> tuple[list[Submission], Faults]:
+def submissions_of(draft: SweepDraft) -> tuple[list[Submission], TrialFaults]:
     """Return the submission of every trial that is valid by itself, and the problems of the others. Takes a millisecond
     a trial."""
     trials = trials_of(draft.sweep)
-    faults, submissions = Faults(trials), []
+    faults, submissions = TrialFaults(trials), []
     for number, parameters in enumerate(trials, 1):
         try:
             submissions.append(draft.submission(number, parameters))
@@ -135,7 +137,7 @@ def submissions_of(draft: SweepDraft) -> tuple[list[Submission], Faults]:
     return submissions, faults
 
 
-def stopping_problems(sweep: Sweep, submissions: Sequence[Submission]) -> tuple[Problem, ...]:
+def stopping_problems(sweep: Sweep, submissions: Sequence[Submission]) -> tuple[DocumentProblem, ...]:
     """Return the problems because of which the sweep's rule would never stop a trial."""
     if sweep.stopping is None:
         return ()
@@ -145,9 +147,9 @@ def stopping_problems(sweep: Sweep, submissions: Sequence[Submission]) -> tuple[
     if steps % training.evaluation.every:
         every = training.evaluation.every
         words = f"must be a multiple of training.evaluation.every ({every}), so that all are compared at the same step"
-        return (Problem(at, f"{words}; take {-(-steps // every) * every}"),)
+        return (DocumentProblem(at, f"{words}; take {-(-steps // every) * every}"),)
     lengths = [each.spec.training_config.length.steps for each in submissions]
     longest = max((length for length in lengths if length is not None), default=None)
     if longest is not None and None not in lengths and steps >= longest:
-        return (Problem(at, f"must be less than the steps of a trial ({longest:,}), or none is ever stopped"),)
+        return (DocumentProblem(at, f"must be less than the steps of a trial ({longest:,}), or none is ever stopped"),)
     return ()

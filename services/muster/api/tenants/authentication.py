@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.callers import ANONYMOUS, Principal, Scope, SignedIn, unauthorized
 from muster.api.core.database.db import Database
-from muster.api.core.database.recent import Recent
+from muster.api.core.database.recent import RecentAnswers
 from muster.api.core.database.tables import MemberRow, PersonRow, SessionRow, TokenRow
 from muster.api.core.errors import ApiError
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.tenants.rates import RateLimits
 from muster.api.tenants.signin.service import SignIn
 from muster.contract.projects import Role
@@ -51,13 +51,13 @@ def form_token(secret: str) -> str:
     return hash_of(f"form:{secret}")
 
 
-class Authentication:
+class CallerAuthentication:
     """Callers by what they show: a token, a session's cookie, or a token of the sign-in's provider, which is None where
-    tokens alone open something. What was found is kept for a second (`Recent`)."""
+    tokens alone open something. What was found is kept for a second (`RecentAnswers`)."""
 
-    def __init__(self, settings: Settings, database: Database, sign_in: SignIn | None) -> None:
+    def __init__(self, settings: ApiSettings, database: Database, sign_in: SignIn | None) -> None:
         self._settings, self._database, self.sign_in = settings, database, sign_in
-        self.callers = Recent[Principal](TokenRow, PersonRow, MemberRow)  # by the hash of what they show
+        self.callers = RecentAnswers[Principal](TokenRow, PersonRow, MemberRow)  # by the hash of what they show
         self.callers.watch(database.sessions)
         self.rates = RateLimits(settings.requests_per_second, settings.requests_burst)
         self.token_uses: dict[str, float] = {}  # when each token was last used, until housekeeping writes it down

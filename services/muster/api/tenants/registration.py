@@ -6,21 +6,21 @@ import time
 
 from fastapi import APIRouter
 
-from muster.api.core.background import Work
+from muster.api.core.background import BackgroundWork
 from muster.api.core.database.db import Database
-from muster.api.core.mirror import Mirror
+from muster.api.core.mirror import ClusterMirror
 from muster.api.core.services import Services
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.tenants.audit import routes as audit
-from muster.api.tenants.authentication import Authentication
+from muster.api.tenants.authentication import CallerAuthentication
 from muster.api.tenants.people import routes as people
 from muster.api.tenants.projects import routes as projects
-from muster.api.tenants.projects.accounting import ACCOUNTING_SECONDS, Accounting, spent_of
+from muster.api.tenants.projects.accounting import ACCOUNTING_SECONDS, UsageAccounting, spent_of
 from muster.api.tenants.projects.quotas import QUOTA_SECONDS, QuotaWriter
 from muster.api.tenants.secrets import routes as secrets
 from muster.api.tenants.sessions import service as sessions
 from muster.api.tenants.signin import routes as signin
-from muster.api.tenants.signin.provider import Provider
+from muster.api.tenants.signin.provider import IdentityProvider
 from muster.api.tenants.signin.service import SignIn
 from muster.api.tenants.tokens import routes as tokens
 from muster.api.tenants.tokens import service as token_service
@@ -31,21 +31,23 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
 )
 
 
-def open_authentication(settings: Settings, database: Database) -> Authentication:
-    sign_in = SignIn(settings, database, Provider(settings)) if settings.oidc_issuer else None
-    return Authentication(settings, database, sign_in)
+def open_authentication(settings: ApiSettings, database: Database) -> CallerAuthentication:
+    sign_in = SignIn(settings, database, IdentityProvider(settings)) if settings.oidc_issuer else None
+    return CallerAuthentication(settings, database, sign_in)
 
 
-def register(services: Services, authentication: Authentication) -> None:
-    settings, database, mirror = services.settings, services.database, services[Mirror]
+def register(services: Services, authentication: CallerAuthentication) -> None:
+    settings, database, mirror = services.settings, services.database, services[ClusterMirror]
     services.add(authentication)
     accounting = services.add(
-        Accounting(database, services.prices, services.metrics, lambda: services.mirror.healthy and mirror.caught_up)
+        UsageAccounting(
+            database, services.prices, services.metrics, lambda: services.mirror.healthy and mirror.caught_up
+        )
     )
-    counting = Work("accounting", accounting.step, ACCOUNTING_SECONDS)
+    counting = BackgroundWork("accounting", accounting.step, ACCOUNTING_SECONDS)
     mirror.waiting.append(counting.wake)
     quotas = QuotaWriter(database, services.cluster, lambda: spent_of(accounting.counted), settings.files_place)
-    services.background.works += [counting, Work("quotas", quotas.step, QUOTA_SECONDS)]
+    services.background.works += [counting, BackgroundWork("quotas", quotas.step, QUOTA_SECONDS)]
     services.housekeeping.append(lambda: _note_and_drop(database, authentication.token_uses))
 
 

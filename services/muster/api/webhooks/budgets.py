@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from muster.api.core.database.db import Database
-from muster.api.tenants.projects.accounting import Counted
+from muster.api.tenants.projects.accounting import CountedUsage
 from muster.api.webhooks import outbox
-from muster.api.webhooks.messages import Message
+from muster.api.webhooks.messages import WebhookMessage
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
 from muster.contract.webhook_kinds import WebhookKind
 
@@ -15,7 +15,7 @@ PERCENTS = (100, 80)  # those of the alerts (docs/runbooks.md); of a budget that
 
 
 async def notify_of_budgets(
-    database: Database, quotas: Mapping[str, ProjectQuota], counted: Mapping[str, Counted]
+    database: Database, quotas: Mapping[str, ProjectQuota], counted: Mapping[str, CountedUsage]
 ) -> None:
     """Put into the outbox a message for each budget that is reached, if a webhook wants it and has not received it
     yet."""
@@ -30,14 +30,14 @@ async def notify_of_budgets(
     await outbox.note_once(database, messages)
 
 
-def reached(project: str, quota: ProjectQuota, spent: MonthSpent) -> Iterator[Message]:
+def reached(project: str, quota: ProjectQuota, spent: MonthSpent) -> Iterator[WebhookMessage]:
     """A budget of nothing is never reached: nothing begins under it."""
     yield from _of(project, None, quota, spent.total, spent)
     for person, used in spent.people.items():
         yield from _of(project, person, quota.person, used, spent)
 
 
-def _of(project: str, person: str | None, limits: Quota, used: Spent, month: MonthSpent) -> Iterator[Message]:
+def _of(project: str, person: str | None, limits: Quota, used: Spent, month: MonthSpent) -> Iterator[WebhookMessage]:
     pairs = (
         ("gpuHours", "GPU-hours", limits.gpu_hours_per_month, used.gpu_hours),
         ("money", "(in the prices' currency)", limits.money_per_month, used.money),
@@ -58,4 +58,4 @@ def _of(project: str, person: str | None, limits: Quota, used: Spent, month: Mon
         }
         # With the limit: one that is raised may be reached again.
         key = f"budget/{month.month}/{unit}/{person or ''}/{limit:g}/{percent}"
-        yield Message(WebhookKind.BUDGET_REACHED, key, month.as_of, text, {"budget": data})
+        yield WebhookMessage(WebhookKind.BUDGET_REACHED, key, month.as_of, text, {"budget": data})

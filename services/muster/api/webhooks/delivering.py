@@ -22,10 +22,10 @@ from muster.api.core.database.db import Database
 from muster.api.core.database.tables import WebhookDeliveryRow, WebhookRow
 from muster.api.core.errors import ApiError
 from muster.api.core.observability import WebhookMetrics
-from muster.api.webhooks.reach import Reach
+from muster.api.webhooks.reach import NetworkReach
 from muster.api.webhooks.schemas import DeliveryAttempt, DeliveryStatus
-from muster.api.webhooks.sealing import Sealing
-from muster.api.webhooks.sending import SEND_SECONDS_MAX, Result, Sendable, send
+from muster.api.webhooks.sealing import SecretEncryption
+from muster.api.webhooks.sending import SEND_SECONDS_MAX, SendResult, SignedMessage, send
 from muster.secrets.box import SecretsLocked
 
 log = structlog.get_logger("muster.api.webhooks")
@@ -46,17 +46,19 @@ KEPT_SECONDS = 30 * 86_400.0  # the history of what was delivered or given up
 
 
 @dataclass(frozen=True)
-class Claimed:
+class ClaimedDelivery:
     """A row that this process is to send. `tries` is the fence: a later claim has a greater number."""
 
     seq: int
     webhook_id: str
     tries: int
-    message: Sendable
+    message: SignedMessage
 
 
-class Deliveries:
-    def __init__(self, database: Database, sealing: Sealing, reach: Reach, metrics: WebhookMetrics) -> None:
+class DeliverySender:
+    def __init__(
+        self, database: Database, sealing: SecretEncryption, reach: NetworkReach, metrics: WebhookMetrics
+    ) -> None:
         self._database, self._sealing, self._reach, self._metrics = database, sealing, reach, metrics
         self._sending: dict[asyncio.Task[None], str] = {}  # with the webhook's id
         self.freed = asyncio.Event()  # a place: there may be more to send at once
@@ -114,9 +116,9 @@ class Deliveries:
             due = exists(_due(now, busy).with_only_columns(WebhookDeliveryRow.seq))
             return bool((await session.execute(select(due))).scalar_one())
 
-    async def _claim(self, free: int, busy: Sequence[str]) -> list[Claimed]:
+    async def _claim(self, free: int, busy: Sequence[str]) -> list[ClaimedDelivery]:
         counts = Counter(self._sending.values())
-        claimed: list[Claimed] = []
+        claimed: list[ClaimedDelivery] = []
         async with self._database.write() as session:
             now = await clock(session)
             query = _due(now, busy).order_by(WebhookDeliveryRow.next_at).limit(free)
@@ -132,22 +134,22 @@ class Deliveries:
 
     async def _claimed(
         self, session: AsyncSession, row: WebhookDeliveryRow, webhook: WebhookRow, now: float
-    ) -> Claimed | None:
+    ) -> ClaimedDelivery | None:
         """The row, claimed; None where its secret can't be opened, which is an attempt that failed."""
         row.tries += 1
         try:
             secrets = await asyncio.to_thread(self._sealing.secrets_of, webhook, now)
         except SecretsLocked as locked:
-            _note(row, Result(time.time(), None, f"nothing was sent: {locked}", 0.0), now)
+            _note(row, SendResult(time.time(), None, f"nothing was sent: {locked}", 0.0), now)
             return None
         row.next_at = now + CLAIM_SECONDS
-        return Claimed(row.seq, webhook.id, row.tries, Sendable(row.id, webhook.url, row.body, secrets))
+        return ClaimedDelivery(row.seq, webhook.id, row.tries, SignedMessage(row.id, webhook.url, row.body, secrets))
 
-    async def _deliver(self, claimed: Claimed) -> None:
+    async def _deliver(self, claimed: ClaimedDelivery) -> None:
         result = await send(claimed.message, self._reach)
         await self._record(claimed, result)
 
-    async def _record(self, claimed: Claimed, result: Result) -> None:
+    async def _record(self, claimed: ClaimedDelivery, result: SendResult) -> None:
         """A delivery counts whoever made it; a failure only if nobody else tries the row again by now."""
         async with self._database.write() as session:
             now = await clock(session)
@@ -197,7 +199,7 @@ def _due(now: float, busy: Sequence[str]) -> Select[tuple[WebhookDeliveryRow, We
     return query.where(WebhookRow.id.not_in(busy)) if busy else query
 
 
-def _note(row: WebhookDeliveryRow, result: Result, now: float) -> None:
+def _note(row: WebhookDeliveryRow, result: SendResult, now: float) -> None:
     attempt = DeliveryAttempt(at=result.at, status=result.status, error=result.error, seconds=result.seconds)
     earlier = row.attempts["attempts"][1 - ATTEMPTS_KEPT :]
     row.attempts = {"attempts": [*earlier, attempt.model_dump(mode="json", by_alias=True)]}

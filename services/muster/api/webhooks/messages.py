@@ -34,7 +34,7 @@ _OPENAI_TYPES = {
 
 
 @dataclass(frozen=True)
-class Message:
+class WebhookMessage:
     """A message. `key` names its subject: a webhook receives one message of each key."""
 
     kind: WebhookKind
@@ -45,7 +45,7 @@ class Message:
     job_id: str | None = None
 
 
-def of_event(job: NamedJob, event: Mapping[str, Any]) -> Message | None:
+def of_event(job: NamedJob, event: Mapping[str, Any]) -> WebhookMessage | None:
     """Return the message about a job's event, which is given as its row; None for an event that is not sent to
     webhooks."""
     kind = KIND_OF_EVENT.get(event["type"])
@@ -61,10 +61,12 @@ def of_event(job: NamedJob, event: Mapping[str, Any]) -> Message | None:
         "data": with_times(said["data"]),
     }
     text = f"{job.name} {_PREDICATES[kind]} (project {job.project}, {job.owner}): {said['message']}"
-    return Message(kind, f"job/{job.id}/{number}", event["at"], text, {"job": _shown(job), "event": summary}, job.id)
+    return WebhookMessage(
+        kind, f"job/{job.id}/{number}", event["at"], text, {"job": _shown(job), "event": summary}, job.id
+    )
 
 
-def of_wait(job: NamedJob, phase: str, because: str, since: float, limit: float, now: float) -> Message:
+def of_wait(job: NamedJob, phase: str, because: str, since: float, limit: float, now: float) -> WebhookMessage:
     """Return the message that the job waits for longer than `limit` seconds. The job's next wait has another key."""
     waited = now - since
     text = f"{job.name} has waited for {waited / 60:.0f} min (project {job.project}, {job.owner}): {because}"
@@ -76,15 +78,15 @@ def of_wait(job: NamedJob, phase: str, because: str, since: float, limit: float,
         "waitedSeconds": round(waited, 3),
         "limitSeconds": limit,
     }
-    return Message(WebhookKind.JOB_WAITS_LONG, f"wait/{job.id}/{since:.3f}", now, text, data, job.id)
+    return WebhookMessage(WebhookKind.JOB_WAITS_LONG, f"wait/{job.id}/{since:.3f}", now, text, data, job.id)
 
 
-def of_test(webhook: str, project: str, person: str, key: str, now: float) -> Message:
+def of_test(webhook: str, project: str, person: str, key: str, now: float) -> WebhookMessage:
     text = f"A test of webhook {webhook} (project {project}), asked for by {person}"
-    return Message(WebhookKind.TEST, key, now, text, {"webhook": webhook, "person": person})
+    return WebhookMessage(WebhookKind.TEST, key, now, text, {"webhook": webhook, "person": person})
 
 
-def body_of(preset: str | None, project: str, message: Message, number: str) -> str | None:
+def body_of(preset: str | None, project: str, message: WebhookMessage, number: str) -> str | None:
     """The document that is sent, as JSON; None for what the form has no words for. `number` is the message's own."""
     if preset == WebhookPreset.SLACK:
         return _json({"text": _slack(message.text)})

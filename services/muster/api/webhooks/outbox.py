@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import FineTuneRow, WebhookDeliveryRow, WebhookRow
-from muster.api.webhooks.messages import Message, NamedJob, body_of, of_event
+from muster.api.webhooks.messages import NamedJob, WebhookMessage, body_of, of_event
 from muster.api.webhooks.schemas import DeliveryStatus
 from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
@@ -40,7 +40,7 @@ async def interested(
     return [row for row in rows if kind is None or kind in row.kinds["kinds"]]
 
 
-async def note(session: AsyncSession, webhooks: Sequence[WebhookRow], messages: Sequence[Message]) -> int:
+async def note(session: AsyncSession, webhooks: Sequence[WebhookRow], messages: Sequence[WebhookMessage]) -> int:
     """Add a row for each message and webhook that wants it and has not received it yet. Returns how many wanted one."""
     rows = []
     for webhook in webhooks:
@@ -54,7 +54,7 @@ async def note(session: AsyncSession, webhooks: Sequence[WebhookRow], messages: 
     return len(rows)
 
 
-async def note_once(database: Database, messages: Sequence[tuple[WebhookRow, Message]]) -> int:
+async def note_once(database: Database, messages: Sequence[tuple[WebhookRow, WebhookMessage]]) -> int:
     """Add messages that many processes find again and again; nothing is written where nothing is new. Returns how many
     were."""
     added = 0
@@ -74,7 +74,7 @@ async def note_once(database: Database, messages: Sequence[tuple[WebhookRow, Mes
     return added
 
 
-def delivery(webhook: WebhookRow, message: Message) -> dict[str, Any] | None:
+def delivery(webhook: WebhookRow, message: WebhookMessage) -> dict[str, Any] | None:
     """The row of a message to a webhook; None where its form has no words for it."""
     number, now = uuid.uuid4().hex, time.time()
     body = body_of(webhook.preset, webhook.project, message, number)
@@ -96,7 +96,7 @@ def delivery(webhook: WebhookRow, message: Message) -> dict[str, Any] | None:
     }
 
 
-async def _is_representable(session: AsyncSession, webhook: WebhookRow, message: Message) -> bool:
+async def _is_representable(session: AsyncSession, webhook: WebhookRow, message: WebhookMessage) -> bool:
     """OpenAI's form speaks of fine-tuning jobs, which came by /v1/fine_tuning."""
     if webhook.preset != WebhookPreset.OPENAI or message.job_id is None:
         return True

@@ -22,19 +22,19 @@ class OutOfReach(Exception):
     """The address may not receive messages; the text says why, and never what its name resolves to."""
 
 
-class Unresolved(Exception):
+class UnresolvedHost(Exception):
     """The host's name resolves to nothing at the moment."""
 
 
 @dataclass(frozen=True)
-class Reach:
+class NetworkReach:
     """The internet, by https; and the `networks` that an administrator allows in addition, by http too."""
 
     networks: tuple[Network, ...] = ()
 
     async def addresses(self, url: str) -> list[str]:
         """The IP addresses behind a webhook's address, each of which may be reached. Whoever connects must connect to
-        one of these: a name that is resolved again may answer otherwise. Raises OutOfReach, Unresolved."""
+        one of these: a name that is resolved again may answer otherwise. Raises OutOfReach, UnresolvedHost."""
         parts = urlsplit(url)
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -43,7 +43,7 @@ class Reach:
         try:
             entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
-            raise Unresolved(f"the name {host} can't be resolved") from None
+            raise UnresolvedHost(f"the name {host} can't be resolved") from None
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         for address in addresses:
             self._check(host, parts.scheme, address)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from muster.api.core.access import project_role
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, problems, shown
@@ -27,7 +27,7 @@ from muster.api.webhooks.schemas import (
     delivery_of,
     webhook_of,
 )
-from muster.api.webhooks.service import Webhooks
+from muster.api.webhooks.service import WebhookServices
 from muster.contract.names import JOB_NAME
 from muster.contract.projects import Role
 from muster.contract.times import rfc3339
@@ -108,11 +108,11 @@ async def make_webhook(
 async def made(services: Services, caller: Principal, project: str, body: WebhookRequest) -> tuple[Webhook, str]:
     """The new webhook, and its secret. Raises ApiError as `project_role`, `service.reachable` and `service.make` do."""
     project_role(caller, project, Role.MAINTAINER)
-    webhooks = services[Webhooks]
+    webhooks = services[WebhookServices]
     await service.reachable(webhooks.reach, body.url)
     async with services.database.write() as session:
         row, secret = await service.make(session, webhooks.sealing, caller.person, project, body)
-        record(session, caller, Act("webhook.made", row.name, project, after=service.recorded(row)))
+        record(session, caller, AuditedAct("webhook.made", row.name, project, after=service.recorded(row)))
     return webhook_of(row), secret
 
 
@@ -162,12 +162,12 @@ async def change_webhook(
     address, in the format that they have. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     change = await read_body(request, parsed(WebhookChange, "invalid_webhook", WRONG))
-    await service.reachable(services[Webhooks].reach, change.url)
+    await service.reachable(services[WebhookServices].reach, change.url)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
         before = service.recorded(row)
         service.change(row, caller.person, change)
-        record(session, caller, Act("webhook.changed", name, project, before, service.recorded(row)))
+        record(session, caller, AuditedAct("webhook.changed", name, project, before, service.recorded(row)))
     return _answer(webhook_of(row))
 
 
@@ -189,7 +189,7 @@ async def delete_webhook(
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
-        record(session, caller, Act("webhook.deleted", name, project, service.recorded(row)))
+        record(session, caller, AuditedAct("webhook.deleted", name, project, service.recorded(row)))
         await session.delete(row)
     return Response(status_code=204)
 
@@ -213,8 +213,12 @@ async def rotate_webhook(
     rotation = await read_body(request, parsed(RotateWebhookRequest, "invalid_webhook", WRONG), optional=True)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
-        secret = service.rotate(row, services[Webhooks].sealing, caller.person, rotation.overlap_hours * 3600.0)
-        record(session, caller, Act("webhook.rotated", name, project, after={"overlapHours": rotation.overlap_hours}))
+        secret = service.rotate(row, services[WebhookServices].sealing, caller.person, rotation.overlap_hours * 3600.0)
+        record(
+            session,
+            caller,
+            AuditedAct("webhook.rotated", name, project, after={"overlapHours": rotation.overlap_hours}),
+        )
     return _shown_once(webhook_of(row), secret, 200)
 
 
@@ -237,7 +241,7 @@ async def test_webhook(
     async with services.database.write() as session:
         row = await service.find(session, project, name)
         message = await service.add_test(session, row, caller.person)
-    await services[Webhooks].deliveries.send_now(message)
+    await services[WebhookServices].deliveries.send_now(message)
     return await _delivery(services, project, name, message)
 
 
@@ -291,8 +295,8 @@ async def replay_delivery(
         webhook = await service.find(session, project, name)
         row = await service.find_delivery(session, webhook, message_id)
         await delivering.replay(session, row, outbox.GIVE_UP_SECONDS)
-        record(session, caller, Act("webhook.replayed", name, project, after={"message": message_id}))
-    services[Webhooks].deliveries.freed.set()
+        record(session, caller, AuditedAct("webhook.replayed", name, project, after={"message": message_id}))
+    services[WebhookServices].deliveries.freed.set()
     return _answer(delivery_of(row))
 
 

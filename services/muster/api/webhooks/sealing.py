@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import WebhookRow
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.contract.webhooks import secret_of
 from muster.secrets.box import SecretBox, SecretsLocked
 
@@ -16,7 +16,7 @@ _BYTES = 32  # the standard asks for 24 to 64
 _KEY = "secret"
 
 
-class Sealing:
+class SecretEncryption:
     """Encryption of webhooks' secrets. `box` is None if there is no key that all of the API's processes have."""
 
     def __init__(self, box: SecretBox | None) -> None:
@@ -64,14 +64,14 @@ class Sealing:
         return self._box
 
 
-def sealing_of(settings: Settings) -> Sealing:
+def sealing_of(settings: ApiSettings) -> SecretEncryption:
     """Return the encryption of webhook secrets. If several processes share one database, it needs a configured key: one
     process could not read what another encrypted with a key of its own folder."""
     shared = settings.cluster == "local" or settings.database.startswith("sqlite")
     if settings.secret_key_file is None and not shared:
-        return Sealing(None)
+        return SecretEncryption(None)
     path = settings.secret_key_file or settings.layout.secret_key
-    return Sealing(SecretBox(path, settings.secret_kms_key_id))
+    return SecretEncryption(SecretBox(path, settings.secret_kms_key_id))
 
 
 def _name(webhook_id: str) -> str:

@@ -13,7 +13,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, T
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from muster.api.webhooks.reach import OutOfReach, Reach, Unresolved
+from muster.api.webhooks.reach import NetworkReach, OutOfReach, UnresolvedHost
 from muster.contract.webhooks import signature
 
 SEND_SECONDS_MAX = 15.0  # for the name, the connection and the answer's beginning: the standard asks for 15 to 30
@@ -22,7 +22,7 @@ RETRY_AFTER_SECONDS_MAX = 7_200.0
 
 
 @dataclass(frozen=True)
-class Sendable:
+class SignedMessage:
     """A message as it is sent, signed by each of the secrets."""
 
     id: str
@@ -32,7 +32,7 @@ class Sendable:
 
 
 @dataclass(frozen=True)
-class Result:
+class SendResult:
     """`status` is the answer's, None where none came; `error` says why it counts as not delivered, None if it does not.
     `retry_after` is for how many seconds the receiver asks to be left alone."""
 
@@ -43,7 +43,7 @@ class Result:
     retry_after: float = 0.0
 
 
-async def send(message: Sendable, reach: Reach) -> Result:
+async def send(message: SignedMessage, reach: NetworkReach) -> SendResult:
     """Send it. The answer's body is not read, and a redirect is not followed: it would lead past the check."""
     at, begun = time.time(), time.monotonic()
     status, error, retry_after = None, None, 0.0
@@ -63,14 +63,14 @@ async def send(message: Sendable, reach: Reach) -> Result:
                 reply.close()
     except TimeoutError:
         error = f"no answer within {SEND_SECONDS_MAX:g} s"
-    except (OutOfReach, Unresolved) as refused:
+    except (OutOfReach, UnresolvedHost) as refused:
         error = str(refused)
     except (ClientError, OSError, ValueError) as failed:
         error = f"no connection or no answer of HTTP: {type(failed).__name__}"
-    return Result(at, status, error, round(time.monotonic() - begun, 3), retry_after)
+    return SendResult(at, status, error, round(time.monotonic() - begun, 3), retry_after)
 
 
-def headers_of(message: Sendable, timestamp: int) -> dict[str, str]:
+def headers_of(message: SignedMessage, timestamp: int) -> dict[str, str]:
     signatures = " ".join(signature(secret, message.id, timestamp, message.body) for secret in message.secrets)
     return {
         "Content-Type": "application/json",
@@ -84,11 +84,11 @@ def headers_of(message: Sendable, timestamp: int) -> dict[str, str]:
 def _session(addresses: Sequence[str]) -> ClientSession:
     """A session that connects to these addresses, whatever its host's name resolves to by now; with the name in the TLS
     handshake and in its certificate. It takes no proxy from the environment, which would resolve the name itself."""
-    connector = TCPConnector(resolver=_Checked(addresses), force_close=True, use_dns_cache=False)
+    connector = TCPConnector(resolver=_CheckedResolver(addresses), force_close=True, use_dns_cache=False)
     return ClientSession(connector=connector, timeout=ClientTimeout(total=None), trust_env=False)
 
 
-class _Checked(AbstractResolver):
+class _CheckedResolver(AbstractResolver):
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
 

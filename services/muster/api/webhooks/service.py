@@ -14,12 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.access import project_not_found
 from muster.api.core.database.tables import ProjectRow, WebhookDeliveryRow, WebhookRow
 from muster.api.core.errors import ApiError
-from muster.api.webhooks.delivering import Deliveries
+from muster.api.webhooks.delivering import DeliverySender
 from muster.api.webhooks.messages import of_test
 from muster.api.webhooks.outbox import delivery
-from muster.api.webhooks.reach import OutOfReach, Reach, Unresolved
-from muster.api.webhooks.sealing import Sealing
-from muster.contract.base import Problem
+from muster.api.webhooks.reach import NetworkReach, OutOfReach, UnresolvedHost
+from muster.api.webhooks.sealing import SecretEncryption
+from muster.contract.base import DocumentProblem
 from muster.contract.webhooks import WebhookChange, WebhookRequest
 from muster.secrets.box import SecretsLocked
 
@@ -27,12 +27,12 @@ WEBHOOKS_MAX = 20  # of a project: each event is written once for each of them
 
 
 @dataclass(frozen=True)
-class Webhooks:
+class WebhookServices:
     """Services of this process that the routes need."""
 
-    deliveries: Deliveries
-    sealing: Sealing
-    reach: Reach
+    deliveries: DeliverySender
+    sealing: SecretEncryption
+    reach: NetworkReach
 
 
 async def in_project(session: AsyncSession, project: str) -> list[WebhookRow]:
@@ -53,7 +53,7 @@ async def find(session: AsyncSession, project: str, name: str, lock: bool = Fals
 
 
 async def make(
-    session: AsyncSession, sealing: Sealing, person: str, project: str, body: WebhookRequest
+    session: AsyncSession, sealing: SecretEncryption, person: str, project: str, body: WebhookRequest
 ) -> tuple[WebhookRow, str]:
     """The webhook, and its secret. Raises ApiError project_not_found, webhook_exists, invalid_webhook and
     secrets_unavailable."""
@@ -96,7 +96,7 @@ def change(row: WebhookRow, person: str, body: WebhookChange) -> None:
     row.changed_at, row.changed_by = time.time(), person
 
 
-def rotate(row: WebhookRow, sealing: Sealing, person: str, overlap_seconds: float) -> str:
+def rotate(row: WebhookRow, sealing: SecretEncryption, person: str, overlap_seconds: float) -> str:
     """The new secret; the old one signs too for so long. Raises ApiError secrets_unavailable."""
     secret, sealed = new_secret(sealing, row.project, row.id)
     now = time.time()
@@ -105,7 +105,7 @@ def rotate(row: WebhookRow, sealing: Sealing, person: str, overlap_seconds: floa
     return secret
 
 
-def new_secret(sealing: Sealing, project: str, webhook_id: str) -> tuple[str, str]:
+def new_secret(sealing: SecretEncryption, project: str, webhook_id: str) -> tuple[str, str]:
     """Raises ApiError secrets_unavailable."""
     try:
         return sealing.new(project, webhook_id)
@@ -113,16 +113,16 @@ def new_secret(sealing: Sealing, project: str, webhook_id: str) -> tuple[str, st
         raise ApiError("secrets_unavailable", f"Nothing was changed: {locked}.") from None
 
 
-async def reachable(reach: Reach, url: str | None) -> None:
+async def reachable(reach: NetworkReach, url: str | None) -> None:
     """Raises ApiError invalid_webhook for an address that no webhook may reach. A name that can't be resolved at the
     moment passes: each delivery looks again."""
     try:
         if url is not None:
             await reach.addresses(url)
     except OutOfReach as refused:
-        fault = Problem("url", str(refused))
+        fault = DocumentProblem("url", str(refused))
         raise ApiError("invalid_webhook", f"The webhook is not valid: {fault}.", errors=(fault,)) from None
-    except Unresolved:
+    except UnresolvedHost:
         pass
 
 

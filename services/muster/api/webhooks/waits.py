@@ -8,7 +8,7 @@ from muster.api.core.clock import clock
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import JobRow, WebhookRow
 from muster.api.webhooks import outbox
-from muster.api.webhooks.messages import Message, NamedJob, of_wait
+from muster.api.webhooks.messages import NamedJob, WebhookMessage, of_wait
 from muster.contract.redaction import redact
 from muster.contract.status import Phase
 from muster.contract.times import epoch_seconds
@@ -38,7 +38,7 @@ async def notify_of_waits(database: Database) -> bool:
     return False
 
 
-def _message(webhook: WebhookRow, job: JobRow, now: float) -> Message | None:
+def _message(webhook: WebhookRow, job: JobRow, now: float) -> WebhookMessage | None:
     try:
         since = epoch_seconds(job.status.get("since"))
     except ValueError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from muster.cli.foreign.torchrun import Command, read_line, read_words
+from muster.cli.foreign.torchrun import ProgramCommand, read_line, read_words
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
 
 Mapped = Mapping[str, Any]
@@ -33,7 +33,7 @@ class NotReadable(ValueError):
 
 
 @dataclass
-class Imported:
+class ImportedJob:
     """A job's document, and sentences about what was not carried over."""
 
     name: str
@@ -53,7 +53,7 @@ class Imported:
         self.left.append(f"{place}: {words}")
 
 
-def import_document(document: object) -> Imported:
+def import_document(document: object) -> ImportedJob:
     """Raises NotReadable."""
     if not isinstance(document, dict):
         raise NotReadable("is not a mapping of keys to values")
@@ -73,12 +73,12 @@ def import_document(document: object) -> Imported:
     return imported
 
 
-def import_torchrun(line: str) -> Imported:
+def import_torchrun(line: str) -> ImportedJob:
     """The job of a command line, as it would be typed. Raises NotReadable."""
     command = _line(line)
     if command is None:
         raise NotReadable("is more than one command; put it into a script, and start that: bash train.sh")
-    imported = Imported(_job_name(_script(command)))
+    imported = ImportedJob(_job_name(_script(command)))
     imported.left += command.left
     gang: dict[str, Any] = {"nodes": _nodes(command)}
     if command.ranks:
@@ -95,8 +95,8 @@ def import_torchrun(line: str) -> Imported:
 # -- Kubeflow -------------------------------------------------------------------------------------------------------
 
 
-def _pytorch_job(document: Mapped) -> Imported:
-    imported, spec = Imported(_job_name(_map(document.get("metadata")).get("name"))), _map(document.get("spec"))
+def _pytorch_job(document: Mapped) -> ImportedJob:
+    imported, spec = ImportedJob(_job_name(_map(document.get("metadata")).get("name"))), _map(document.get("spec"))
     _metadata(imported, document)
     roles = _map(spec.get("pytorchReplicaSpecs"))
     roles_given = {str(role): _map(roles[role]) for role in ("Master", "Worker") if role in roles}
@@ -146,8 +146,8 @@ def _pytorch_job(document: Mapped) -> Imported:
     return imported
 
 
-def _train_job(document: Mapped) -> Imported:
-    imported, spec = Imported(_job_name(_map(document.get("metadata")).get("name"))), _map(document.get("spec"))
+def _train_job(document: Mapped) -> ImportedJob:
+    imported, spec = ImportedJob(_job_name(_map(document.get("metadata")).get("name"))), _map(document.get("spec"))
     _metadata(imported, document)
     trainer, at = _map(spec.get("trainer")), "spec.trainer"
     runtime = str(_map(spec.get("runtimeRef")).get("name") or "")
@@ -176,7 +176,7 @@ def _train_job(document: Mapped) -> Imported:
     return imported
 
 
-def _metadata(imported: Imported, document: Mapped) -> None:
+def _metadata(imported: ImportedJob, document: Mapped) -> None:
     metadata = _map(document.get("metadata"))
     if metadata.get("namespace"):
         imported.leave("metadata.namespace", f"{metadata['namespace']!r}: the project decides it, or give it again")
@@ -195,7 +195,7 @@ def _container(pod: Mapped, name: str) -> dict[str, Any]:
     return (ours or containers)[0]
 
 
-def _pod(imported: Imported, pod: Mapped, container: Mapped, at: str) -> None:
+def _pod(imported: ImportedJob, pod: Mapped, container: Mapped, at: str) -> None:
     """Carry over what a job may say of its pods, and name the rest."""
     _runtime(imported, container, f"{at}.containers[{container.get('name')}]")
     runtime = imported.spec.setdefault("runtime", {})
@@ -225,7 +225,7 @@ def _pod(imported: Imported, pod: Mapped, container: Mapped, at: str) -> None:
         imported.leave(f"{at}.{key}", "has no counterpart")
 
 
-def _volumes(imported: Imported, pod: Mapped, container: Mapped, at: str) -> None:
+def _volumes(imported: ImportedJob, pod: Mapped, container: Mapped, at: str) -> None:
     mounts = {_map(each).get("name"): _map(each) for each in _list(container.get("volumeMounts"))}
     carried = []
     for each in map(_map, _list(pod.get("volumes"))):
@@ -246,7 +246,7 @@ def _volumes(imported: Imported, pod: Mapped, container: Mapped, at: str) -> Non
         imported.spec["runtime"]["volumes"] = carried
 
 
-def _runtime(imported: Imported, container: Mapped, at: str) -> None:
+def _runtime(imported: ImportedJob, container: Mapped, at: str) -> None:
     """Carry over image and variables of a container."""
     runtime: dict[str, Any] = {}
     if container.get("image"):
@@ -278,7 +278,7 @@ def _runtime(imported: Imported, container: Mapped, at: str) -> None:
 
 
 def _gang(
-    imported: Imported, command: Command, container: Mapped, at: str, nodes: int, ranks: int | str | None
+    imported: ImportedJob, command: ProgramCommand, container: Mapped, at: str, nodes: int, ranks: int | str | None
 ) -> None:
     resources = _map(container.get("resources"))
     asked = {**_map(resources.get("requests")), **_map(resources.get("limits"))}
@@ -312,7 +312,7 @@ def _gang(
     imported.spec["program"] = program
 
 
-def _command(imported: Imported, container: Mapped, at: str) -> Command:
+def _command(imported: ImportedJob, container: Mapped, at: str) -> ProgramCommand:
     words = [str(each) for key in ("command", "args") for each in _list(container.get(key))]
     if not words:
         raise NotReadable(f"has no command in {at}: it is the image's own, which a job must name")
@@ -331,7 +331,7 @@ def _command(imported: Imported, container: Mapped, at: str) -> Command:
     return command
 
 
-def _script_of_shell(imported: Imported, words: tuple[str, ...], at: str) -> Command:
+def _script_of_shell(imported: ImportedJob, words: tuple[str, ...], at: str) -> ProgramCommand:
     """A script of a shell as it is, started once per worker; a torchrun in it reads the gang from PET_… by itself."""
     if "torchrun" in words[2] or "torch.distributed" in words[2]:
         imported.leave(
@@ -339,10 +339,10 @@ def _script_of_shell(imported: Imported, words: tuple[str, ...], at: str) -> Com
             "the script starts torchrun itself: leave out its --nnodes, --node-rank and --master-…, which PET_… say, "
             "or give the one command as program.command, with launcher torchrun",
         )
-    return Command(words, launcher="none")
+    return ProgramCommand(words, launcher="none")
 
 
-def _ranks(imported: Imported, value: Any, at: str) -> int | str | None:
+def _ranks(imported: ImportedJob, value: Any, at: str) -> int | str | None:
     if value is None or isinstance(value, int):
         return value
     text = str(value)
@@ -356,8 +356,8 @@ def _ranks(imported: Imported, value: Any, at: str) -> int | str | None:
 # -- SkyPilot -------------------------------------------------------------------------------------------------------
 
 
-def _sky_task(document: Mapped) -> Imported:
-    imported = Imported(_job_name(document.get("name") or "sky-task"))
+def _sky_task(document: Mapped) -> ImportedJob:
+    imported = ImportedJob(_job_name(document.get("name") or "sky-task"))
     if not isinstance(document.get("run"), str) or not document["run"].strip():
         raise NotReadable("has no `run`, which is the program's command")
     resources = _map(document.get("resources"))
@@ -396,7 +396,7 @@ def _sky_task(document: Mapped) -> Imported:
     return imported
 
 
-def _sky_resources(imported: Imported, resources: Mapped, gang: dict[str, Any]) -> None:
+def _sky_resources(imported: ImportedJob, resources: Mapped, gang: dict[str, Any]) -> None:
     accelerators = resources.get("accelerators")
     if isinstance(accelerators, list) or (isinstance(accelerators, dict) and len(accelerators) > 1):
         imported.leave("resources.accelerators", "names several kinds, of which the first is taken")
@@ -436,7 +436,7 @@ _SKY_VARIABLES: Final = {
 }
 
 
-def _sky_script(imported: Imported, script: str) -> Command:
+def _sky_script(imported: ImportedJob, script: str) -> ProgramCommand:
     """A script as it is, started once per worker, with SkyPilot's variables where Muster has the same."""
     used = [name for name in _SKY_VARIABLES if name in script]
     if "SKYPILOT_NODE_IPS" in script:
@@ -449,20 +449,20 @@ def _sky_script(imported: Imported, script: str) -> Command:
 # -- shared ---------------------------------------------------------------------------------------------------------
 
 
-def _line(line: str) -> Command | None:
+def _line(line: str) -> ProgramCommand | None:
     try:
         return read_line(line)
     except ValueError as error:
         raise NotReadable(str(error)) from None
 
 
-def _nodes(command: Command) -> Any:
+def _nodes(command: ProgramCommand) -> Any:
     if isinstance(command.nodes, tuple):
         return {"min": command.nodes[0], "max": command.nodes[1]}
     return command.nodes or 1
 
 
-def _script(command: Command) -> str:
+def _script(command: ProgramCommand) -> str:
     words = command.words
     if words[0] == "-m":
         return words[1]

@@ -40,7 +40,7 @@ _SHELL: Final = re.compile(r"[$`;&|<>(){}*?\[\]~!#]")
 
 
 @dataclass(frozen=True)
-class Command:
+class ProgramCommand:
     """A program's command, started by `launcher`. `nodes` is a number or a range of them and `ranks` the ranks of a
     worker, where the line says so; `has_ranks` says that it started a rank for each GPU. `left` are the sentences about
     what was not carried over."""
@@ -57,14 +57,14 @@ class Command:
         return {"command": [*self.words], **({"launcher": self.launcher} if self.launcher != "torchrun" else {})}
 
 
-def read_words(words: Sequence[str]) -> Command:
+def read_words(words: Sequence[str]) -> ProgramCommand:
     """The command that words, as a shell or an exec gives them, start. Raises ValueError for torchrun's without a
     script."""
     rest = _after_torchrun(words)
-    return Command(_plain(words)) if rest is None else _torchrun(rest)
+    return ProgramCommand(_plain(words)) if rest is None else _torchrun(rest)
 
 
-def read_line(line: str) -> Command | None:
+def read_line(line: str) -> ProgramCommand | None:
     """The command of one line of a shell, or None for what only a shell can carry out. Raises ValueError as
     `read_words` does."""
     text = re.sub(r"\\\n", " ", line).strip()
@@ -78,7 +78,7 @@ def read_line(line: str) -> Command | None:
         words = words[1:]
     rest = _after_torchrun(words)
     if rest is None:
-        return None if _SHELL.search(text) or not words or _sets_variable(words[0]) else Command(_plain(words))
+        return None if _SHELL.search(text) or not words or _sets_variable(words[0]) else ProgramCommand(_plain(words))
     # A variable among torchrun's own options is one of the rendezvous; among those of the script only a shell knows it.
     command = _torchrun(rest)
     if not _SHELL.search(" ".join(command.words)):
@@ -118,7 +118,7 @@ def _after_torchrun(words: Sequence[str]) -> Sequence[str] | None:
     return None
 
 
-def _torchrun(words: Sequence[str]) -> Command:
+def _torchrun(words: Sequence[str]) -> ProgramCommand:
     options: dict[str, str] = {}
     flags: set[str] = set()
     left: list[str] = []
@@ -145,7 +145,9 @@ def _torchrun(words: Sequence[str]) -> Command:
     elif "no-python" not in flags and not rest[0].endswith(".py"):
         rest = ["python", *rest]  # a script by another name
     nodes = _nodes(options.get(_NODES), left)
-    return Command(tuple(rest), nodes=nodes, ranks=_ranks(options.get(_RANKS), left), has_ranks=True, left=tuple(left))
+    return ProgramCommand(
+        tuple(rest), nodes=nodes, ranks=_ranks(options.get(_RANKS), left), has_ranks=True, left=tuple(left)
+    )
 
 
 def _nodes(text: str | None, left: list[str]) -> int | tuple[int, int] | None:

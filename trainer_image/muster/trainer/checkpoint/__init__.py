@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from muster.trainer.checkpoint.commits import list_commits, read_commit
     from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit, UnusableCommit
     from muster.trainer.checkpoint.loader import load, load_attached, load_weights, resume
-    from muster.trainer.checkpoint.policy import Policy, retained
+    from muster.trainer.checkpoint.policy import SavePolicy, retained
     from muster.trainer.checkpoint.quarantine import newest_readable
-    from muster.trainer.checkpoint.saver import Identity, SaveOutcome, Saver, TrainState
+    from muster.trainer.checkpoint.saver import CheckpointSaver, SaveOutcome, SaverIdentity, TrainState
 
 _HOMES = {
     "CheckpointError": "failures",
     "CheckpointMismatch": "failures",
     "DamagedCommit": "failures",
-    "Identity": "saver",
-    "Policy": "policy",
+    "SaverIdentity": "saver",
+    "SavePolicy": "policy",
     "SaveOutcome": "saver",
-    "Saver": "saver",
+    "CheckpointSaver": "saver",
     "TrainState": "saver",
     "UnusableCommit": "failures",
     "list_commits": "commits",
@@ -40,11 +40,11 @@ _HOMES = {
 __all__ = [
     "CheckpointError",
     "CheckpointMismatch",
+    "CheckpointSaver",
     "DamagedCommit",
-    "Identity",
-    "Policy",
     "SaveOutcome",
-    "Saver",
+    "SavePolicy",
+    "SaverIdentity",
     "TrainState",
     "UnusableCommit",
     "list_commits",

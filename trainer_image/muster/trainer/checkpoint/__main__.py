@@ -23,7 +23,7 @@ from muster.storage.opening import open_store
 from muster.storage.pins import is_pinned, pin, pinned, unpin
 from muster.storage.readers import being_read
 from muster.storage.store import Store
-from muster.trainer.arguments import Arguments
+from muster.trainer.arguments import ArgumentParser
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.quarantine import put_back, quarantined
@@ -215,7 +215,7 @@ COMMANDS: dict[str, tuple[Callable[[Store, argparse.Namespace], Report], str]] =
 
 
 def main(arguments: list[str]) -> int:
-    parser = Arguments(prog="python -m muster.trainer.checkpoint", description=__doc__)
+    parser = ArgumentParser(prog="python -m muster.trainer.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, words) in COMMANDS.items():
         command = commands.add_parser(name, help=words)

@@ -17,11 +17,11 @@ _BYTES_MAX = 1 << 30
 _DESCRIPTORS_MAX = 8
 
 
-class Closed(Exception):
+class ChannelClosed(Exception):
     """The other side is gone."""
 
 
-class Channel:
+class MessageChannel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._received = bytearray()
@@ -40,10 +40,10 @@ class Channel:
                     frame = frame[socket.send_fds(self._socket, [frame[:1]], [descriptor]) :]
                 self._socket.sendall(frame)
         except OSError as error:
-            raise Closed(str(error)) from error
+            raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_seconds: float | None = None) -> Message | None:
-        """The next message; None when none came in time. Raises Closed."""
+        """The next message; None when none came in time. Raises ChannelClosed."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while (size := self._frame_bytes()) is None or len(self._received) < size:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
@@ -52,9 +52,9 @@ class Channel:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 20, _DESCRIPTORS_MAX)
             except OSError as error:
-                raise Closed(str(error)) from error
+                raise ChannelClosed(str(error)) from error
             if not data:
-                raise Closed("the other side closed the connection")
+                raise ChannelClosed("the other side closed the connection")
             self._received += data
             self._descriptors += descriptors
         body = bytes(self._received[_LENGTH.size : size])
@@ -74,5 +74,5 @@ class Channel:
             return None
         size: int = _LENGTH.unpack_from(self._received)[0]
         if size > _BYTES_MAX:
-            raise Closed(f"a message claims {size} bytes")
+            raise ChannelClosed(f"a message claims {size} bytes")
         return _LENGTH.size + size

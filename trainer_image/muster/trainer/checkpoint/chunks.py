@@ -7,7 +7,7 @@ from math import prod
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TensorChunk:
     offset: tuple[int, ...]
     extent: tuple[int, ...]
 
@@ -15,19 +15,19 @@ class Chunk:
     def elements(self) -> int:
         return prod(self.extent)
 
-    def meets(self, other: Chunk) -> Chunk | None:
+    def meets(self, other: TensorChunk) -> TensorChunk | None:
         """The part in both, in global coordinates; None where they are apart. A scalar meets every scalar."""
         start = tuple(map(max, self.offset, other.offset))
         end = tuple(
             min(a + b, c + d) for a, b, c, d in zip(self.offset, self.extent, other.offset, other.extent, strict=True)
         )
         extent = tuple(b - a for a, b in zip(start, end, strict=True))
-        return Chunk(start, extent) if all(e > 0 for e in extent) else None
+        return TensorChunk(start, extent) if all(e > 0 for e in extent) else None
 
-    def within(self, other: Chunk) -> tuple[slice, ...]:
+    def within(self, other: TensorChunk) -> tuple[slice, ...]:
         """The slices that cut this chunk out of `other`."""
         return tuple(slice(a - b, a - b + e) for a, e, b in zip(self.offset, self.extent, other.offset, strict=True))
 
 
-def whole(shape: tuple[int, ...]) -> Chunk:
-    return Chunk((0,) * len(shape), shape)
+def whole(shape: tuple[int, ...]) -> TensorChunk:
+    return TensorChunk((0,) * len(shape), shape)

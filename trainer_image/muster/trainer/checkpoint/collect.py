@@ -20,28 +20,28 @@ from muster.storage.readers import being_read
 from muster.storage.store import Store
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, GoneCommit
-from muster.trainer.checkpoint.policy import Kept, retained
+from muster.trainer.checkpoint.policy import RetainedCommit, retained
 from muster.trainer.checkpoint.quarantine import quarantined
 
 _ATTEMPT_FILE = re.compile(r"step-(\d{8,})/attempt-(\d+)/.+")
 
 
 @dataclass
-class Seen:
+class CollectionState:
     """Findings of the earlier collections of one process."""
 
     commits: frozenset[int] = frozenset()  # the steps that were committed after the last one
     doomed: frozenset[str] = frozenset()  # keys that could have gone by its listings
 
 
-def collect(store: Store, attempt: int, newest_step: int, keep: Keep, seen: Seen | None = None) -> list[int]:
+def collect(store: Store, attempt: int, newest_step: int, keep: Keep, seen: CollectionState | None = None) -> list[int]:
     """Delete what retention does not keep and what failed saves left; return the steps that went.
 
     `attempt` and `newest_step` are those of the commit just made; nothing newer than these is touched. `seen` is what
     the collections before found, and is brought up to date. A failure here costs space, not a commit, so it is left to
     the next time.
     """
-    seen = Seen() if seen is None else seen
+    seen = CollectionState() if seen is None else seen
     seen.commits |= {newest_step}
     try:
         listed = frozenset(steps_in(store))
@@ -92,7 +92,7 @@ def _delete_own_files(store: Store, step: int, commits: dict[int, Commit | None]
             store.delete(file.key)
 
 
-def as_kept(commits: dict[int, Commit | None]) -> list[Kept]:
+def as_kept(commits: dict[int, Commit | None]) -> list[RetainedCommit]:
     """The commits as retention sees them, scored by the metric that the newest one is judged by."""
     newest = next((commits[step] for step in sorted(commits, reverse=True) if commits[step]), None)
     judged = newest.state.get("best", {}) if newest else {}
@@ -103,7 +103,7 @@ def as_kept(commits: dict[int, Commit | None]) -> list[Kept]:
         return None if value is None else sign * value
 
     return [
-        Kept(step, commit.best, score(commit)) if commit else Kept(step, verified=False)
+        RetainedCommit(step, commit.best, score(commit)) if commit else RetainedCommit(step, verified=False)
         for step, commit in commits.items()
     ]
 

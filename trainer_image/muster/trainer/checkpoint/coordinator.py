@@ -16,8 +16,8 @@ from muster.contract.checkpoint import Commit, FileEntry, Slice, TensorEntry
 from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
 from muster.storage.store import Store
-from muster.trainer.checkpoint.channel import Channel, Closed, Message
-from muster.trainer.checkpoint.collect import Seen, collect
+from muster.trainer.checkpoint.channel import ChannelClosed, Message, MessageChannel
+from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.entries import Entries
@@ -32,7 +32,7 @@ OTHERS_SECONDS_MAX = 20.0
 
 
 @dataclass(frozen=True)
-class Job:
+class SavedJob:
     """Facts about a job that stay the same from save to save."""
 
     identity: dict[str, Any]  # the fields of the COMMIT that stay the same
@@ -44,18 +44,18 @@ class Job:
     entries: Entries | None = None  # folders of the commits, where the store is each node's own
 
 
-class Coordinator:
-    def __init__(self, store: Store, job: Job, listener: socket.socket | None, token: str) -> None:
+class SaveCoordinator:
+    def __init__(self, store: Store, job: SavedJob, listener: socket.socket | None, token: str) -> None:
         self._store, self._job, self._token = store, job, token
         self._changed = threading.Condition()
         self._reports: dict[int, dict[int, Message]] = {}
         self._outcomes: dict[int, Message] = {}
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, MessageChannel] = {}
         self._left: dict[int, Message] = {}  # by dead ranks
         self._decided = False
         self._chosen: int | None = None
         self._frozen: FrozenFiles | None = None  # that a COMMIT names
-        self._seen = Seen()
+        self._seen = CollectionState()
         self._committed_step, self._committed_at, self._commit_seconds = -1, time.monotonic(), 0.0
         if listener is not None:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
@@ -237,7 +237,7 @@ class Coordinator:
         for channel in channels:
             try:
                 channel.send(outcome)
-            except Closed:  # it will ask again when it is back
+            except ChannelClosed:  # it will ask again when it is back
                 pass
 
     def _accept(self, listener: socket.socket) -> None:
@@ -249,9 +249,9 @@ class Coordinator:
                     return
                 raise
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._serve, args=(Channel(connection),), daemon=True).start()
+            threading.Thread(target=self._serve, args=(MessageChannel(connection),), daemon=True).start()
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: MessageChannel) -> None:
         """One rank's connection: who it is, then its reports."""
         rank = -1
         try:
@@ -277,7 +277,7 @@ class Coordinator:
                     channel.send(answer)
                 else:
                     self.report(rank, report)
-        except (Closed, ValueError, KeyError):
+        except (ChannelClosed, ValueError, KeyError):
             channel.close()
         with self._changed:  # its process ended, so nothing is left of it; one that is replaced comes back
             if self._channels.get(rank) is channel:

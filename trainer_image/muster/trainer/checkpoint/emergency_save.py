@@ -16,7 +16,7 @@ WAITING_SHARE_MAX = 1 / 3  # of the time that is left: so long do the others let
 
 
 @dataclass(frozen=True)
-class Standing:
+class EmergencyState:
     """State of one rank when an emergency save is due."""
 
     in_flight_seconds: float | None  # until its upload in flight is over; None where it has none
@@ -26,7 +26,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EmergencyPlan:
     """Plan that all ranks follow: save at once; wait for the upload in flight, then save; keep the one in flight and
     save nothing new; or cancel it and save."""
 
@@ -35,22 +35,22 @@ class Plan:
     first: tuple[int, ...] = ()  # the ranks whose shards go first; empty: all at once
 
 
-def plan(standings: Sequence[Standing]) -> Plan:
+def plan(standings: Sequence[EmergencyState]) -> EmergencyPlan:
     """Return the plan for every rank's standing, in order of rank. It is the same on all ranks."""
     left = min((s.seconds_left for s in standings if s.seconds_left is not None), default=None)
     first = _first(standings) if left is not None else ()
     in_flight = [s.in_flight_seconds for s in standings if s.in_flight_seconds is not None]
     if not in_flight:
-        return Plan("save", left, first)
+        return EmergencyPlan("save", left, first)
     # Where one rank knows how the save ended, it ended for all: the others are about to hear it.
     rest = max(in_flight) if len(in_flight) == len(standings) else 0.0
     new = max(s.new_seconds for s in standings)
     if left is None or rest + new <= left:
-        return Plan("wait", left, first)
-    return Plan("keep" if rest <= new else "supersede", left, first)
+        return EmergencyPlan("wait", left, first)
+    return EmergencyPlan("keep" if rest <= new else "supersede", left, first)
 
 
-def _first(standings: Sequence[Standing]) -> tuple[int, ...]:
+def _first(standings: Sequence[EmergencyState]) -> tuple[int, ...]:
     """The terminating, where others can wait for them: rank 0 writes the COMMIT, so with it all are in a hurry."""
     terminating = tuple(rank for rank, standing in enumerate(standings) if standing.terminating)
     return () if 0 in terminating or len(terminating) == len(standings) else terminating

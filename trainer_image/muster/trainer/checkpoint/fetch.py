@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
-class Part:
+class FilePart:
     """Part `index` of file `file` of a commit."""
 
     file: int
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Span:
+class FileSpan:
     """Bytes [start, end) of file `file`."""
 
     file: int
@@ -41,26 +41,26 @@ class Span:
     end: int
 
 
-class Reader:
+class CommitReader:
     """Reads parts of one commit's files. A file without checksums of its parts is a single part."""
 
     def __init__(self, store: Store, commit: Commit, cache: NodeCache | None = None) -> None:
         self._store, self._commit, self._cache = store, commit, cache
-        self._files = [_Parts(entry, store.uri) for entry in commit.files]
+        self._files = [_ChecksummedParts(entry, store.uri) for entry in commit.files]
 
-    def parts_of(self, spans: Iterable[Span]) -> list[Part]:
+    def parts_of(self, spans: Iterable[FileSpan]) -> list[FilePart]:
         """The parts that hold these bytes, each once, in order."""
-        parts = {Part(span.file, index) for span in spans for index in self._files[span.file].indices(span)}
+        parts = {FilePart(span.file, index) for span in spans for index in self._files[span.file].indices(span)}
         return sorted(parts)
 
-    def all_parts(self) -> list[Part]:
-        return [Part(f, index) for f, file in enumerate(self._files) for index in range(len(file.bounds))]
+    def all_parts(self) -> list[FilePart]:
+        return [FilePart(f, index) for f, file in enumerate(self._files) for index in range(len(file.bounds))]
 
-    def bounds(self, part: Part) -> tuple[int, int]:
+    def bounds(self, part: FilePart) -> tuple[int, int]:
         """(start, length) of the part in its file."""
         return self._files[part.file].bounds[part.index]
 
-    def read(self, part: Part, into: memoryview) -> None:
+    def read(self, part: FilePart, into: memoryview) -> None:
         """Fill `into` with the verified bytes of a part. Raises DamagedCommit or CheckpointError, naming the file."""
         file = self._files[part.file]
         start, _ = file.bounds[part.index]
@@ -85,23 +85,23 @@ class Reader:
         with ThreadPoolExecutor(self._store.streams) as threads:
             list(threads.map(self._read_last_byte, range(len(self._commit.files))))
 
-    def header_span(self, file: int) -> Span:
+    def header_span(self, file: int) -> FileSpan:
         """The bytes of a file that its header is in: all before its first slice. Asks the file where the COMMIT does
         not say where slices begin."""
         starts = [entry.start for _, entry in self._slices_in[file]]
         if starts and None not in starts:
             first = min(start for start in starts if start is not None)
-            return Span(file, 0, min(first, HEADER_BYTES_MAX))
+            return FileSpan(file, 0, min(first, HEADER_BYTES_MAX))
 
-        def ask() -> Span:
+        def ask() -> FileSpan:
             first_eight = bytearray(min(8, self._commit.files[file].bytes))
             self._read_unverified(file, 0, memoryview(first_eight))
             size = header_bytes(bytes(first_eight), self._files[file].where)
-            return Span(file, 0, min(size, self._commit.files[file].bytes))
+            return FileSpan(file, 0, min(size, self._commit.files[file].bytes))
 
         return _again(ask)
 
-    def read_starts(self, span: Span) -> dict[str, int]:
+    def read_starts(self, span: FileSpan) -> dict[str, int]:
         """Read the byte at which each slice of a file begins, by name, from the file's own header, which is not
         verified yet."""
         header = memoryview(bytearray(span.end))
@@ -159,7 +159,7 @@ class Reader:
         except StoreError as error:
             raise CheckpointError(str(error)) from error
 
-    def _matches(self, part: Part, data: memoryview) -> bool:
+    def _matches(self, part: FilePart, data: memoryview) -> bool:
         try:
             return whole_file(data, self._commit.checksum_algorithm) == self._files[part.file].checksums[part.index]
         except ValueError as error:
@@ -175,7 +175,7 @@ def _again(read: Callable[[], T]) -> T:
     return read()
 
 
-class _Parts:
+class _ChecksummedParts:
     """Parts of a file that have a checksum each."""
 
     def __init__(self, entry: FileEntry, uri: str) -> None:
@@ -184,7 +184,7 @@ class _Parts:
         self.bounds = parts_of(entry.bytes, self._part_bytes)  # (start, length) of each part, in bytes
         self.checksums = tuple(entry.parts) or (entry.checksum,)  # one for each part
 
-    def indices(self, span: Span) -> range:
+    def indices(self, span: FileSpan) -> range:
         if not 0 <= span.start <= span.end <= self.entry.bytes:
             raise DamagedCommit(
                 f"{self.where}: has {self.entry.bytes} bytes, the COMMIT puts a tensor at {span.start} to {span.end}"
@@ -196,18 +196,18 @@ class _Parts:
         )
 
 
-def read_all(reader: Reader, jobs: Iterable[tuple[Part, memoryview]], streams: int) -> None:
+def read_all(reader: CommitReader, jobs: Iterable[tuple[FilePart, memoryview]], streams: int) -> None:
     """Read many parts at a time, but one part of each file before its others. Raises the first failure.
 
     A server that has to do something before it answers for an object (a gateway fetches it, rclone hashes it) would do
     it once for every stream. Meanwhile the others' memory is made ready, by one thread: the server may need a core.
     """
 
-    def read(job: tuple[Part, memoryview]) -> None:
+    def read(job: tuple[FilePart, memoryview]) -> None:
         take_pages(job[1])
         reader.read(*job)
 
-    first: dict[int, tuple[Part, memoryview]] = {}
+    first: dict[int, tuple[FilePart, memoryview]] = {}
     rest = [job for job in jobs if first.setdefault(job[0].file, job) is not job]
     threads = ThreadPoolExecutor(streams)
     try:

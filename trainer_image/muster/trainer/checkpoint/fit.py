@@ -9,14 +9,14 @@ from muster.contract.checkpoint import TensorEntry
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedTensor:
     """A tensor of the live model or optimizer: global shape, and dtype as safetensors spells it."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
-def differences(expected: Mapping[str, Wanted], there: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+def differences(expected: Mapping[str, ExpectedTensor], there: Mapping[str, TensorEntry]) -> tuple[str, ...]:
     """One line for each tensor that is missing, left over, or of another shape or dtype."""
     problems = []
     for name in sorted({*expected, *there}):

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from muster.contract.checkpoint import Commit, path_in_folder
 from muster.storage.store import Store
-from muster.trainer.checkpoint.fetch import Part, Reader
+from muster.trainer.checkpoint.fetch import CommitReader, FilePart
 
 
 def paths_of(commit: Commit) -> tuple[PurePosixPath, ...]:
@@ -27,7 +27,7 @@ def write_folder(
     reads yet and renames it. `progress` is called with (bytes written, bytes of all). Raises DamagedCommit naming the
     file, CheckpointError where the store fails, OSError where the disk does.
     """
-    reader = Reader(store, commit)
+    reader = CommitReader(store, commit)
     reader.expect_sizes()
     directory.mkdir(parents=True, exist_ok=True)
     places = [directory / path for path in paths_of(commit)]
@@ -37,7 +37,7 @@ def write_folder(
             file.truncate(entry.bytes)
     done = 0
 
-    def write(part: Part) -> int:
+    def write(part: FilePart) -> int:
         start, length = reader.bounds(part)
         buffer = memoryview(bytearray(length))
         reader.read(part, buffer)

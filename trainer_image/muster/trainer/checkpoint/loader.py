@@ -17,7 +17,7 @@ from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
 from muster.storage.readers import reading
 from muster.storage.store import Store
-from muster.trainer.checkpoint.chunks import Chunk
+from muster.trainer.checkpoint.chunks import TensorChunk
 from muster.trainer.checkpoint.commits import parse, read_and_parse
 from muster.trainer.checkpoint.control_group import ControlGroup
 from muster.trainer.checkpoint.failures import (
@@ -28,8 +28,8 @@ from muster.trainer.checkpoint.failures import (
     UnknownFormat,
     UnusableCommit,
 )
-from muster.trainer.checkpoint.fetch import Reader, Span, read_all
-from muster.trainer.checkpoint.fit import Wanted, differences
+from muster.trainer.checkpoint.fetch import CommitReader, FileSpan, read_all
+from muster.trainer.checkpoint.fit import ExpectedTensor, differences
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.node_memory import NodeMemory, SharedBuffer, share
 from muster.trainer.checkpoint.optimizer_state import (
@@ -41,20 +41,20 @@ from muster.trainer.checkpoint.optimizer_state import (
     wanted_state,
 )
 from muster.trainer.checkpoint.quarantine import first_good, put_back_newest
-from muster.trainer.checkpoint.tensors import ATTACHED_BYTES, DTYPES, Local, attached_name, localize, model_tensors
+from muster.trainer.checkpoint.tensors import ATTACHED_BYTES, DTYPES, LocalChunk, attached_name, localize, model_tensors
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a slice begins
 
 
 @dataclass(frozen=True)
-class Needed:
+class NeededSlice:
     """Part of one slice that this rank needs."""
 
-    target: Local
+    target: LocalChunk
     slice: Slice
-    chunk: Chunk  # the slice's own
-    shared: Chunk  # the part of it that lies in `target`
+    chunk: TensorChunk  # the slice's own
+    shared: TensorChunk  # the part of it that lies in `target`
 
 
 def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Commit:
@@ -147,7 +147,7 @@ def _load(
         weights = {**weights, **attached}
     live = [*weights.items(), *(named for tensors in state.values() for named in tensors.items())]
     targets = [localize(name, tensor, group.world_size) for name, tensor in live if tensor.numel()]
-    needed = [Needed(target, *shared) for target in targets for shared in _overlaps(commit, target)]
+    needed = [NeededSlice(target, *shared) for target in targets for shared in _overlaps(commit, target)]
     memory, starts = _fetched(store, commit, needed, group, buffer, marked=attached is None)
     with torch.no_grad():
         for one in needed:
@@ -159,10 +159,10 @@ def _load(
 
 
 def _fetched(
-    store: Store, commit: Commit, needed: Sequence[Needed], group: ControlGroup, buffer: SharedBuffer, marked: bool
+    store: Store, commit: Commit, needed: Sequence[NeededSlice], group: ControlGroup, buffer: SharedBuffer, marked: bool
 ) -> tuple[NodeMemory, Starts]:
     """All bytes that this rank needs, verified; returns only when every rank has its own."""
-    reader = Reader(store, commit, node_cache(store.uri, commit.job_uid))
+    reader = CommitReader(store, commit, node_cache(store.uri, commit.job_uid))
     with _as_reader(store, commit.step, group) if marked else contextlib.nullcontext():
         with _all_or_none(group):
             # The headers of the files that this rank needs are read too, to be compared with the COMMIT.
@@ -225,7 +225,9 @@ def _compare(
     commit: Commit, weights: Mapping[str, torch.Tensor], trained: Trained | None, without: frozenset[str], where: str
 ) -> None:
     expected = {
-        name: Wanted(DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in weights.items() if tensor.numel()
+        name: ExpectedTensor(DTYPES[tensor.dtype], tuple(tensor.shape))
+        for name, tensor in weights.items()
+        if tensor.numel()
     }
     there = {name: entry for name, entry in commit.tensors.items() if name.startswith("model/") and name not in without}
     if trained is not None:
@@ -235,15 +237,15 @@ def _compare(
         raise CheckpointMismatch(where, problems)
 
 
-def _overlaps(commit: Commit, target: Local) -> Iterator[tuple[Slice, Chunk, Chunk]]:
+def _overlaps(commit: Commit, target: LocalChunk) -> Iterator[tuple[Slice, TensorChunk, TensorChunk]]:
     """(slice, its chunk, the part of it that lies on this rank)."""
     for slice_ in commit.tensors[target.name].slices:
-        chunk = Chunk(slice_.offset, slice_.extent)
+        chunk = TensorChunk(slice_.offset, slice_.extent)
         if target.data.numel() and (shared := chunk.meets(target.chunk)) is not None:
             yield slice_, chunk, shared
 
 
-def _starts(reader: Reader, needed: Iterable[Needed], headers: Iterable[Span]) -> Starts:
+def _starts(reader: CommitReader, needed: Iterable[NeededSlice], headers: Iterable[FileSpan]) -> Starts:
     """Return the byte at which each needed slice begins. Where the COMMIT does not say, it is read from the file's
     header."""
     spans = {header.file: header for header in headers}
@@ -257,7 +259,7 @@ def _starts(reader: Reader, needed: Iterable[Needed], headers: Iterable[Span]) -
     return starts
 
 
-def _span(one: Needed, starts: Starts) -> Span:
+def _span(one: NeededSlice, starts: Starts) -> FileSpan:
     """The bytes of the rows that this rank needs."""
     chunk, shared = one.chunk, one.shared
     rows = chunk.extent[0] if chunk.extent else 1
@@ -265,10 +267,10 @@ def _span(one: Needed, starts: Starts) -> Span:
     first = shared.offset[0] - chunk.offset[0] if chunk.offset else 0
     count = shared.extent[0] if shared.extent else 1
     start = starts[one.slice.file, one.slice.name] + first * row_bytes
-    return Span(one.slice.file, start, start + count * row_bytes)
+    return FileSpan(one.slice.file, start, start + count * row_bytes)
 
 
-def _fill(one: Needed, memory: NodeMemory, starts: Starts) -> None:
+def _fill(one: NeededSlice, memory: NodeMemory, starts: Starts) -> None:
     data, chunk = one.target.data, one.chunk
     item, start = data.element_size(), starts[one.slice.file, one.slice.name]
     raw = torch.frombuffer(memory.bytes_of(one.slice.file, start, start + chunk.elements * item), dtype=torch.uint8)

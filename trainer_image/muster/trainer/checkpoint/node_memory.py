@@ -9,14 +9,14 @@ from pathlib import Path
 
 from muster.contract.checkpoint import Commit
 from muster.trainer.checkpoint.control_group import ControlGroup
-from muster.trainer.checkpoint.fetch import Part, Reader
+from muster.trainer.checkpoint.fetch import CommitReader, FilePart
 from muster.trainer.checkpoint.memory import SharedMemory
 
 
 class NodeMemory:
     """Whole files side by side, of which only the parts that somebody reads take memory."""
 
-    def __init__(self, memory: SharedMemory, bases: dict[int, int], mine: list[Part]) -> None:
+    def __init__(self, memory: SharedMemory, bases: dict[int, int], mine: list[FilePart]) -> None:
         self._memory, self._bases = memory, bases
         self.mine = mine  # the parts that this rank is to read
 
@@ -24,7 +24,7 @@ class NodeMemory:
         base = self._bases[file]
         return memoryview(self._memory.map)[base + start : base + end]
 
-    def jobs(self, reader: Reader) -> Iterable[tuple[Part, memoryview]]:
+    def jobs(self, reader: CommitReader) -> Iterable[tuple[FilePart, memoryview]]:
         for part in self.mine:
             start, length = reader.bounds(part)
             yield part, self.bytes_of(part.file, start, start + length)
@@ -57,11 +57,11 @@ class SharedBuffer:
             self._memory = None
 
 
-def share(group: ControlGroup, commit: Commit, needed: Sequence[Part], buffer: SharedBuffer) -> NodeMemory:
+def share(group: ControlGroup, commit: Commit, needed: Sequence[FilePart], buffer: SharedBuffer) -> NodeMemory:
     """Collective. Divide what the ranks of each node want among them."""
     everyone = group.gather([_node(), os.getpid(), [[part.file, part.index] for part in needed]])
     here = [rank for rank, (node, _, _) in enumerate(everyone) if node == everyone[group.rank][0]]
-    parts = sorted({Part(file, index) for rank in here for file, index in everyone[rank][2]})
+    parts = sorted({FilePart(file, index) for rank in here for file, index in everyone[rank][2]})
     bases, size = _side_by_side(commit, parts)
     leader = here[0]
     memory = buffer.own(size) if group.rank == leader else None
@@ -79,7 +79,7 @@ def share(group: ControlGroup, commit: Commit, needed: Sequence[Part], buffer: S
     return NodeMemory(memory, bases, parts[here.index(group.rank) :: len(here)])
 
 
-def _side_by_side(commit: Commit, parts: Iterable[Part]) -> tuple[dict[int, int], int]:
+def _side_by_side(commit: Commit, parts: Iterable[FilePart]) -> tuple[dict[int, int], int]:
     """Return the offset of each file in the shared memory, where each begins on a page of its own, and the size of all
     in bytes."""
     bases, size = {}, 0

@@ -12,7 +12,7 @@ from torch import nn
 
 from muster.contract.checkpoint import Commit
 from muster.trainer.checkpoint.failures import CheckpointMismatch, UnusableCommit
-from muster.trainer.checkpoint.fit import Wanted
+from muster.trainer.checkpoint.fit import ExpectedTensor
 from muster.trainer.checkpoint.tensors import DTYPES, trained_parameters
 
 ADAM_STATE = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -35,18 +35,18 @@ class DescribesState(Protocol):
         """The tensors, sharded as the parameter is."""
 
 
-def wanted_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Wanted]:
+def wanted_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, ExpectedTensor]:
     """Return the dtype and the shape that each tensor of the optimizer's state in a commit must have, by full name."""
     expected = {}
     for name, parameter in trained_parameters(model, optimizer):
         names = state_names(commit, name)
         if isinstance(optimizer, DescribesState) and names:
             for kind, (dtype, shape) in optimizer.state_layout(parameter).items():
-                expected[f"optimizer/{name}/{kind}"] = Wanted(DTYPES[dtype], shape)
+                expected[f"optimizer/{name}/{kind}"] = ExpectedTensor(DTYPES[dtype], shape)
             continue
         for full_name in names:
             entry = commit.tensors[full_name]
-            expected[full_name] = Wanted(entry.dtype, tuple(parameter.shape) if entry.shape else ())
+            expected[full_name] = ExpectedTensor(entry.dtype, tuple(parameter.shape) if entry.shape else ())
     return expected
 
 

@@ -16,7 +16,7 @@ from muster.contract.spec import Keep, duration_seconds
 
 
 @dataclass(frozen=True)
-class History:
+class SaveHistory:
     """History of an attempt's saves, which the policy decides by. All times are seconds on one clock."""
 
     started_at: float  # when this attempt began
@@ -30,14 +30,14 @@ class History:
 
 
 @dataclass(frozen=True)
-class Policy:
+class SavePolicy:
     """Schedule of the saves."""
 
     every: int | str = "auto"  # `auto`, a number of steps, or a time (`10m`), as in CheckpointSpec
     interval_seconds_min: float = field(default=INTERVAL_SECONDS_MIN)
     interval_seconds_max: float = field(default=INTERVAL_SECONDS_MAX)
 
-    def due(self, step: int, now: float, history: History) -> bool:
+    def due(self, step: int, now: float, history: SaveHistory) -> bool:
         """Return whether to save after `step`, at `now`.
 
         Steps are counted in multiples, so a resumed run saves at the same steps as an uninterrupted one.
@@ -47,7 +47,7 @@ class Policy:
         last = history.started_at if history.saved_at is None else history.saved_at
         return step > history.started_step and now - last >= self.interval_seconds(history)
 
-    def interval_seconds(self, history: History) -> float:
+    def interval_seconds(self, history: SaveHistory) -> float:
         """Seconds from one save to the next, under `auto` or a time."""
         if isinstance(self.every, int):
             raise ValueError("an interval in steps has no seconds")
@@ -63,7 +63,7 @@ class Policy:
         )
 
 
-def seconds_between_failures(history: History) -> float:
+def seconds_between_failures(history: SaveHistory) -> float:
     """The posterior mean of a Gamma prior worth one failure, sharpened by what was seen.
 
     A job that fails far more often than the prior says would need a thousand failures to outweigh it. So the prior's
@@ -76,7 +76,7 @@ def seconds_between_failures(history: History) -> float:
 
 
 @dataclass(frozen=True)
-class Kept:
+class RetainedCommit:
     """One commit, as retention sees it."""
 
     step: int
@@ -85,7 +85,9 @@ class Kept:
     verified: bool = True  # whether its bytes are believed good; False where it can't be read
 
 
-def retained(commits: Iterable[Kept], keep: Keep, pins: Collection[int], in_use: Collection[int]) -> tuple[int, ...]:
+def retained(
+    commits: Iterable[RetainedCommit], keep: Keep, pins: Collection[int], in_use: Collection[int]
+) -> tuple[int, ...]:
     """The steps of the commits that are to be deleted, oldest first.
 
     Kept are: the newest verified commit, whatever else happens; the last `keep.last` verified ones; the `keep.best`
@@ -105,7 +107,7 @@ def retained(commits: Iterable[Kept], keep: Keep, pins: Collection[int], in_use:
     return tuple(c.step for c in ordered if c.step not in kept and (c.verified or c.step < oldest))
 
 
-def _best(commits: list[Kept], count: int) -> set[int]:
+def _best(commits: list[RetainedCommit], count: int) -> set[int]:
     scored = sorted((c for c in commits if c.score is not None), key=lambda c: (c.score, -c.step))
     marked = [c for c in reversed(commits) if c.best]
     # The newest commit that was best when it was made is the best of all; scores only rank those behind it.

@@ -23,7 +23,7 @@ from muster.trainer.checkpoint.failures import (
     UnknownFormat,
     UnusableCommit,
 )
-from muster.trainer.checkpoint.fetch import Reader
+from muster.trainer.checkpoint.fetch import CommitReader
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import StorageError, UserError
 
@@ -75,7 +75,9 @@ def put_back(store: Store, step: int, progress: Callable[[int, int], None] = lam
     if not store.create(commit_key(step), data):
         return None
     try:
-        Reader(store, commit).expect_sizes()  # a save of a running attempt may have swept them before it saw the COMMIT
+        CommitReader(
+            store, commit
+        ).expect_sizes()  # a save of a running attempt may have swept them before it saw the COMMIT
     except DamagedCommit:
         if store.read(commit_key(step), COMMIT_BYTES_MAX) == data:
             store.delete(commit_key(step))

@@ -25,8 +25,8 @@ from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.control_group import ControlGroup
 from muster.trainer.checkpoint.emergency_save import (
     WAITING_SHARE_MAX,
-    Plan,
-    Standing,
+    EmergencyPlan,
+    EmergencyState,
     in_flight_seconds,
     new_seconds,
     plan,
@@ -35,7 +35,7 @@ from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.frozen import frozen_in
 from muster.trainer.checkpoint.optimizer_state import settings_of
-from muster.trainer.checkpoint.staging import Staging, reserve_bytes
+from muster.trainer.checkpoint.staging import StagingMemory, reserve_bytes
 from muster.trainer.checkpoint.tensors import is_frozen, model_tensors
 from muster.trainer.checkpoint.upload_process import UploadProcess
 from muster.trainer.errors import StaleAttempt
@@ -62,7 +62,7 @@ class TrainState:
 
 
 @dataclass(frozen=True)
-class Identity:
+class SaverIdentity:
     """Identity of the job and the attempt that the commits belong to."""
 
     job: str
@@ -98,12 +98,14 @@ class _InFlight:
     slot: int | None  # of the memory that the upload reads
 
 
-class Saver:
+class CheckpointSaver:
     """One per rank. At most one upload is in flight: a regular save that comes earlier is skipped, one of the best
     weights waits for it, an emergency save does what `emergency_save.plan` says. A failed save is an outcome, never an
     exception; only a stale attempt raises (StaleAttempt, from `finished` and `drain`), for such a rank must end."""
 
-    def __init__(self, identity: Identity, keep: Keep, mesh: dict[str, Any], entries: Entries | None = None) -> None:
+    def __init__(
+        self, identity: SaverIdentity, keep: Keep, mesh: dict[str, Any], entries: Entries | None = None
+    ) -> None:
         """Collective. `mesh` describes the parallelism, for the COMMIT's readers. With `entries` each checkpoint is
         also a folder of its own; the store may then be of each node."""
         self._control = ControlGroup()
@@ -123,7 +125,7 @@ class Saver:
         }
         self._trainer = identity.trainer
         self._process = UploadProcess(init, meeting.listener)
-        self._staging = Staging(self._process.use_memory)
+        self._staging = StagingMemory(self._process.use_memory)
         self._in_flight: _InFlight | None = None
         self._outcomes: list[SaveOutcome] = []
         self._stale: str | None = None
@@ -212,18 +214,18 @@ class Saver:
         self._process.close()
         self._staging.close()
 
-    def _regular(self, wait: bool) -> Plan:
+    def _regular(self, wait: bool) -> EmergencyPlan:
         if not self._control.any(self._in_flight is not None):
-            return Plan("save", None)
-        return Plan("wait" if wait else "keep", None)
+            return EmergencyPlan("save", None)
+        return EmergencyPlan("wait" if wait else "keep", None)
 
-    def _plan(self, now: float, seconds_left: float | None, terminating: bool) -> Plan:
+    def _plan(self, now: float, seconds_left: float | None, terminating: bool) -> EmergencyPlan:
         """Collective. What all ranks do, by what each of them has still to upload."""
         size, rest = self._staging.size, None
         if self._in_flight is not None:
             rest = in_flight_seconds(size, self._process.sent, now - self._in_flight.started, self._rates)
-        mine = Standing(rest, new_seconds(size, self._rates), seconds_left, terminating)
-        return plan([Standing(**standing) for standing in self._control.gather(asdict(mine))])
+        mine = EmergencyState(rest, new_seconds(size, self._rates), seconds_left, terminating)
+        return plan([EmergencyState(**standing) for standing in self._control.gather(asdict(mine))])
 
     def _over_everywhere(self, seconds_left: float | None) -> bool:
         """Collective. Wait for the upload in flight."""
@@ -328,7 +330,7 @@ def _as_json(order: Message) -> bytes:
         raise CheckpointError(f"TrainState.state or .rng holds what JSON can't: {error}") from error
 
 
-def _fixed_fields(identity: Identity, mesh: dict[str, Any]) -> dict[str, Any]:
+def _fixed_fields(identity: SaverIdentity, mesh: dict[str, Any]) -> dict[str, Any]:
     of_trainer = {"config": identity.config, "architecture": identity.architecture, "tokenizer": identity.tokenizer}
     own = of_trainer if identity.trainer == "muster" else {"version": PROGRAM_VERSION}
     return own | {

@@ -34,7 +34,7 @@ _HEADER = TypeAdapter(dict[str, _Entry | dict[str, str]])  # `__metadata__` is o
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlot:
     """Place of one tensor in the file: its bytes are [start, end), counted from the file's first byte."""
 
     dtype: str
@@ -46,7 +46,7 @@ class Slot:
 @dataclass(frozen=True)
 class ShardLayout:
     header: bytes
-    slots: dict[str, Slot]
+    slots: dict[str, TensorSlot]
     size: int
 
 
@@ -63,7 +63,7 @@ def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> ShardLayout:
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     base = _LENGTH.size + len(text)
-    slots = {name: Slot(dtype, shape, base + a, base + b) for name, (dtype, shape, a, b) in entries.items()}
+    slots = {name: TensorSlot(dtype, shape, base + a, base + b) for name, (dtype, shape, a, b) in entries.items()}
     return ShardLayout(_LENGTH.pack(len(text)) + text, slots, base + offset)
 
 
@@ -77,7 +77,7 @@ def header_bytes(first_eight: bytes, where: str) -> int:
     return _LENGTH.size + length
 
 
-def read_header(data: bytes | memoryview, size: int, where: str) -> dict[str, Slot]:
+def read_header(data: bytes | memoryview, size: int, where: str) -> dict[str, TensorSlot]:
     """The slots of a file of `size` bytes from its first `header_bytes`: known dtypes, tensors of the size of their
     shapes, one behind the other to the end of the file. Raises DamagedCommit for anything else."""
     base = header_bytes(bytes(data[:8]), where)
@@ -95,7 +95,7 @@ def read_header(data: bytes | memoryview, size: int, where: str) -> dict[str, Sl
         begin, end = end, end + prod(about.shape) * ITEM_BYTES[about.dtype]
         if (base + about.data_offsets[0], base + about.data_offsets[1]) != (begin, end):
             raise DamagedCommit(f"{where}: its safetensors header puts {name} where it can't be")
-        slots[name] = Slot(about.dtype, about.shape, begin, end)
+        slots[name] = TensorSlot(about.dtype, about.shape, begin, end)
     if end != size:
         raise DamagedCommit(f"{where}: has {size} bytes, and by its safetensors header {end}")
     return slots

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from muster.trainer.checkpoint.chunks import Chunk
+from muster.trainer.checkpoint.chunks import TensorChunk
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.optimizer_state import state_bytes
 from muster.trainer.checkpoint.shard_file import ShardLayout, lay_out
 from muster.trainer.checkpoint.snapshot import ORDER_BYTES, begin, complete
 from muster.trainer.checkpoint.tensors import (
     ATTACHED_BYTES,
-    Local,
+    LocalChunk,
     attached_name,
     is_frozen,
     localize,
@@ -39,10 +39,10 @@ _HEADER_BYTES = 512  # for each tensor of a file: its name, shape and place
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """Tensors that this rank writes, and their places in the file."""
 
-    locals: tuple[Local, ...]
+    locals: tuple[LocalChunk, ...]
     layout: ShardLayout
     slices: dict[str, list[Any]]  # for the COMMIT, by name: dtype, global shape, offset, extent
     stateless: list[str]  # trained parameters that have no optimizer state yet
@@ -55,7 +55,7 @@ class Share:
         return self.layout, self.slices, self.stateless, self.groups
 
 
-class Slot:
+class StagingSlot:
     """Memory for one copy of the share."""
 
     def __init__(self, size: int, page_locked: bool) -> None:
@@ -73,14 +73,14 @@ class Slot:
     def capacity(self) -> int:
         return self.memory.size - ORDER_BYTES
 
-    def begin(self, share: Share, layout: int) -> None:
+    def begin(self, share: RankShare, layout: int) -> None:
         """The copy that is here is given up for one of `share`, whose layout has the number `layout`."""
         begin(self.memory)
         if self._layout != layout:
             self._lay_out(share)
             self._layout = layout
 
-    def _lay_out(self, share: Share) -> None:
+    def _lay_out(self, share: RankShare) -> None:
         """Write the header and assign each tensor its place; the tensors are copied later."""
         header = share.layout.header
         self.bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
@@ -89,7 +89,7 @@ class Slot:
             place = share.layout.slots[local.name]
             self._places[local.name] = self.bytes[place.start : place.end].view(local.data.dtype).view(local.data.shape)
 
-    def copy(self, locals_: Sequence[Local], non_blocking: bool = False) -> None:
+    def copy(self, locals_: Sequence[LocalChunk], non_blocking: bool = False) -> None:
         if locals_:
             places = [self._places[local.name] for local in locals_]
             torch._foreach_copy_(places, [local.data for local in locals_], non_blocking)
@@ -101,7 +101,7 @@ class Slot:
         self.memory.close()
 
 
-class Staging:
+class StagingMemory:
     """Copies this rank's share of the state into memory that the upload process shares.
 
     `on_new_memory` is called with the number and the memory of each slot that is made.
@@ -109,19 +109,19 @@ class Staging:
 
     def __init__(self, on_new_memory: Callable[[int, SharedMemory], None]) -> None:
         self._on_new_memory = on_new_memory
-        self._slots: list[Slot] = []
+        self._slots: list[StagingSlot] = []
         self._wanted_slots, self._newest = 1, 0
-        self._share: Share | None = None
+        self._share: RankShare | None = None
         self.layout = 0  # the number of the layout that the next copy has; 0 before the first
         self._seen: tuple[tuple[int, int], ...] = ()
         self._stream: torch.cuda.Stream | None = None
         self._staged: torch.cuda.Event | None = None
         self._completing: threading.Thread | None = None
-        self._frozen: Slot | None = None
+        self._frozen: StagingSlot | None = None
         self._attached: torch.Tensor | None = None
 
     @property
-    def share(self) -> Share:
+    def share(self) -> RankShare:
         assert self._share is not None, "nothing was staged yet"
         return self._share
 
@@ -171,14 +171,14 @@ class Staging:
             self._attached = torch.zeros(max(4096, 1 << (len(framed) - 1).bit_length()), dtype=torch.uint8)
         self._attached[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
 
-    def copy_frozen(self, model: nn.Module) -> tuple[SharedMemory, Share] | None:
+    def copy_frozen(self, model: nn.Module) -> tuple[SharedMemory, RankShare] | None:
         """A copy of this rank's share of what is never trained, in memory of its own; None where all is trained."""
         self.drop_frozen()
         frozen = [(name, tensor) for name, tensor in model_tensors(model) if is_frozen(tensor)]
         if not frozen:
             return None
         share = _share(frozen, [], [])
-        self._frozen = Slot(share.layout.size, page_locked=False)
+        self._frozen = StagingSlot(share.layout.size, page_locked=False)
         self._frozen.begin(share, layout=1)
         self._frozen.copy(share.locals)
         return self._frozen.memory, share
@@ -230,7 +230,11 @@ class Staging:
             self._slots.pop().close()
 
     def _copy_from_device(
-        self, slot: Slot, locals_: Sequence[Local], optimizer: torch.optim.Optimizer, done: Callable[[], None]
+        self,
+        slot: StagingSlot,
+        locals_: Sequence[LocalChunk],
+        optimizer: torch.optim.Optimizer,
+        done: Callable[[], None],
     ) -> None:
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -263,7 +267,7 @@ class Staging:
         self.wait()
         self._free_slots()
         for number in range(self._wanted_slots):
-            self._slots.append(Slot(size, page_locked))
+            self._slots.append(StagingSlot(size, page_locked))
             self._on_new_memory(number, self._slots[number].memory)
 
 
@@ -287,18 +291,18 @@ def _share(
     stateless: list[str],
     groups: list[list[str]],
     attached: torch.Tensor | None = None,
-) -> Share:
+) -> RankShare:
     rank, world = rank_and_world()
     locals_ = share_of([localize(name, tensor, world) for name, tensor in live], rank)
     if attached is not None:
-        whole = Chunk((0,), tuple(attached.shape))
-        locals_.append(Local(attached_name(rank), whole.extent, whole, attached, (rank,)))
+        whole = TensorChunk((0,), tuple(attached.shape))
+        locals_.append(LocalChunk(attached_name(rank), whole.extent, whole, attached, (rank,)))
     layout = lay_out((local.name, local.dtype, local.chunk.extent) for local in locals_)
     slices: dict[str, list[Any]] = {
         local.name: [local.dtype, local.shape, local.chunk.offset, local.chunk.extent, layout.slots[local.name].start]
         for local in locals_
     }
-    return Share(tuple(locals_), layout, slices, stateless, groups)
+    return RankShare(tuple(locals_), layout, slices, stateless, groups)
 
 
 def _stateless(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

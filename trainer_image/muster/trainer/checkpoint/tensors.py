@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from muster.trainer.checkpoint.chunks import Chunk
+from muster.trainer.checkpoint.chunks import TensorChunk
 from muster.trainer.errors import UserError
 
 DTYPES: Final = {
@@ -41,12 +41,12 @@ _WRAPPERS: Final = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalChunk:
     """This rank's chunk of a tensor."""
 
     name: str
     shape: tuple[int, ...]  # global
-    chunk: Chunk
+    chunk: TensorChunk
     data: torch.Tensor  # the elements of the chunk, in the live storage
     holders: tuple[int, ...]  # the ranks that hold the same chunk
     mutable: bool = False  # whether it may change at any time (a buffer), not only in the optimizer's step
@@ -109,7 +109,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-def localize(name: str, tensor: torch.Tensor, world_size: int) -> Local:
+def localize(name: str, tensor: torch.Tensor, world_size: int) -> LocalChunk:
     """The chunk of `tensor` that lies on this rank."""
     if tensor.dtype not in DTYPES:
         raise UserError(f"{name} has dtype {tensor.dtype}, which safetensors can't hold")
@@ -117,11 +117,11 @@ def localize(name: str, tensor: torch.Tensor, world_size: int) -> Local:
         return _localize_shard(name, tensor)
     shape = tuple(tensor.shape)
     mutable = name.startswith("model/") and not isinstance(tensor, nn.Parameter)
-    chunk = Chunk((0,) * len(shape), shape)
-    return Local(name, shape, chunk, tensor.detach(), tuple(range(world_size)), mutable)
+    chunk = TensorChunk((0,) * len(shape), shape)
+    return LocalChunk(name, shape, chunk, tensor.detach(), tuple(range(world_size)), mutable)
 
 
-def _localize_shard(name: str, tensor: Any) -> Local:
+def _localize_shard(name: str, tensor: Any) -> LocalChunk:
     # Where nothing is sharded, half a second of imports is spared.
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -137,16 +137,16 @@ def _localize_shard(name: str, tensor: Any) -> Local:
     holders = tuple(sorted(int(rank) for rank in mesh.mesh[here].reshape(-1)))
     local = tensor._local_tensor.detach()
     assert tuple(local.shape) == tuple(extent), f"{name}: local shape {tuple(local.shape)} is not {tuple(extent)}"
-    return Local(name, shape, Chunk(tuple(offset), tuple(extent)), local, holders)
+    return LocalChunk(name, shape, TensorChunk(tuple(offset), tuple(extent)), local, holders)
 
 
-def share_of(locals_: Sequence[Local], rank: int) -> list[Local]:
+def share_of(locals_: Sequence[LocalChunk], rank: int) -> list[LocalChunk]:
     """Return the chunks that this rank writes. Chunks that several ranks hold are divided among them, evenly in bytes,
     cut along rows.
 
     Every holder of a chunk computes the same division from the same list, so nothing is written twice or left out.
     """
-    written: list[Local] = []
+    written: list[LocalChunk] = []
     for holders in dict.fromkeys(local.holders for local in locals_):
         group = [local for local in locals_ if local.holders == holders]
         total, mine = sum(local.bytes for local in group), holders.index(rank)
@@ -159,7 +159,7 @@ def share_of(locals_: Sequence[Local], rank: int) -> list[Local]:
     return written
 
 
-def _rows_between(local: Local, start: int, end: int) -> Local | None:
+def _rows_between(local: LocalChunk, start: int, end: int) -> LocalChunk | None:
     """The rows of a chunk whose first byte lies in [start, end) of its bytes; None where there is none."""
     rows = local.chunk.extent[0] if local.chunk.extent else 1
     if not local.bytes:
@@ -171,7 +171,7 @@ def _rows_between(local: Local, start: int, end: int) -> Local | None:
     if last - first == rows:
         return local
     offset, extent = local.chunk.offset, local.chunk.extent
-    chunk = Chunk((offset[0] + first, *offset[1:]), (last - first, *extent[1:]))
+    chunk = TensorChunk((offset[0] + first, *offset[1:]), (last - first, *extent[1:]))
     return replace(local, chunk=chunk, data=local.data[first:last])
 
 

@@ -19,14 +19,14 @@ from typing import Any, Protocol
 
 from muster.contract.address import parse_address
 from muster.storage.settings import S3Settings, share_client
-from muster.trainer.checkpoint.channel import Channel, Closed, Message
+from muster.trainer.checkpoint.channel import ChannelClosed, Message, MessageChannel
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT
 
 LIVES_PER_SAVE = 3
 
 
-class Process(Protocol):
+class ProcessHandle(Protocol):
     """The little of subprocess.Popen that is needed here."""
 
     @property
@@ -35,7 +35,7 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-class Forked:
+class ForkedProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
@@ -58,7 +58,7 @@ class Forked:
         return self._code
 
 
-_young: list[tuple[Process, Channel]] = []  # forked, and not asked for yet
+_young: list[tuple[ProcessHandle, MessageChannel]] = []  # forked, and not asked for yet
 
 
 def fork_while_young(uri: str) -> None:
@@ -92,10 +92,10 @@ def fork_while_young(uri: str) -> None:
             sys.stderr.flush()
             os._exit(code)
     theirs.close()
-    _young.append((Forked(pid), Channel(ours)))
+    _young.append((ForkedProcess(pid), MessageChannel(ours)))
 
 
-def _start_anew() -> tuple[Process, Channel]:
+def _start_anew() -> tuple[ProcessHandle, MessageChannel]:
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "muster.trainer.checkpoint.uploader", str(os.getpid()), str(theirs.fileno())],
@@ -104,7 +104,7 @@ def _start_anew() -> tuple[Process, Channel]:
         process_group=0,  # what is done to the rank's group must not end it: it may have to outlive the rank
     )
     theirs.close()
-    return process, Channel(ours)
+    return process, MessageChannel(ours)
 
 
 class UploadProcess:
@@ -172,7 +172,7 @@ class UploadProcess:
                     self._save = None
                     return message
                 self.sent += message["sent"]
-        except Closed:
+        except ChannelClosed:
             return self._replace()
         return None
 
@@ -228,7 +228,7 @@ class UploadProcess:
     def _send(self, message: Message, descriptor: int | None = None) -> None:
         try:
             self._channel.send(message, descriptor)
-        except Closed:  # poll notices, and the next process is told all of it
+        except ChannelClosed:  # poll notices, and the next process is told all of it
             pass
 
     def _start(self) -> None:

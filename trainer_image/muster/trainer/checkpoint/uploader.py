@@ -25,8 +25,8 @@ from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
 from muster.storage.opening import open_store
 from muster.storage.store import Store
-from muster.trainer.checkpoint.channel import Channel, Closed, Message
-from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, Coordinator, Job
+from muster.trainer.checkpoint.channel import ChannelClosed, Message, MessageChannel
+from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, SaveCoordinator, SavedJob
 from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.node_cache import node_cache
@@ -38,7 +38,7 @@ from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 STEP_LOG_BYTES_BEFORE = 1 << 20
 
 
-class Frozen:
+class FrozenShare:
     """This rank's part of the weights that are never trained, while no COMMIT names it."""
 
     def __init__(self, memory: SharedMemory, size: int, slices: dict[str, list[Any]]) -> None:
@@ -50,7 +50,7 @@ class Frozen:
         self._memory.close()
 
 
-class Uploader:
+class ShareUploader:
     """Saves what its rank orders.
 
     `init` is the rank's first message {uri, rank, world_size, job_uid, attempt, fence, token, coordinator, identity,
@@ -58,17 +58,17 @@ class Uploader:
     meets the others; None on the other ranks.
     """
 
-    def __init__(self, rank_process: Channel, init: Message, listener: socket.socket | None) -> None:
+    def __init__(self, rank_process: MessageChannel, init: Message, listener: socket.socket | None) -> None:
         self._to_rank, self._init = rank_process, init
         self._rank, self._world = int(init["rank"]), int(init["world_size"])
         self._store: Store = open_store(init["uri"])
         self._memories: dict[int, SharedMemory] = {}
         self._layouts: dict[int, Message] = {}
-        self._frozen: Frozen | None = None
+        self._frozen: FrozenShare | None = None
         self._frozen_named = False  # by a COMMIT
         self._cache = node_cache(init["uri"], init["job_uid"])
         self._coordinator = self._make_coordinator(listener) if self._rank == 0 else None
-        self._peer: Channel | None = None
+        self._peer: MessageChannel | None = None
         self._rank_is_dead = False
         self._committed_records: list[str] = []  # of the newest step that was committed
         self._records_from = 0  # the byte of the log of steps behind which they are written, if they are
@@ -85,7 +85,7 @@ class Uploader:
         except StoreError:  # a save will say so, should it still be so
             pass
         if self._coordinator is None:
-            with contextlib.suppress(Closed, OSError):  # a save will try again
+            with contextlib.suppress(ChannelClosed, OSError):  # a save will try again
                 self._peer = self._connect(5.0)
         gc.collect()
         with contextlib.suppress(AttributeError):  # glibc's: what starting took and needs no more
@@ -97,7 +97,7 @@ class Uploader:
         try:
             while self._obey(self._to_rank.receive()):
                 pass
-        except Closed:
+        except ChannelClosed:
             if has_adopter():
                 self._save_what_is_left()
                 self._write_missing_records()
@@ -111,7 +111,7 @@ class Uploader:
             self._layouts = dict([*self._layouts.items(), (int(order["number"]), order)][-LAYOUTS_KEPT:])
         elif order["do"] == "frozen":
             memory = SharedMemory.attach(self._to_rank.take_descriptor(), int(order["memory"]))
-            self._use_frozen(Frozen(memory, int(order["bytes"]), order["slices"]), named=False)
+            self._use_frozen(FrozenShare(memory, int(order["bytes"]), order["slices"]), named=False)
         elif order["do"] == "frozen-named":
             self._use_frozen(None, named=True)
             if self._coordinator is not None:
@@ -166,12 +166,12 @@ class Uploader:
             while (answer := self._peer.receive(max(deadline - time.monotonic(), 0))) is not None:
                 if answer["event"] == "chosen":
                     return None if answer["step"] is None else int(answer["step"])
-        except (Closed, OSError):  # rank 0's is gone: nobody can commit
+        except (ChannelClosed, OSError):  # rank 0's is gone: nobody can commit
             pass
         return None
 
     def _notify_rank(self, message: Message) -> None:
-        with contextlib.suppress(Closed):  # it has died: what is under way is finished first
+        with contextlib.suppress(ChannelClosed):  # it has died: what is under way is finished first
             self._to_rank.send(message)
 
     def _save(self, order: Message) -> Message:
@@ -260,7 +260,7 @@ class Uploader:
             return self._frozen.entry.key
         return frozen_key(order["step"], self._init["attempt"], self._rank, self._world)
 
-    def _use_frozen(self, frozen: Frozen | None, named: bool) -> None:
+    def _use_frozen(self, frozen: FrozenShare | None, named: bool) -> None:
         if self._frozen is not None:
             self._frozen.close()
         self._frozen, self._frozen_named = frozen, named
@@ -277,7 +277,7 @@ class Uploader:
                 self._peer = self._connect(seconds)
             self._peer.send({"seq": order["seq"], "first": ranks, "first_seconds": seconds})
             self._peer.receive(seconds)
-        except (Closed, OSError):  # then all go at once, and the report is sent over a new connection
+        except (ChannelClosed, OSError):  # then all go at once, and the report is sent over a new connection
             self._peer = None
 
     def _ask(self, report: Message, deadline: float) -> Message:
@@ -290,7 +290,7 @@ class Uploader:
                 while (answer := self._peer.receive(max(deadline - time.monotonic(), 0))) is not None:
                     if answer.get("event") == "outcome" and answer.get("seq") == report["seq"]:
                         return answer
-            except (Closed, OSError):
+            except (ChannelClosed, OSError):
                 if self._peer is not None:
                     self._peer.close()
                 if self._rank_is_dead:  # so is rank 0, and nobody replaces its process
@@ -300,12 +300,12 @@ class Uploader:
         error = "rank 0 did not say in time whether the checkpoint was committed"
         return {"event": "outcome", "seq": report["seq"], "step": report["step"], "committed": False, "error": error}
 
-    def _connect(self, timeout_seconds: float) -> Channel:
+    def _connect(self, timeout_seconds: float) -> MessageChannel:
         host, port = self._init["coordinator"]
         connection = socket.create_connection((host, int(port)), timeout=min(timeout_seconds, 5))
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = Channel(connection)
+        channel = MessageChannel(connection)
         channel.send({"token": self._init["token"], "rank": self._rank})
         return channel
 
@@ -322,9 +322,9 @@ class Uploader:
     def _file(self, order: Message) -> memoryview:
         return self._memories[order["slot"]].view(int(self._layouts[order["layout"]]["bytes"]))
 
-    def _make_coordinator(self, listener: socket.socket | None) -> Coordinator:
+    def _make_coordinator(self, listener: socket.socket | None) -> SaveCoordinator:
         init: dict[str, Any] = self._init
-        job = Job(
+        job = SavedJob(
             identity=init["identity"],
             job_uid=init["job_uid"],
             attempt=int(init["attempt"]),
@@ -333,7 +333,7 @@ class Uploader:
             keep=Keep.model_validate(init["keep"]),
             entries=self._entries,
         )
-        return Coordinator(self._store, job, listener, init["token"])
+        return SaveCoordinator(self._store, job, listener, init["token"])
 
 
 def _step_log_bytes() -> int:
@@ -350,14 +350,14 @@ def main(parent: int, connection: socket.socket) -> None:
         signal.signal(number, signal.SIG_IGN)
     die_with_adopter(parent)
     name_process("muster-upload")
-    channel = Channel(connection)
-    with contextlib.suppress(Closed):
+    channel = MessageChannel(connection)
+    with contextlib.suppress(ChannelClosed):
         init = channel.receive()
         assert init is not None
         listener = socket.socket(fileno=channel.take_descriptor()) if init["rank"] == 0 else None
-        uploader = Uploader(channel, init, listener)
+        uploader = ShareUploader(channel, init, listener)
         refused = uploader.warm_up()
-        with contextlib.suppress(Closed):  # the rank has died already: what it left is saved all the same
+        with contextlib.suppress(ChannelClosed):  # the rank has died already: what it left is saved all the same
             channel.send({"event": "ready", "refused": refused})
         uploader.run()
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from muster.contract.checkpoint import Commit, FileEntry, is_frozen_key
 from muster.storage.store import Store
-from muster.trainer.checkpoint.fetch import Part, Reader
+from muster.trainer.checkpoint.fetch import CommitReader, FilePart
 
 
 def verify(
@@ -22,7 +22,7 @@ def verify(
     commit, by key and checksum; they are not read again, and this commit's join them. Raises DamagedCommit naming the
     file, CheckpointError where the store fails.
     """
-    reader = Reader(store, commit)
+    reader = CommitReader(store, commit)
     reader.expect_sizes()
     for file in range(len(commit.files)) if commit.kind == "tensors" else ():
         reader.read_starts(reader.header_span(file))
@@ -30,7 +30,7 @@ def verify(
     parts = [part for part in reader.all_parts() if _name(commit.files[part.file]) not in read]
     total, done = sum(reader.bounds(part)[1] for part in parts), 0
 
-    def check(part: Part) -> int:
+    def check(part: FilePart) -> int:
         _, length = reader.bounds(part)
         reader.read(part, memoryview(bytearray(length)))
         return length

@@ -27,13 +27,13 @@ from muster.contract.text import size
 from muster.storage.opening import open_store
 from muster.storage.readers import reading
 from muster.storage.store import Store
-from muster.trainer.arguments import Arguments
+from muster.trainer.arguments import ArgumentParser
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.folder_files import write_folder
 from muster.trainer.convert import byte_tokenizer, hugging_face, peft, transformers_names
-from muster.trainer.convert.merge import Delta, deltas
-from muster.trainer.convert.tensor_files import MODEL, Output, write_files
-from muster.trainer.convert.transformers_names import Conversion, Names
+from muster.trainer.convert.merge import WeightDelta, deltas
+from muster.trainer.convert.tensor_files import MODEL, OutputTensor, write_files
+from muster.trainer.convert.transformers_names import TensorConversion, TransformersNames
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.models.adapter import adapter_of, is_part
 from muster.trainer.models.nf4_format import absmax_name, packed_name, weights_among
@@ -84,7 +84,7 @@ def export(
                 base = peft.base_of(commit)
                 if base is None:
                     _write_whole(store, commit, None, unfinished / BASE, "keep", progress)
-                    base = peft.Base(str((directory / BASE).absolute()))
+                    base = peft.BaseModelName(str((directory / BASE).absolute()))
                 tied = peft.has_tied_head(_weights(commit))
                 document = peft.config(adapter, base, report.pop("names"), tied, "scores" in commit.architecture)
                 _write_descriptions(commit, unfinished, {"adapter_config.json": document})
@@ -169,7 +169,7 @@ def _write_model(
     if transformers_names.is_transformers(commit):
         names = transformers_names.names(commit, weights)
     else:
-        names = Names(hugging_face.names({n: e.dtype for n, e in weights.items()}))
+        names = TransformersNames(hugging_face.names({n: e.dtype for n, e in weights.items()}))
     added = deltas(store, commit, adapter) if adapter is not None else {}
     names = _with_conversions(commit, names, weights, added)
     outputs = _outputs(weights, names, dtype)
@@ -193,7 +193,7 @@ def _write_adapter(
     twice = [name for name in parts if is_embedding(name) and peft.has_tied_head(weights)]
     direct = {name: theirs for name, theirs in names.items() if name not in twice}
     tied = [peft.tied(name, names[name], parts[name], transformers_names.tied_to(commit)) for name in twice]
-    outputs = _outputs(parts, Names(direct, tuple(tied)), dtype)
+    outputs = _outputs(parts, TransformersNames(direct, tuple(tied)), dtype)
     report = write_files(store, commit, directory, {peft.FILE: list(outputs)}, outputs, tied, {}, progress)
     return report | {"adapter": "alone", "names": sorted(outputs)}
 
@@ -213,7 +213,9 @@ def _decoded(commit: Commit, weights: dict[str, TensorEntry]) -> dict[str, Tenso
     return decoded
 
 
-def _with_conversions(commit: Commit, names: Names, weights: dict[str, TensorEntry], added: dict[str, Delta]) -> Names:
+def _with_conversions(
+    commit: Commit, names: TransformersNames, weights: dict[str, TensorEntry], added: dict[str, WeightDelta]
+) -> TransformersNames:
     """Weights that are held in four bits, or that an adapter can't be added to in stretches, become conversions, for
     which they are in memory whole."""
     apart = [
@@ -225,16 +227,16 @@ def _with_conversions(commit: Commit, names: Names, weights: dict[str, TensorEnt
     def renamed(values: dict[str, Any]) -> dict[str, Any]:
         return {names.direct[name]: value for name, value in values.items()}
 
-    merges = [Conversion((n,), {names.direct[n]: tuple(weights[n].shape)}, renamed) for n in apart]
+    merges = [TensorConversion((n,), {names.direct[n]: tuple(weights[n].shape)}, renamed) for n in apart]
     direct = {name: theirs for name, theirs in names.direct.items() if name not in apart}
-    return Names(direct, (*names.conversions, *merges))
+    return TransformersNames(direct, (*names.conversions, *merges))
 
 
-def _outputs(weights: dict[str, TensorEntry], names: Names, dtype: str) -> dict[str, Output]:
+def _outputs(weights: dict[str, TensorEntry], names: TransformersNames, dtype: str) -> dict[str, OutputTensor]:
     """Everything that is to be written, by the name that it gets."""
 
-    def output(name: str, shape: tuple[int, ...], stored: str, ours: str | None) -> Output:
-        return Output(name, shape, "BF16" if dtype == "bf16" and stored == "F32" else stored, stored, ours)
+    def output(name: str, shape: tuple[int, ...], stored: str, ours: str | None) -> OutputTensor:
+        return OutputTensor(name, shape, "BF16" if dtype == "bf16" and stored == "F32" else stored, stored, ours)
 
     outputs = [output(names.direct[n], tuple(weights[n].shape), weights[n].dtype, n) for n in names.direct]
     for conversion in names.conversions:
@@ -288,7 +290,7 @@ def _checked(chosen: argparse.Namespace) -> tuple[Store, int | Literal["best", "
 
 
 def main(arguments: list[str]) -> int:
-    parser = Arguments(prog="python -m muster.trainer.convert.export", description=__doc__)
+    parser = ArgumentParser(prog="python -m muster.trainer.convert.export", description=__doc__)
     parser.add_argument("--checkpoint", required=True, help="<checkpoint.uri>/<job uid>")
     parser.add_argument("--to", required=True, type=Path, help="directory to make")
     parser.add_argument("--step", default="best", help="best, last or a number (default: best)")

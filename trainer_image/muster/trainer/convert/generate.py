@@ -17,7 +17,7 @@ from muster.trainer.convert.load_model import CPU, LoadedModel, load
 from muster.trainer.data import chat_prompt
 from muster.trainer.data.answers import ends_of_turn, text_of, until
 from muster.trainer.errors import UserError, exit_code
-from muster.trainer.models.generation import Sampling, generate
+from muster.trainer.models.generation import SamplingSettings, generate
 
 LEAVE, FORGET = "/exit", "/reset"
 
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def continued(loaded: LoadedModel, prompt: str, sampling: Sampling, stops: Sequence[str] = ()) -> Iterator[str]:
+def continued(loaded: LoadedModel, prompt: str, sampling: SamplingSettings, stops: Sequence[str] = ()) -> Iterator[str]:
     """Yield the continuation of a text, piece by piece."""
     tokenizer = loaded.tokenizer
     ids = [*tokenizer.bos, *tokenizer.encode(prompt)] or [tokenizer.eos]
@@ -49,7 +49,7 @@ def continued(loaded: LoadedModel, prompt: str, sampling: Sampling, stops: Seque
 
 
 def answered(
-    loaded: LoadedModel, messages: Sequence[dict[str, Any]], sampling: Sampling, stops: Sequence[str] = ()
+    loaded: LoadedModel, messages: Sequence[dict[str, Any]], sampling: SamplingSettings, stops: Sequence[str] = ()
 ) -> Iterator[str]:
     """Yield the assistant's answer to `messages`, as the model's own chat template writes them, piece by piece. Raises
     UserError where the tokenizer has neither a template nor marks."""
@@ -57,7 +57,7 @@ def answered(
 
 
 def _pieces(
-    loaded: LoadedModel, ids: list[int], ends: frozenset[int], sampling: Sampling, stops: Sequence[str]
+    loaded: LoadedModel, ids: list[int], ends: frozenset[int], sampling: SamplingSettings, stops: Sequence[str]
 ) -> Iterator[str]:
     definition, tokenizer = loaded.definition, loaded.tokenizer
     if max(ids) >= definition.vocab_size:
@@ -128,8 +128,8 @@ def _message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def _sampling(options: argparse.Namespace) -> Sampling:
-    return Sampling(options.tokens, options.temperature, options.top_p, options.seed)
+def _sampling(options: argparse.Namespace) -> SamplingSettings:
+    return SamplingSettings(options.tokens, options.temperature, options.top_p, options.seed)
 
 
 def _parser() -> argparse.ArgumentParser:

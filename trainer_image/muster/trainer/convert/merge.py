@@ -19,7 +19,7 @@ BLOCK_ELEMENTS = 2**18  # of the product at a time: no more memory than that, an
 
 
 @dataclass(frozen=True)
-class Delta:
+class WeightDelta:
     """Change to a weight W [outputs, inputs], which is the product B A; or to experts that are held together, W
     [experts, outputs, inputs], as in models/parameter_lora.py."""
 
@@ -54,7 +54,7 @@ class Delta:
             values[begin - first : end - first] += product[begin - row * inputs : end - row * inputs]
 
 
-def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
+def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, WeightDelta]:
     """Return the change to each weight for which the commit has an adapter, by the weight's name. All of the adapter is
     in memory from now on."""
     parts = [name for name in commit.tensors if name.startswith("model/") and is_part(name)]
@@ -72,5 +72,7 @@ def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
         entry = commit.tensors.get(weight)  # None: it is held in four bits
         streams = m not in arrays and entry is not None and entry.dtype == "F32" and len(entry.shape) == 2
         transposed = places.get(weight.removeprefix("model/"), False)
-        by_weight[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale), arrays.get(m), streams, transposed)
+        by_weight[weight] = WeightDelta(
+            arrays[a], arrays[b] * np.float32(adapter.scale), arrays.get(m), streams, transposed
+        )
     return by_weight

@@ -12,7 +12,7 @@ from muster.contract.address import hub_path, parse_address
 from muster.contract.checkpoint import Commit, TensorEntry
 from muster.contract.model_size import is_embedding, is_head, saved_weights
 from muster.trainer.convert import hugging_face
-from muster.trainer.convert.transformers_names import Conversion
+from muster.trainer.convert.transformers_names import TensorConversion
 from muster.trainer.models.adapter import is_part, weight_of
 
 FILE = "adapter_model.safetensors"
@@ -57,16 +57,16 @@ def names(ours: Iterable[str], of_transformers: bool, in_order: Iterable[str] = 
     return {name: f"base_model.model.{theirs(name)}" for name in all_names}
 
 
-def tied(ours: str, theirs: str, entry: TensorEntry, head: str) -> Conversion:
+def tied(ours: str, theirs: str, entry: TensorEntry, head: str) -> TensorConversion:
     """An embedding that was trained whole and is the head too: `peft` reads it under both names."""
     both = theirs, f"base_model.model.{head}"
-    return Conversion(
+    return TensorConversion(
         (ours,), dict.fromkeys(both, tuple(entry.shape)), lambda values: dict.fromkeys(both, values[ours])
     )
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseModelName:
     """The model that an adapter belongs to, as `from_pretrained` takes it: a folder, or a repository of the hub with
     its revision."""
 
@@ -74,7 +74,7 @@ class Base:
     revision: str | None = None
 
 
-def base_of(commit: Commit) -> Base | None:
+def base_of(commit: Commit) -> BaseModelName | None:
     """The folder or repository that the job began from; None where it began from a commit, has other tokens than the
     folder, or began from an address that `from_pretrained` does not read."""
     if not commit.config["model"].get("source") or commit.config.get("data", {}).get("addTokens"):
@@ -82,12 +82,12 @@ def base_of(commit: Commit) -> Base | None:
     origin = commit.architecture["source"]
     address = parse_address(origin["address"])
     if address.scheme == "hf":
-        return Base(hub_path(address).repository, origin["revision"])
-    return Base(str(address.local.absolute())) if address.scheme == "file" else None
+        return BaseModelName(hub_path(address).repository, origin["revision"])
+    return BaseModelName(str(address.local.absolute())) if address.scheme == "file" else None
 
 
 def config(
-    adapter: Adapter, base: Base, tensors: Iterable[str] = (), tied_head: bool = False, scores: bool = False
+    adapter: Adapter, base: BaseModelName, tensors: Iterable[str] = (), tied_head: bool = False, scores: bool = False
 ) -> dict[str, Any]:
     """Return the adapter_config.json of a LoraConfig.
 

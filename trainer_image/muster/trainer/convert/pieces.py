@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from muster.contract.checkpoint import ITEM_BYTES, Commit, Slice
 from muster.storage.store import Store
-from muster.trainer.checkpoint.fetch import Part, Reader, Span
+from muster.trainer.checkpoint.fetch import CommitReader, FilePart, FileSpan
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Run:
+class ByteRun:
     """Bytes of a file of the commit that follow each other in the tensor too."""
 
     start: int  # byte of the file
@@ -37,14 +37,16 @@ def stream(
     `put` may change the bytes; what it returns is collected. `progress` is called with (bytes read, bytes of all).
     Raises CheckpointError, also where bytes do not verify.
     """
-    reader = Reader(store, commit)
+    reader = CommitReader(store, commit)
     reader.expect_sizes()
     runs, headers = _runs_by_file(commit, reader, names)
-    spans = [Span(file, run.start, run.start + run.length) for file, file_runs in runs.items() for _, run in file_runs]
+    spans = [
+        FileSpan(file, run.start, run.start + run.length) for file, file_runs in runs.items() for _, run in file_runs
+    ]
     parts = reader.parts_of([*headers, *spans])
     total, done = sum(reader.bounds(part)[1] for part in parts), 0
 
-    def move(part: Part) -> tuple[int, list[T]]:
+    def move(part: FilePart) -> tuple[int, list[T]]:
         start, length = reader.bounds(part)
         data = memoryview(bytearray(length))
         reader.read(part, data)
@@ -79,14 +81,14 @@ def whole(store: Store, commit: Commit, names: Iterable[str]) -> dict[str, bytea
 
 
 def _runs_by_file(
-    commit: Commit, reader: Reader, names: Iterable[str]
-) -> tuple[dict[int, list[tuple[str, Run]]], list[Span]]:
+    commit: Commit, reader: CommitReader, names: Iterable[str]
+) -> tuple[dict[int, list[tuple[str, ByteRun]]], list[FileSpan]]:
     """The runs of these tensors in each file that holds some, and the spans of those files' headers, which were
     compared with the COMMIT."""
     slices = [(name, slice_) for name in names for slice_ in commit.tensors[name].slices]
     headers = {file: reader.header_span(file) for file in sorted({slice_.file for _, slice_ in slices})}
     starts = {file: reader.read_starts(header) for file, header in headers.items()}
-    runs: dict[int, list[tuple[str, Run]]] = {file: [] for file in headers}
+    runs: dict[int, list[tuple[str, ByteRun]]] = {file: [] for file in headers}
     for name, slice_ in slices:
         shape, item = commit.tensors[name].shape, ITEM_BYTES[commit.tensors[name].dtype]
         start = starts[slice_.file][slice_.name]
@@ -94,7 +96,7 @@ def _runs_by_file(
     return runs, list(headers.values())
 
 
-def runs_of(slice_: Slice, shape: tuple[int, ...], item_bytes: int, start: int) -> Iterator[Run]:
+def runs_of(slice_: Slice, shape: tuple[int, ...], item_bytes: int, start: int) -> Iterator[ByteRun]:
     """The runs of a slice that are contiguous both in its file (which begins at `start`) and in the whole tensor."""
     offset, extent = tuple(slice_.offset), tuple(slice_.extent)
     # Trailing dimensions that the chunk has whole are contiguous, and so are rows of the one before them.
@@ -107,10 +109,10 @@ def runs_of(slice_: Slice, shape: tuple[int, ...], item_bytes: int, start: int) 
     for number, outer in enumerate(itertools.product(*(range(e) for e in extent[:split]))):
         place = [o + i for o, i in zip(offset, outer, strict=False)] + list(offset[split:])
         if length:
-            yield Run(start + number * length, length, sum(p * s for p, s in zip(place, strides, strict=True)))
+            yield ByteRun(start + number * length, length, sum(p * s for p, s in zip(place, strides, strict=True)))
 
 
-def _cut(run: Run, start: int, end: int) -> Run | None:
+def _cut(run: ByteRun, start: int, end: int) -> ByteRun | None:
     """The part of a run that lies in bytes [start, end) of its file."""
     first, last = max(run.start, start), min(run.start + run.length, end)
-    return Run(first, last - first, run.at + first - run.start) if last > first else None
+    return ByteRun(first, last - first, run.at + first - run.start) if last > first else None

@@ -24,7 +24,7 @@ from muster.trainer.convert.load_model import CPU, LoadedModel, load
 from muster.trainer.data import chat_prompt
 from muster.trainer.data.answers import ends_of_turn, text_of, until
 from muster.trainer.errors import StorageError, UserError, exit_code
-from muster.trainer.models.generation import Sampling, generate
+from muster.trainer.models.generation import SamplingSettings, generate
 
 ROWS_AT_ONCE = 128  # of logits, whose log-probabilities take vocabulary × 4 bytes each
 
@@ -47,7 +47,7 @@ class WrittenAnswer:
         return {"prompt_tokens": len(self.prompt), "completion_tokens": len(self.written)}
 
 
-class Responder:
+class ModelResponder:
     """Answers requests by a loaded model. `cancelled` is set by whoever reads the requests."""
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -76,7 +76,7 @@ class Responder:
     def _tokens(self, answer: WrittenAnswer, ends: frozenset[int], request: dict[str, Any]) -> Iterator[int]:
         definition = self._loaded.definition
         vocab = min(self._loaded.tokenizer.vocab_size, definition.vocab_size)
-        sampling = Sampling(answer.max_tokens, request["temperature"], request["top_p"], request["seed"])
+        sampling = SamplingSettings(answer.max_tokens, request["temperature"], request["top_p"], request["seed"])
         chosen = generate(
             self._loaded.module, answer.prompt, ends, vocab, sampling, definition.position_limit, CPU
         ) if answer.max_tokens else iter(())  # fmt: skip
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         step = options.step if options.step in ("best", "last") else int(options.step)
-        responder = Responder(load(options.checkpoint, step, within_memory=True, of_job=options.of_job))
+        responder = ModelResponder(load(options.checkpoint, step, within_memory=True, of_job=options.of_job))
     except Exception as error:
         _send({"error": str(error) or type(error).__name__})
         return exit_code(error)

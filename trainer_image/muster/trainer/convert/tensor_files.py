@@ -15,10 +15,10 @@ import numpy as np
 from muster.contract.checkpoint import Commit
 from muster.storage.checksum import crc32_value
 from muster.storage.store import Store
-from muster.trainer.checkpoint.shard_file import Slot, lay_out
-from muster.trainer.convert.merge import Delta
+from muster.trainer.checkpoint.shard_file import TensorSlot, lay_out
+from muster.trainer.convert.merge import WeightDelta
 from muster.trainer.convert.pieces import stream, whole
-from muster.trainer.convert.transformers_names import Conversion
+from muster.trainer.convert.transformers_names import TensorConversion
 from muster.trainer.errors import StorageError
 from muster.trainer.models.nf4_format import absmax_name, decode, packed_name
 
@@ -27,19 +27,19 @@ _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "
 
 
 @dataclass(frozen=True)
-class Target:
+class WriteTarget:
     """Destination of a tensor: an open file and its slot there, what is added to the tensor on the way, and whether
     fp32 becomes bf16."""
 
     file: int
     path: Path
-    slot: Slot
+    slot: TensorSlot
     narrow: bool
-    delta: Delta | None
+    delta: WeightDelta | None
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputTensor:
     """A tensor to be written."""
 
     name: str
@@ -54,9 +54,9 @@ def write_files(
     commit: Commit,
     directory: Path,
     files: dict[str, list[str]],
-    outputs: dict[str, Output],
-    conversions: Iterable[Conversion],
-    added: dict[str, Delta],
+    outputs: dict[str, OutputTensor],
+    conversions: Iterable[TensorConversion],
+    added: dict[str, WeightDelta],
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Write the outputs into files, piece by piece.
@@ -64,7 +64,7 @@ def write_files(
     `files` holds the names of the outputs in each file. `added` is what is added to some of our tensors, by their full
     names.
     """
-    targets: dict[str, Target] = {}
+    targets: dict[str, WriteTarget] = {}
     with contextlib.ExitStack() as open_files:
         for file_name, group in files.items():
             path = directory / file_name
@@ -75,7 +75,7 @@ def write_files(
             for name in group:
                 output = outputs[name]
                 delta = added.get(f"{MODEL}{output.ours}")
-                targets[name] = Target(file, path, layout.slots[name], output.dtype != output.stored, delta)
+                targets[name] = WriteTarget(file, path, layout.slots[name], output.dtype != output.stored, delta)
         direct = {f"{MODEL}{o.ours}": targets[o.name] for o in outputs.values() if o.ours is not None}
         written = stream(store, commit, direct, lambda name, at, data: _put(direct[name], at, data), progress)
         for conversion in conversions:
@@ -94,7 +94,11 @@ def write_files(
 
 
 def _write_converted(
-    store: Store, commit: Commit, conversion: Conversion, targets: dict[str, Target], added: dict[str, Delta]
+    store: Store,
+    commit: Commit,
+    conversion: TensorConversion,
+    targets: dict[str, WriteTarget],
+    added: dict[str, WeightDelta],
 ) -> list[Written]:
     """Tensors that change their layout on the way out: these few are in memory together, and no others."""
     import torch
@@ -128,10 +132,10 @@ def _value(store: Store, commit: Commit, name: str) -> tuple[Any, Any]:
     return torch.from_numpy(decode(packed, absmax)), TORCH_DTYPES[commit.architecture["storedDtype"]]
 
 
-Written = tuple[Target, int, int, int]  # (where, byte of the file, length, CRC-32)
+Written = tuple[WriteTarget, int, int, int]  # (where, byte of the file, length, CRC-32)
 
 
-def _put(target: Target, at: int, data: memoryview) -> Written:
+def _put(target: WriteTarget, at: int, data: memoryview) -> Written:
     """Write bytes of a tensor, from its byte `at` on, to their place. What is added to them, is added in `data`."""
     content: memoryview | bytes = data
     if target.delta is not None:

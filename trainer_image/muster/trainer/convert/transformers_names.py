@@ -14,7 +14,7 @@ from muster.trainer.models.scoring import score_head_of
 
 
 @dataclass(frozen=True)
-class Conversion:
+class TensorConversion:
     """Tensors of the commit that become others together (fused experts)."""
 
     ours: tuple[str, ...]  # our names of the tensors
@@ -24,18 +24,18 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Names:
+class TransformersNames:
     """Names that transformers gives our tensors."""
 
     direct: dict[str, str]  # their name of each of ours that stays as it is
-    conversions: tuple[Conversion, ...] = ()  # how the others are made
+    conversions: tuple[TensorConversion, ...] = ()  # how the others are made
 
 
 def is_transformers(commit: Commit) -> bool:
     return commit.architecture.get("kind") == "transformers"
 
 
-def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> Names:
+def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> TransformersNames:
     """Return the names of these tensors (without `model/`) in files, by transformers' own reverse conversion."""
     import torch
     from transformers import WeightConverter
@@ -66,8 +66,8 @@ def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> Names:
     for group in together.values():
         empty = {name: torch.empty(tuple(weights[name].shape), device="meta") for name in group}
         shapes = {name: tuple(tensor.shape) for name, tensor in revert(empty).items()}
-        conversions.append(Conversion(tuple(group), shapes, revert))
-    return Names(direct, tuple(conversions))
+        conversions.append(TensorConversion(tuple(group), shapes, revert))
+    return TransformersNames(direct, tuple(conversions))
 
 
 def weight_places(commit: Commit) -> dict[str, bool]:

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from muster.trainer.data.chat import chat_prompt
-from muster.trainer.data.dataset import Data, Dataset, open_data
-from muster.trainer.data.packing import IGNORED, PADDING, Sample
+from muster.trainer.data.dataset import RunData, SampleSet, open_data
+from muster.trainer.data.packing import IGNORED, PADDING, PackedSample
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.data.tokenizer_files import (
     add_tokens,
@@ -15,18 +15,18 @@ from muster.trainer.data.tokenizer_files import (
 )
 
 if TYPE_CHECKING:
-    from muster.trainer.data.batch import Batch
-    from muster.trainer.data.loader import Loader, StepBatch
+    from muster.trainer.data.batch import TokenBatch
+    from muster.trainer.data.loader import RankLoader, StepBatch
 
 __all__ = [
     "IGNORED",
     "PADDING",
-    "Batch",
-    "Data",
-    "Dataset",
-    "Loader",
-    "Sample",
+    "PackedSample",
+    "RankLoader",
+    "RunData",
+    "SampleSet",
     "StepBatch",
+    "TokenBatch",
     "Tokenizer",
     "add_tokens",
     "chat_prompt",
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
     process that only tokenises does not need it."""
     from importlib import import_module
 
-    modules = {"Batch": "batch", "Loader": "loader", "StepBatch": "loader"}
+    modules = {"TokenBatch": "batch", "RankLoader": "loader", "StepBatch": "loader"}
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{modules[name]}"), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from muster.storage.conversations import Conversation, Turn
+from muster.storage.conversations import ChatConversation, ChatTurn
 from muster.trainer.data.chat import parts
 from muster.trainer.data.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ def after_turn(tokenizer: Tokenizer) -> dict[int, tuple[int, ...]]:
     if tokenizer.chat is None and tokenizer.template is None:
         return {}
     try:
-        written = parts(Conversation((Turn("user", "a", False), Turn("assistant", "b", True))), tokenizer)
+        written = parts(ChatConversation((ChatTurn("user", "a", False), ChatTurn("assistant", "b", True))), tokenizer)
     except ValueError:  # a template that refuses so short a conversation
         return {}
     ids = [(token, part.loss_mask) for part in written for token in (part.ids or tokenizer.encode(part.text))]

@@ -16,15 +16,15 @@ import numpy as np
 
 from muster.contract.text import counted, plural
 from muster.storage.records import RawRecord
-from muster.storage.sources import File, LocalFile
-from muster.trainer.data.documents import Chunk
-from muster.trainer.data.draft import Draft, Position, clean
-from muster.trainer.data.encode import BATCH_CHARACTERS, ROW, Encoded, Notes, Work
+from muster.storage.sources import LocalFile, SourceFile
+from muster.trainer.data.documents import DocumentChunk
+from muster.trainer.data.draft import InputPosition, StoreDraft, clean
+from muster.trainer.data.encode import BATCH_CHARACTERS, ROW, DocumentNotes, EncodedDocuments, EncodingWork
 from muster.trainer.data.index import write_index
 from muster.trainer.data.processes import in_order, processes_for
-from muster.trainer.data.reading import Reading
-from muster.trainer.data.rules import Reader
-from muster.trainer.data.store import FORMAT_VERSION, META, Meta, TokenStore, sync
+from muster.trainer.data.reading import FileReading
+from muster.trainer.data.rules import RuleReader
+from muster.trainer.data.store import FORMAT_VERSION, META, StoreMetadata, TokenStore, sync
 from muster.trainer.errors import UserError
 
 Report = Callable[[str], None]
@@ -34,32 +34,32 @@ PROGRESS_SECONDS = 2.0
 KEEP_SECONDS = 5.0
 
 
-class Batch(NamedTuple):
+class RecordBatch(NamedTuple):
     """Records, or pieces of texts, that are tokenised together."""
 
-    units: list[RawRecord | Chunk]
-    position: Position  # after the last of them
+    units: list[RawRecord | DocumentChunk]
+    position: InputPosition  # after the last of them
 
     @property
-    def for_others(self) -> list[RawRecord | Chunk]:
+    def for_others(self) -> list[RawRecord | DocumentChunk]:
         """The units without what only this process needs."""
-        return [unit._replace(look=None) if isinstance(unit, Chunk) else unit for unit in self.units]
+        return [unit._replace(look=None) if isinstance(unit, DocumentChunk) else unit for unit in self.units]
 
 
-class Builder:
+class StoreBuilder:
     """Memory: a few batches of text for each process, and while the index is made some 24 bytes per document."""
 
-    def __init__(self, folder: Path, work: Work, key: str, say: Report) -> None:
+    def __init__(self, folder: Path, work: EncodingWork, key: str, say: Report) -> None:
         self._folder, self._work, self._key, self._say = folder, work, key, say
-        self._rules = Reader(work.rules) if work.rules else None
+        self._rules = RuleReader(work.rules) if work.rules else None
         self._read = 0
         self._lines = ProgressLines(work.source.source, say)
 
-    def build(self, files: Sequence[File], digests: Sequence[str]) -> None:
+    def build(self, files: Sequence[SourceFile], digests: Sequence[str]) -> None:
         """Write the whole store, or what is missing of it; meta.json comes before the rest is cleaned away. Raises
         UserError for bad input, OSError for a bad disk."""
         if TokenStore.open(self._folder) is None:
-            with Draft(self._folder, self._work) as draft:
+            with StoreDraft(self._folder, self._work) as draft:
                 self._write(draft, files, digests)
                 self._finish(draft)
         whole = TokenStore.open(self._folder)
@@ -67,10 +67,10 @@ class Builder:
         clean(self._folder, whole)
         sync(self._folder)
 
-    def _write(self, draft: Draft, files: Sequence[File], digests: Sequence[str]) -> None:
+    def _write(self, draft: StoreDraft, files: Sequence[SourceFile], digests: Sequence[str]) -> None:
         self._lines.total = sum(file.size for file in files)
         done = draft.progress.position
-        if done != Position():
+        if done != InputPosition():
             self._read = sum(file.size for file in files[: done.file])
             self._lines.going_on(self._read, draft.progress.documents)
         kept = time.monotonic()
@@ -83,24 +83,24 @@ class Builder:
         if not draft.progress.documents:
             raise UserError(f"data source {self._work.source.source}: has nothing to train on: {self._why_none(draft)}")
 
-    def _why_none(self, draft: Draft) -> str:
+    def _why_none(self, draft: StoreDraft) -> str:
         if draft.progress.left_out.counts:
             lost = draft.progress.left_out.counts.items()
             return "; ".join(counted(count, f"lines are left out: {words}") for words, count in lost)
         return "every document in it is empty" if self._lines.total else "all its files are empty"
 
     def _units(
-        self, draft: Draft, files: Sequence[File], digests: Sequence[str]
-    ) -> Iterator[tuple[Position, RawRecord | Chunk]]:
+        self, draft: StoreDraft, files: Sequence[SourceFile], digests: Sequence[str]
+    ) -> Iterator[tuple[InputPosition, RawRecord | DocumentChunk]]:
         """Yield the units that are not done yet. The file that was being read is read again from its beginning: this
         takes a small part of the time that tokenising it takes, and shows whether the file is unchanged."""
         done = draft.progress.position
         for number, (file, digest) in enumerate(zip(files, digests, strict=True)):
             if number < done.file:
                 continue
-            reading = Reading(file, lambda count: self._advance(count, draft))
+            reading = FileReading(file, lambda count: self._advance(count, draft))
             for count, unit in enumerate(reading.units(self._work.source, self._work.tokenizer, self._rules), 1):
-                position = Position(number, count)
+                position = InputPosition(number, count)
                 if position > done:
                     yield position, unit
             if isinstance(file, LocalFile) and reading.digest() != digest:
@@ -109,33 +109,33 @@ class Builder:
                 )
 
     @staticmethod
-    def _batches(units: Iterator[tuple[Position, RawRecord | Chunk]]) -> Iterator[Batch]:
+    def _batches(units: Iterator[tuple[InputPosition, RawRecord | DocumentChunk]]) -> Iterator[RecordBatch]:
         """Units in lists of about BATCH_CHARACTERS of text."""
-        batch: list[RawRecord | Chunk] = []
+        batch: list[RawRecord | DocumentChunk] = []
         characters = 0
-        position = Position()
+        position = InputPosition()
         for position, unit in units:
             batch.append(unit)
             characters += 64 + _size(unit)
             if characters >= BATCH_CHARACTERS:
-                yield Batch(batch, position)
+                yield RecordBatch(batch, position)
                 batch, characters = [], 0
         if batch:
-            yield Batch(batch, position)
+            yield RecordBatch(batch, position)
 
-    def _advance(self, count: int, draft: Draft) -> None:
+    def _advance(self, count: int, draft: StoreDraft) -> None:
         self._read += count
         self._lines.at(self._read, draft.progress.tokens)
 
-    def _append(self, draft: Draft, batch: Batch, encoded: Encoded) -> None:
+    def _append(self, draft: StoreDraft, batch: RecordBatch, encoded: EncodedDocuments) -> None:
         draft.add(self._texts(draft, batch, encoded) if encoded.pieces else encoded)
         draft.progress.position = batch.position
 
-    def _texts(self, draft: Draft, batch: Batch, encoded: Encoded) -> Encoded:
+    def _texts(self, draft: StoreDraft, batch: RecordBatch, encoded: EncodedDocuments) -> EncodedDocuments:
         """Write the tokens of a batch, and return the notes on the texts that end in it."""
-        progress, notes, rows, at = draft.progress, Notes(self._work.rules), [], 0
+        progress, notes, rows, at = draft.progress, DocumentNotes(self._work.rules), [], 0
         for unit, count in zip(batch.units, encoded.pieces, strict=True):
-            assert isinstance(unit, Chunk)
+            assert isinstance(unit, DocumentChunk)
             draft.add_tokens(encoded.ids[at : at + count])
             at += count
             if unit.hash is None:
@@ -151,11 +151,11 @@ class Builder:
         noted = replace(encoded, rows=np.array(rows, ROW), sketches=notes.sketches(), grams=notes.grams())
         return replace(noted, ids=encoded.ids[:0])
 
-    def _finish(self, draft: Draft) -> None:
+    def _finish(self, draft: StoreDraft) -> None:
         """Write the index and meta.json, and make all of it survive a power cut."""
         work, progress = self._work, draft.progress
         index = write_index(draft, work)
-        meta = Meta(
+        meta = StoreMetadata(
             version=FORMAT_VERSION,
             key=self._key,
             contents=index.contents,
@@ -182,9 +182,9 @@ class Builder:
         self._lines.done(meta.documents, meta.tokens)
 
 
-def _size(unit: RawRecord | Chunk) -> int:
+def _size(unit: RawRecord | DocumentChunk) -> int:
     """Characters of a unit, about."""
-    if isinstance(unit, Chunk):
+    if isinstance(unit, DocumentChunk):
         return sum(len(part.text) for part in unit.parts)
     if unit.line:
         return len(unit.value)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
-from muster.storage.conversations import Conversation, Turn, turns_of
-from muster.trainer.data.chat_template import GUARD, Fitted, Rendered, fit
+from muster.storage.conversations import ChatConversation, ChatTurn, turns_of
+from muster.trainer.data.chat_template import GUARD, FittedConversation, RenderedText, fit
 from muster.trainer.data.tokenizer import ChatMarks, Tokenizer
 from muster.trainer.errors import UserError
 
@@ -19,7 +19,7 @@ from muster.trainer.errors import UserError
 WHOLE_CHARACTERS = 4 << 20
 
 
-class Part(NamedTuple):
+class DocumentPart(NamedTuple):
     """A stretch of a document, which is text to tokenise or ids to take as they are."""
 
     text: str = ""
@@ -27,15 +27,15 @@ class Part(NamedTuple):
     loss_mask: bool = True  # whether the loss counts these tokens
 
 
-def fitted(given: Conversation, tokenizer: Tokenizer) -> Fitted:
+def fitted(given: ChatConversation, tokenizer: Tokenizer) -> FittedConversation:
     """The conversation with what the tokenizer writes of it; without a template that is nothing beside the words."""
     if tokenizer.template is not None and not given.plain:
         return tokenizer.template.fitted(given)
     keys = frozenset(key for turn in given.turns for key in turn.more) - {"tool_calls"}
-    return Fitted(fit(given, {}, keys), {}, keys, keys)
+    return FittedConversation(fit(given, {}, keys), {}, keys, keys)
 
 
-def teaches_no_end(document: Sequence[Part], tokenizer: Tokenizer) -> bool:
+def teaches_no_end(document: Sequence[DocumentPart], tokenizer: Tokenizer) -> bool:
     """Return whether no special token ends the assistant's words, so that a model does not learn to end them."""
     if tokenizer.special is None:
         return False
@@ -43,11 +43,11 @@ def teaches_no_end(document: Sequence[Part], tokenizer: Tokenizer) -> bool:
     return not any(tokenizer.special.fullmatch(tokenizer.spell([last])) for last in lasts)
 
 
-def parts(given: Conversation, tokenizer: Tokenizer, prompted: bool = False) -> tuple[Part, ...]:
+def parts(given: ChatConversation, tokenizer: Tokenizer, prompted: bool = False) -> tuple[DocumentPart, ...]:
     """A conversation to tokenise. Where it is to be `prompted` with what stands before the loss, no token of a plain
     one reaches from there into the loss. Raises ValueError where it can't be written so, UserError for unknown marks.
     """
-    pieces: Iterable[Part]
+    pieces: Iterable[DocumentPart]
     if given.plain:
         pieces = _plain(given, tokenizer, prompted)
     elif tokenizer.template is not None:
@@ -60,7 +60,7 @@ def parts(given: Conversation, tokenizer: Tokenizer, prompted: bool = False) -> 
     return tuple(part for part in scored if part.text or part.ids)
 
 
-def _rendered(given: Rendered, tokenizer: Tokenizer) -> tuple[Part, ...]:
+def _rendered(given: RenderedText, tokenizer: Tokenizer) -> tuple[DocumentPart, ...]:
     """Tokenise a template's text as a whole, as at inference. A token that begins with spaces before a stretch in the
     loss, and continues within it, is learnt. The text is tokenised stretch by stretch where a token would otherwise
     cross an edge of the loss with more than such spaces, and where the text is too long."""
@@ -74,40 +74,40 @@ def _rendered(given: Rendered, tokenizer: Tokenizer) -> tuple[Part, ...]:
             lasts = [max(start, end - 1) for start, end in places]
             flags = [(at := bisect_right(starts, last) - 1) >= 0 and last < given.spans[at][1] for last in lasts]
             runs = groupby(zip(ids, flags, strict=True), key=lambda each: each[1])
-            return tuple(Part(ids=tuple(token for token, _ in run), loss_mask=flag) for flag, run in runs)
+            return tuple(DocumentPart(ids=tuple(token for token, _ in run), loss_mask=flag) for flag, run in runs)
     return tuple(_stretches(given, tokenizer))
 
 
-def _stretches(given: Rendered, tokenizer: Tokenizer) -> Iterator[Part]:
+def _stretches(given: RenderedText, tokenizer: Tokenizer) -> Iterator[DocumentPart]:
     edges = [0, *(edge for span in given.spans for edge in span), len(given.text)]
     for number, (start, end) in enumerate(pairwise(edges)):
         flag = number % 2 == 1
         at = start
         for token in tokenizer.special.finditer(given.text, start, end) if tokenizer.special else ():
             yield from _word_parts(given.text[at : token.start()], flag)
-            yield Part(ids=tuple(tokenizer.encode_rendered(token[0])[0]), loss_mask=flag)
+            yield DocumentPart(ids=tuple(tokenizer.encode_rendered(token[0])[0]), loss_mask=flag)
             at = token.end()
         yield from _word_parts(given.text[at:end], flag)
 
 
-def _word_parts(text: str, flag: bool) -> Iterator[Part]:
+def _word_parts(text: str, flag: bool) -> Iterator[DocumentPart]:
     if text:
-        yield Part(text.replace(GUARD, ""), loss_mask=flag)
+        yield DocumentPart(text.replace(GUARD, ""), loss_mask=flag)
 
 
-def _plain(given: Conversation, tokenizer: Tokenizer, prompted: bool) -> tuple[Part, ...]:
+def _plain(given: ChatConversation, tokenizer: Tokenizer, prompted: bool) -> tuple[DocumentPart, ...]:
     prompt, answer = (turn.content for turn in given.turns)
     return text_parts(divided(prompt, answer, tokenizer, prompted), prompt, answer, tokenizer)
 
 
-class Divided(NamedTuple):
+class DividedText(NamedTuple):
     """The ids of a prompt and its answer, tokenised as one text."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]  # from the first token that holds a character of the answer
 
 
-def divided(prompt: str, answer: str, tokenizer: Tokenizer, prompted: bool = False) -> Divided | None:
+def divided(prompt: str, answer: str, tokenizer: Tokenizer, prompted: bool = False) -> DividedText | None:
     """Tokenise a prompt and its answer together, and divide the ids; None where the two must be tokenised one by one:
     they are too long together, nothing would precede the answer, or its first token reaches into a prompt that the
     model is to be `prompted` with."""
@@ -119,28 +119,28 @@ def divided(prompt: str, answer: str, tokenizer: Tokenizer, prompted: bool = Fal
     reaches = first < len(ids) and places[first][0] < edge
     if (prompted and reaches) or (prompt and not first and not tokenizer.bos):
         return None
-    return Divided(tuple(ids[:first]), tuple(ids[first:]))
+    return DividedText(tuple(ids[:first]), tuple(ids[first:]))
 
 
-def text_parts(split: Divided | None, prompt: str, answer: str, tokenizer: Tokenizer) -> tuple[Part, ...]:
+def text_parts(split: DividedText | None, prompt: str, answer: str, tokenizer: Tokenizer) -> tuple[DocumentPart, ...]:
     """A prompt and its answer as `divided` found them, with the loss on the answer and the end of the document."""
     both = (
-        (Part(prompt, loss_mask=False), Part(answer))
+        (DocumentPart(prompt, loss_mask=False), DocumentPart(answer))
         if split is None
-        else (Part(ids=split.prompt, loss_mask=False), Part(ids=split.answer))
+        else (DocumentPart(ids=split.prompt, loss_mask=False), DocumentPart(ids=split.answer))
     )
-    whole = (Part(ids=tokenizer.bos, loss_mask=False), *both, Part(ids=(tokenizer.eos,)))
+    whole = (DocumentPart(ids=tokenizer.bos, loss_mask=False), *both, DocumentPart(ids=(tokenizer.eos,)))
     return tuple(part for part in whole if part.text or part.ids)
 
 
-def _marked(turns: Iterable[Turn], marks: ChatMarks, bos: tuple[int, ...]) -> Iterator[Part]:
+def _marked(turns: Iterable[ChatTurn], marks: ChatMarks, bos: tuple[int, ...]) -> Iterator[DocumentPart]:
     """Each turn as opening mark, content, closing mark; scored where an assistant must learn to say it."""
-    yield Part(ids=bos, loss_mask=False)
+    yield DocumentPart(ids=bos, loss_mask=False)
     for turn in turns:
-        yield Part(ids=marks.opening.get(turn.role, ()), loss_mask=False)
-        yield Part(text=turn.content, loss_mask=turn.loss_mask)
-        yield Part(ids=marks.closing[:1], loss_mask=turn.loss_mask)
-        yield Part(ids=marks.closing[1:], loss_mask=False)
+        yield DocumentPart(ids=marks.opening.get(turn.role, ()), loss_mask=False)
+        yield DocumentPart(text=turn.content, loss_mask=turn.loss_mask)
+        yield DocumentPart(ids=marks.closing[:1], loss_mask=turn.loss_mask)
+        yield DocumentPart(ids=marks.closing[1:], loss_mask=False)
 
 
 def chat_marks(tokenizer: Tokenizer) -> ChatMarks:
@@ -157,7 +157,7 @@ def chat_marks(tokenizer: Tokenizer) -> ChatMarks:
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The ids after which the assistant speaks next. Raises UserError for a malformed message or unknown marks."""
     try:
-        given = Conversation(turns_of(messages, "messages"))
+        given = ChatConversation(turns_of(messages, "messages"))
         if tokenizer.template is not None:
             return tokenizer.encode_rendered(tokenizer.template.prompt(given))[0]
         pieces = parts(given, tokenizer)

@@ -22,7 +22,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from muster.storage.conversations import Conversation, Turn, with_object_arguments
+from muster.storage.conversations import ChatConversation, ChatTurn, with_object_arguments
 from muster.trainer.errors import UserError
 
 # Private-use characters that stand around a stretch of the assistant, and in words that spell a special token.
@@ -42,7 +42,7 @@ Signature = tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedText:
     """Text that a template wrote, where GUARD separates words that only spell a special token, and the stretches of it
     that the loss counts."""
 
@@ -51,13 +51,13 @@ class Rendered:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedConversation:
     """A conversation as a template reads it: `renamed` keys of its messages stand under the name that the template
     looks for. `left_out` change nothing of what it writes of conversations like this one; thoughts of that kind are not
     given to it, all else is, for a template may ask for one value of a key. `unread` are such of which the model sees
     nothing at all; the same thoughts may stand under two keys."""
 
-    given: Conversation
+    given: ChatConversation
     renamed: Mapping[str, str] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
@@ -87,7 +87,7 @@ class ChatTemplate:
 
     def _compiled(self, source: str) -> jinja2.Template:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_refuse, strftime_now=DATE.strftime)
@@ -103,7 +103,7 @@ class ChatTemplate:
         """Findings about conversations by their signature, which holds everything that templates decide by."""
         return {}
 
-    def fitted(self, given: Conversation) -> Fitted:
+    def fitted(self, given: ChatConversation) -> FittedConversation:
         """Return how the template uses the keys of the messages other than role, content and calls. This is found by
         leaving each key out. Thoughts that the template doesn't see are given to it under the other names that thoughts
         have.
@@ -122,9 +122,9 @@ class ChatTemplate:
         left_out = frozenset(key for key in keys if read[key] is None)
         unread = frozenset(key for key in left_out if key not in THOUGHTS or not _is_said_by(given, key, seen))
         renamed = {key: name for key, name in read.items() if name is not None and name != key}
-        return Fitted(fit(given, renamed, left_out & set(THOUGHTS)), renamed, unread, left_out)
+        return FittedConversation(fit(given, renamed, left_out & set(THOUGHTS)), renamed, unread, left_out)
 
-    def _name_read(self, given: Conversation, key: str, whole: str | None) -> str | None:
+    def _name_read(self, given: ChatConversation, key: str, whole: str | None) -> str | None:
         """The name under which the template reads a key; None where it does not. `whole` is what it writes of all."""
         if whole is None:  # the template refuses it; who renders it will say why
             return key
@@ -137,13 +137,13 @@ class ChatTemplate:
                 return name
         return None
 
-    def _tried_text(self, given: Conversation) -> str | None:
+    def _tried_text(self, given: ChatConversation) -> str | None:
         try:
             return self._render([turn.message() for turn in given.turns], given.tools)
         except ValueError:
             return None
 
-    def _remembered(self, about: Signature, given: Conversation, find: Callable[[], Any]) -> Any:
+    def _remembered(self, about: Signature, given: ChatConversation, find: Callable[[], Any]) -> Any:
         turns = tuple(
             (turn.role, bool(turn.content), *sorted(key for key, value in turn.more.items() if value))
             for turn in given.turns
@@ -155,7 +155,7 @@ class ChatTemplate:
             self._tried[signature] = find()
         return self._tried[signature]
 
-    def _silent(self, given: Conversation) -> frozenset[int]:
+    def _silent(self, given: ChatConversation) -> frozenset[int]:
         """The turns whose words the template does not write, whatever they are."""
         places = [turn._replace(content=f"{GUARD}{at}{GUARD}") for at, turn in enumerate(given.turns)]
         text = self._tried_text(replace(given, turns=tuple(places)))
@@ -163,13 +163,13 @@ class ChatTemplate:
             frozenset() if text is None else frozenset(at for at, turn in enumerate(places) if turn.content not in text)
         )
 
-    def prompt(self, given: Conversation) -> str:
+    def prompt(self, given: ChatConversation) -> str:
         """Return the text before the assistant's next turn. Raises ValueError for a conversation that the template
         refuses."""
         turns = self._with_arguments(given.turns, given.tools)
         return self._render([turn.message() for turn in turns], given.tools, prompt=True)
 
-    def render(self, given: Conversation, special: re.Pattern[str] | None) -> Rendered:
+    def render(self, given: ChatConversation, special: re.Pattern[str] | None) -> RenderedText:
         """`special` finds the tokenizer's special tokens in a text. Raises ValueError for what the template refuses, or
         where its stretches can't be told apart."""
         turns = tuple(_guarded(turn, special) for turn in given.turns)
@@ -179,16 +179,16 @@ class ChatTemplate:
         self._must_be_shown(given, turns, marked)
         if given.whole:
             _must_be_written(given, turns, text, {})
-            return Rendered(text, ((0, len(text)),))
+            return RenderedText(text, ((0, len(text)),))
         spans = (
             _marked_spans(marked, turns)
             if OPEN in marked
-            else _Finding(self, turns, given.tools, text, special).spans()
+            else _StretchSearch(self, turns, given.tools, text, special).spans()
         )
         _must_be_written(given, turns, text, spans)
-        return Rendered(text, tuple(span for span in spans.values() if span[0] < span[1]))
+        return RenderedText(text, tuple(span for span in spans.values() if span[0] < span[1]))
 
-    def _must_be_shown(self, given: Conversation, turns: Sequence[Turn], marked: str) -> None:
+    def _must_be_shown(self, given: ChatConversation, turns: Sequence[ChatTurn], marked: str) -> None:
         """Raises ValueError where the template leaves out words that the assistant answers: what it wrote is the same
         whatever they are."""
         for number in sorted(self._remembered(("silent",), given, partial(self._silent, given))):
@@ -202,7 +202,7 @@ class ChatTemplate:
                     "template that writes them as data.chatTemplate, or leave the turn out of the data"
                 )
 
-    def _with_arguments(self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[Turn, ...]:
+    def _with_arguments(self, turns: Sequence[ChatTurn], tools: Sequence[Mapping[str, Any]]) -> tuple[ChatTurn, ...]:
         """The turns with the arguments of calls that stand as JSON text as they are where the template writes them so,
         and else as objects, of which it writes JSON itself."""
         texts = [
@@ -240,28 +240,28 @@ class ChatTemplate:
         return (self._of_tools if tools else self._plain).render(**self.tokens, **given)
 
 
-def fit(given: Conversation, renamed: Mapping[str, str], left_out: frozenset[str]) -> Conversation:
+def fit(given: ChatConversation, renamed: Mapping[str, str], left_out: frozenset[str]) -> ChatConversation:
     """The conversation with these keys of its messages renamed and left out."""
     if not renamed and not left_out:
         return given
     return replace(given, turns=tuple(fit_turn(turn, renamed, left_out) for turn in given.turns))
 
 
-def fit_turn(turn: Turn, renamed: Mapping[str, str], left_out: frozenset[str]) -> Turn:
+def fit_turn(turn: ChatTurn, renamed: Mapping[str, str], left_out: frozenset[str]) -> ChatTurn:
     """One turn of it."""
     return turn._replace(more={renamed.get(key, key): value for key, value in turn.more.items() if key not in left_out})
 
 
-def _differ(given: Conversation, key: str, other: str) -> bool:
+def _differ(given: ChatConversation, key: str, other: str) -> bool:
     return any(key in turn.more and turn.more.get(other, turn.more[key]) != turn.more[key] for turn in given.turns)
 
 
-def _is_said_by(given: Conversation, key: str, others: Sequence[str]) -> bool:
+def _is_said_by(given: ChatConversation, key: str, others: Sequence[str]) -> bool:
     """Return whether, in each message that has the key, one of the other keys has the same value."""
     return all(turn.more[key] in [turn.more.get(other) for other in others] for turn in given.turns if key in turn.more)
 
 
-class _Generation(jinja2.ext.Extension):
+class _GenerationTag(jinja2.ext.Extension):
     """{% generation %} … {% endgeneration %}: what the model is to write itself."""
 
     tags = {"generation"}  # noqa: RUF012  Jinja declares it as a plain set
@@ -295,7 +295,7 @@ def _with_text_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, **({"tool_calls": calls} if calls else {})}
 
 
-def _guarded(turn: Turn, special: re.Pattern[str] | None) -> Turn:
+def _guarded(turn: ChatTurn, special: re.Pattern[str] | None) -> ChatTurn:
     """The turn with a GUARD inside each special token that its words spell, so that they stay words; but for marks of
     thoughts that the assistant says."""
     if special is None:
@@ -318,7 +318,7 @@ def _guarded(turn: Turn, special: re.Pattern[str] | None) -> Turn:
     return turn._replace(content=guard(turn.content), more={key: guard(value) for key, value in turn.more.items()})
 
 
-def _must_be_written(given: Conversation, turns: Sequence[Turn], text: str, spans: Mapping[int, Span]) -> None:
+def _must_be_written(given: ChatConversation, turns: Sequence[ChatTurn], text: str, spans: Mapping[int, Span]) -> None:
     """Raises ValueError where the template leaves out what the assistant is to learn. Thoughts are the template's own
     affair: many leave out old ones."""
     advice = "give a template that writes it as data.chatTemplate"
@@ -338,7 +338,7 @@ def _must_be_written(given: Conversation, turns: Sequence[Turn], text: str, span
             raise ValueError(f"messages[{number}]: the chat template leaves out words of the assistant; {advice}")
 
 
-def _marked_spans(marked: str, turns: Sequence[Turn]) -> dict[int, Span]:
+def _marked_spans(marked: str, turns: Sequence[ChatTurn]) -> dict[int, Span]:
     spans, at, begun = list[Span](), 0, 0
     for piece in re.split(f"([{OPEN}{CLOSE}])", marked):
         if piece == OPEN:
@@ -363,11 +363,11 @@ def _common(one: str, other: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Finding:
+class _StretchSearch:
     """The search for the assistant's stretches in what a template without marks wrote."""
 
     template: ChatTemplate
-    turns: Sequence[Turn]
+    turns: Sequence[ChatTurn]
     tools: Sequence[Mapping[str, Any]]
     text: str
     special: re.Pattern[str] | None
@@ -384,7 +384,7 @@ class _Finding:
                 by_number[number] = (start, before)
         return by_number
 
-    def _upto(self, number: int, prompt: bool = False, also: Sequence[Turn] = ()) -> str:
+    def _upto(self, number: int, prompt: bool = False, also: Sequence[ChatTurn] = ()) -> str:
         messages = [turn.message() for turn in (*self.turns[:number], *also)]
         try:
             return self.template._render(messages, self.tools, prompt)
@@ -401,7 +401,7 @@ class _Finding:
             if self.text.startswith(prompt):
                 return len(prompt)
         for later in (self.turns[number + 1 :], ()):
-            other = self._upto(number, also=(Turn("assistant", GUARD, True), *later))
+            other = self._upto(number, also=(ChatTurn("assistant", GUARD, True), *later))
             common = _common(prompt, other)
             if len(common) >= len(before) and self.text.startswith(common):
                 return len(common)

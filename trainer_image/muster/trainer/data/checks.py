@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from muster.contract.training import TrainingConfig
-from muster.trainer.config import Ranks
-from muster.trainer.data.dataset import Data
+from muster.trainer.config import RankPosition
+from muster.trainer.data.dataset import RunData
 from muster.trainer.errors import UserError
 
 
-def must_have_samples(config: TrainingConfig, data: Data) -> None:
+def must_have_samples(config: TrainingConfig, data: RunData) -> None:
     if data.train.samples_per_epoch < 1:
         length = config.data.sequence_length
         raise UserError(
@@ -21,7 +21,7 @@ def must_have_samples(config: TrainingConfig, data: Data) -> None:
         )
 
 
-def warn_of_small_epoch(config: TrainingConfig, data: Data, report: Callable[[str], None]) -> None:
+def warn_of_small_epoch(config: TrainingConfig, data: RunData, report: Callable[[str], None]) -> None:
     """Say so where a step takes more samples than an epoch has, unless that is what a trial is about."""
     step, epoch = config.samples_per_step(), data.train.samples_per_epoch
     if epoch < step and config.data.overfit is None:
@@ -31,7 +31,7 @@ def warn_of_small_epoch(config: TrainingConfig, data: Data, report: Callable[[st
         )
 
 
-def must_be_alike(fingerprint: str, ranks: Ranks) -> None:
+def must_be_alike(fingerprint: str, ranks: RankPosition) -> None:
     """Every rank deals itself its share of one order of samples, so all must hold the same data."""
     if ranks.world == 1:
         return

@@ -10,17 +10,17 @@ import numpy as np
 from muster.contract.data_config import Source
 from muster.contract.text import counted
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.packing import Lost, Packed, Packing
+from muster.trainer.data.packing import LostDocuments, PackedSource, SamplePacking
 from muster.trainer.data.pairs import PairPacking, alike, stretches_of, truncated, unlike_prompts
-from muster.trainer.data.store import Documents
+from muster.trainer.data.store import DocumentRange
 from muster.trainer.errors import UserError
 
 Report = Callable[[str], None]
 
 
 def packed_pairs(
-    config: TrainingConfig, source: Source, documents: Documents, pad: int, stream: int, report: Report
-) -> Packed:
+    config: TrainingConfig, source: Source, documents: DocumentRange, pad: int, stream: int, report: Report
+) -> PackedSource:
     """The rows of a source, and what is left out. Raises UserError for pairs that are too long where data.truncation is
     error, and for a single answer alone, which has no other to be measured by.
     """
@@ -44,9 +44,9 @@ def packed_pairs(
     equal = alike(cut, documents, long & usable) if meta.compares == "pairs" else np.zeros(len(cut), np.bool_)
     why = "they are longer" if how == "drop" else f"nothing of an answer is left once they are cut on the {how}"
     lost = (
-        Lost("the template writes their prompt in two ways", np.flatnonzero(unlike)),
-        Lost(f"there are {length} tokens for both sides, and {why}", np.flatnonzero(~usable)),
-        Lost("their sides are equal once they are cut", np.flatnonzero(equal)),
+        LostDocuments("the template writes their prompt in two ways", np.flatnonzero(unlike)),
+        LostDocuments(f"there are {length} tokens for both sides, and {why}", np.flatnonzero(~usable)),
+        LostDocuments("their sides are equal once they are cut", np.flatnonzero(equal)),
     )
     for each in lost:
         if len(each.documents):
@@ -58,10 +58,10 @@ def packed_pairs(
         )
     kept = cut.those(usable & ~equal & ~unlike)
     rows = PairPacking(documents, kept, config.data.packing, length, pad, config.seed, stream) if len(kept) else None
-    return Packed(documents, rows, cuts, tuple(each for each in lost if len(each.documents)))
+    return PackedSource(documents, rows, cuts, tuple(each for each in lost if len(each.documents)))
 
 
-def must_have_both_labels(parts: Iterable[Packing]) -> None:
+def must_have_both_labels(parts: Iterable[SamplePacking]) -> None:
     """Raises UserError where single answers are all good or all bad: nothing could be told apart."""
     labelled = [part for part in parts if isinstance(part, PairPacking) and part.has_labels]
     labels = {float(label) for part in labelled for label in np.unique(part.labels)}

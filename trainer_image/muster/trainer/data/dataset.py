@@ -20,24 +20,24 @@ from muster.trainer.data import store as stores
 from muster.trainer.data.comparisons import must_have_both_labels, packed_pairs
 from muster.trainer.data.documents import NOT_READ, is_warned_of
 from muster.trainer.data.duplicates import without_duplicates
-from muster.trainer.data.mixture import Mixture, Shares, shares_of
+from muster.trainer.data.mixture import SourceMixture, SourceShares, shares_of
 from muster.trainer.data.packing import (
     ConcatPacking,
     DocumentPacking,
-    Packed,
-    Packing,
-    Sample,
+    PackedSample,
+    PackedSource,
+    SamplePacking,
     best_fit,
     one_each,
 )
 from muster.trainer.data.prepare import prepared, with_formats
-from muster.trainer.data.prompts import Prompt, PromptPacking, Prompts, columns_digest, packed_prompts
-from muster.trainer.data.rules import NO_RULES, Rules
-from muster.trainer.data.store import Documents, TokenStore, capped
+from muster.trainer.data.prompts import ModelPrompt, PromptPacking, PromptSet, columns_digest, packed_prompts
+from muster.trainer.data.rules import NO_RULES, TextRules
+from muster.trainer.data.store import DocumentRange, TokenStore, capped
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.data.truncation import cut_documents
 from muster.trainer.errors import UserError
-from muster.trainer.verify.references import References, evaluated_sources
+from muster.trainer.verify.references import ReferenceColumns, evaluated_sources
 
 Report = Callable[[str], None]
 
@@ -50,13 +50,13 @@ WARNING = "data: warning: "
 ORDER_VERSION = 1  # raised with any change that gives other samples, or another order, for the same data
 
 
-class Dataset:
+class SampleSet:
     """Samples of (seed, epoch, index): no state, the same on every rank. Parts are mixed by weight."""
 
     def __init__(
         self,
-        parts: Sequence[Packing],
-        shares: Shares,
+        parts: Sequence[SamplePacking],
+        shares: SourceShares,
         seed: int,
         names: Sequence[str] = (),
         samples_max: int | None = None,
@@ -66,19 +66,19 @@ class Dataset:
         self.seed = seed
         self.parts = tuple(parts)
         self.names = tuple(names) or tuple(str(number) for number in range(len(parts)))
-        self._mixture = Mixture([part.samples for part in parts], shares.weights, shares.per_epoch)
+        self._mixture = SourceMixture([part.samples for part in parts], shares.weights, shares.per_epoch)
         self._repeats = samples_max is not None
         whole = self._mixture.samples_per_epoch
         self.samples_per_epoch = whole if samples_max is None else min(samples_max, whole)
 
-    def sample(self, epoch: int, index: int) -> Sample:
+    def sample(self, epoch: int, index: int) -> PackedSample:
         """Raises IndexError outside of [0, samples_per_epoch)."""
         if not 0 <= index < self.samples_per_epoch or epoch < 0:
             raise IndexError(f"no sample {index} of epoch {epoch}; an epoch has {self.samples_per_epoch}")
         source, own_epoch, own_index = self._mixture.find(self._number(epoch, index))
         return self.parts[source].sample(own_epoch, own_index)
 
-    def prompt(self, sample_id: int) -> Prompt:
+    def prompt(self, sample_id: int) -> ModelPrompt:
         """The prompt of task grpo that is the sample of this number, counted on over all epochs."""
         source, own_epoch, own_index = self._mixture.find(self._number(*divmod(sample_id, self.samples_per_epoch)))
         part = self.parts[source]
@@ -94,29 +94,29 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Data:
+class RunData:
     """The data sets of a run. `packed` says of each training source, and `evaluated` of each source that is evaluated,
     what became of its documents; `warnings` were told."""
 
-    train: Dataset
-    evaluation: Dataset | None  # of evaluation.data or evaluation.holdout; None where there is neither
+    train: SampleSet
+    evaluation: SampleSet | None  # of evaluation.data or evaluation.holdout; None where there is neither
     # Equal for equal contents, tokenizer and settings, that is for an equal order of equal samples, whatever the files'
     # names and number. A resumed job whose fingerprint differs would see other data than its commit did.
     fingerprint: str
     config: TrainingConfig  # with the format of every source
-    packed: tuple[Packed, ...]
-    evaluated: tuple[Packed, ...] = ()
+    packed: tuple[PackedSource, ...]
+    evaluated: tuple[PackedSource, ...] = ()
     warnings: tuple[str, ...] = ()
-    sets: Mapping[str, Dataset] = field(default_factory=dict)  # of evaluation.sets
-    prompts: Mapping[str, Prompts] = field(default_factory=dict)  # of those that are answered
+    sets: Mapping[str, SampleSet] = field(default_factory=dict)  # of evaluation.sets
+    prompts: Mapping[str, PromptSet] = field(default_factory=dict)  # of those that are answered
 
     @property
-    def held_out(self) -> tuple[Dataset, ...]:
+    def held_out(self) -> tuple[SampleSet, ...]:
         """All that is evaluated on."""
         return (*((self.evaluation,) if self.evaluation else ()), *self.sets.values())
 
 
-def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, report: Report) -> Data:
+def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, report: Report) -> RunData:
     """Prepare what is not prepared yet, and open it. Every process of a gang may call this at the same time.
 
     `report` is called with a line of text now and then. Raises UserError for bad input, StorageError when a disk or
@@ -132,18 +132,18 @@ def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, rep
     return replace(_open_data(config, tokenizer, cache_dir, heard), warnings=tuple(warnings))
 
 
-def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, report: Report) -> Data:
+def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, report: Report) -> RunData:
     _must_fit(tokenizer, config)
     config = with_formats(config, report)
     evaluation, train_on = config.evaluation, config.data.train_on
     curation = config.data.curation
-    collect = Rules(collect=curation.decontamination.ngram) if curation and curation.decontamination else NO_RULES
+    collect = TextRules(collect=curation.decontamination.ngram) if curation and curation.decontamination else NO_RULES
     evaluation_stores = [
         prepared(source, tokenizer, cache_dir, report, train_on, collect, references)
         for source, references in (evaluated_sources(evaluation) if evaluation else ())
     ]
-    rules = Rules(curation, tuple(evaluation_stores) if collect else ())
-    rewarded = References(config.grpo.verifiers) if config.grpo else None
+    rules = TextRules(curation, tuple(evaluation_stores) if collect else ())
+    rewarded = ReferenceColumns(config.grpo.verifiers) if config.grpo else None
     whole = [prepared(source, tokenizer, cache_dir, report, train_on, rules, rewarded) for source in config.data.train]
     for store in (*whole, *evaluation_stores):
         _report_kinds(store, report)
@@ -151,15 +151,15 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     _report_dropped(opened, report)
     threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
     training, held_out = zip(*(stores.split(store, threshold) for store in opened), strict=True)
-    maker = _Maker(config, tokenizer.eos, report)
+    maker = _DatasetMaker(config, tokenizer.eos, report)
     train, packed = maker.training(training)
-    data = Data(train, None, _fingerprint(config, tokenizer, opened), config, packed)
+    data = RunData(train, None, _fingerprint(config, tokenizer, opened), config, packed)
     _report_small_data(config, train, report)
     if evaluation is None:
         return data
-    evaluated: list[Packed] = []
+    evaluated: list[PackedSource] = []
 
-    def apart(sources: Sequence[Source], name: str) -> Dataset:
+    def apart(sources: Sequence[Source], name: str) -> SampleSet:
         stores_apart = [next(held_apart) for _ in sources]
         _report_overlap(opened, stores_apart, report)
         every = [stores.split(store, 0)[0] for store in stores_apart]
@@ -172,25 +172,25 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     if evaluation.holdout:
         main, parts = maker.evaluation(config.data.train, held_out)
         evaluated.extend(parts)
-    sets, prompts = dict[str, Dataset](), dict[str, Prompts]()
+    sets, prompts = dict[str, SampleSet](), dict[str, PromptSet]()
     for name, each in evaluation.sets.items():
         before = len(evaluated)
         sets[name] = apart(each.data, f"evaluation set {name}")
         if each.answers is not None:
             of_set = [part.documents for part in evaluated[before:]]
-            prompts[name] = Prompts(of_set, config.data.sequence_length)
+            prompts[name] = PromptSet(of_set, config.data.sequence_length)
     return replace(data, evaluation=main, evaluated=tuple(evaluated), sets=sets, prompts=prompts)
 
 
 @dataclass(frozen=True)
-class _Maker:
+class _DatasetMaker:
     """Makes data sets of documents."""
 
     config: TrainingConfig
     pad: int  # the id that fills a sample
     report: Report
 
-    def training(self, documents: Sequence[Documents]) -> tuple[Dataset, tuple[Packed, ...]]:
+    def training(self, documents: Sequence[DocumentRange]) -> tuple[SampleSet, tuple[PackedSource, ...]]:
         sources = self.config.data.train
         documents = _limit_documents(sources, documents, self.report)
         every = self._packed(sources, documents, learnt=True)
@@ -207,24 +207,24 @@ class _Maker:
         return self._dataset("training", every, packed, shares, samples_max=self.config.data.overfit), every
 
     def evaluation(
-        self, sources: Sequence[Source], documents: Sequence[Documents], name: str = "evaluation"
-    ) -> tuple[Dataset, tuple[Packed, ...]]:
+        self, sources: Sequence[Source], documents: Sequence[DocumentRange], name: str = "evaluation"
+    ) -> tuple[SampleSet, tuple[PackedSource, ...]]:
         """Every sample once per epoch, so the weights are the sizes. `name` is what people are told of."""
         every = self._packed(sources, documents)
         packed = _those_with_samples(every)
         sizes = tuple(part.samples for part in packed.values())
-        shares = Shares(tuple(Fraction(size) for size in sizes), sizes)
+        shares = SourceShares(tuple(Fraction(size) for size in sizes), sizes)
         return self._dataset(name, every, packed, shares, source_names(sources)), every
 
     def _dataset(
         self,
         name: str,
-        every: Sequence[Packed],
-        packed: dict[int, Packing],
-        shares: Shares,
+        every: Sequence[PackedSource],
+        packed: dict[int, SamplePacking],
+        shares: SourceShares,
         names: Sequence[str] = (),
         samples_max: int | None = None,
-    ) -> Dataset:
+    ) -> SampleSet:
         length = self.config.data.sequence_length
         if not packed:  # text always leaves something
             silent = "in no conversation does the assistant speak within the first"
@@ -234,7 +234,7 @@ class _Maker:
                 words = f"no prompt leaves room for an answer of grpo.maxTokens {self.config.grpo.max_tokens} within"
             raise UserError(f"{name} data: {words} {length} tokens; raise data.sequenceLength")
         called = [names[number] for number in packed] if names else ()
-        dataset = Dataset(list(packed.values()), shares, self.config.seed, called, samples_max)
+        dataset = SampleSet(list(packed.values()), shares, self.config.seed, called, samples_max)
         self.report(
             f"data: {name}: {plural(sum(each.used for each in every), 'document')}, "
             f"{plural(sum(each.used_tokens for each in every), 'token')}, "
@@ -243,24 +243,24 @@ class _Maker:
         return dataset
 
     def _packed(
-        self, sources: Sequence[Source], documents: Sequence[Documents], learnt: bool = False
-    ) -> tuple[Packed, ...]:
+        self, sources: Sequence[Source], documents: Sequence[DocumentRange], learnt: bool = False
+    ) -> tuple[PackedSource, ...]:
         return tuple(
             self._pack(source, part, number, learnt)
             for number, (source, part) in enumerate(zip(sources, documents, strict=True))
         )
 
-    def _pack(self, source: Source, documents: Documents, stream: int, learnt: bool) -> Packed:
+    def _pack(self, source: Source, documents: DocumentRange, stream: int, learnt: bool) -> PackedSource:
         length, seed = self.config.data.sequence_length, self.config.seed
         chat = source.format in CONVERSATIONS
         if not len(documents):
-            return Packed(documents, None)
+            return PackedSource(documents, None)
         if self.config.grpo is not None and learnt:
             return packed_prompts(self.config, source, documents, self.pad, stream, self.report)
         if documents.store.meta.compares:
             return packed_pairs(self.config, source, documents, self.pad, stream, self.report)
         if self.config.data.packing and not chat:
-            return Packed(documents, ConcatPacking(documents, length, self.pad, seed, stream))
+            return PackedSource(documents, ConcatPacking(documents, length, self.pad, seed, stream))
         cut = cut_documents(documents, length, self.config.data.truncation, chat, source.source)
         if cut.truncated:
             self.report(
@@ -271,14 +271,16 @@ class _Maker:
             what = "conversations" if chat else "documents"
             self.report(f"data: {source.source}: {counted(len(lost.documents), f'{what} are left out: {lost.reason}')}")
         if not len(cut.usable):
-            return Packed(documents, None, lost=cut.lost)
+            return PackedSource(documents, None, lost=cut.lost)
         clipped = np.minimum(np.diff(documents.bounds)[cut.usable], length)
         members, edges = best_fit(clipped, length) if self.config.data.packing else one_each(len(clipped))
         packing = DocumentPacking(documents, cut.usable[members], edges, length, self.pad, seed, stream, cut.begins)
-        return Packed(documents, packing, cut.truncated, cut.lost)
+        return PackedSource(documents, packing, cut.truncated, cut.lost)
 
 
-def _limit_documents(sources: Sequence[Source], documents: Sequence[Documents], report: Report) -> list[Documents]:
+def _limit_documents(
+    sources: Sequence[Source], documents: Sequence[DocumentRange], report: Report
+) -> list[DocumentRange]:
     """Return the documents of each source that maxDocuments and maxTokens leave. Raises UserError where they leave
     nothing."""
     limited = []
@@ -295,7 +297,7 @@ def _limit_documents(sources: Sequence[Source], documents: Sequence[Documents], 
     return limited
 
 
-def _those_with_samples(packed: Sequence[Packed]) -> dict[int, Packing]:
+def _those_with_samples(packed: Sequence[PackedSource]) -> dict[int, SamplePacking]:
     """Return the packings that have samples, by the number of their source."""
     return {number: each.packing for number, each in enumerate(packed) if each.packing is not None}
 
@@ -317,7 +319,7 @@ def _report_kinds(store: TokenStore, report: Report) -> None:
         report(f"data: {name}: columns that are not read: {', '.join(columns)}")
 
 
-def _report_small_data(config: TrainingConfig, train: Dataset, report: Report) -> None:
+def _report_small_data(config: TrainingConfig, train: SampleSet, report: Report) -> None:
     step = config.samples_per_step()
     if train.samples_per_epoch < step and config.data.overfit is None:
         report(

@@ -19,13 +19,13 @@ from muster.storage import conversations
 from muster.storage.data_format import of_another_format, renamed_columns
 from muster.storage.records import RawRecord, Record, parsed
 from muster.trainer.data import chat, preference
-from muster.trainer.data.chat import Part
-from muster.trainer.data.chat_template import THOUGHTS, Fitted, fit
-from muster.trainer.data.preference import Comparison
-from muster.trainer.data.rules import Look, Reader
+from muster.trainer.data.chat import DocumentPart
+from muster.trainer.data.chat_template import THOUGHTS, FittedConversation, fit
+from muster.trainer.data.preference import AnswerComparison
+from muster.trainer.data.rules import DocumentLook, RuleReader
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
-from muster.trainer.verify.references import References
+from muster.trainer.verify.references import ReferenceColumns
 
 # The text of a longer record is tokenised in pieces that end at line ends: its tokens take many times its size while
 # they are made, and only a tokenizer that merges across line ends could tell the difference.
@@ -33,7 +33,7 @@ PIECE_CHARACTERS = 8 << 20
 
 
 # How a record is parsed that compares answers, by the format.
-COMPARISONS: Final[dict[str, Callable[[object], Comparison]]] = {
+COMPARISONS: Final[dict[str, Callable[[object], AnswerComparison]]] = {
     "preference": preference.pair,
     "unpaired-preference": preference.labelled,
 }
@@ -52,15 +52,15 @@ def is_warned_of(words: str) -> bool:
     return words.endswith(NO_END) or (words.endswith(UNREAD) and any(f"`{key}`" in words for key in THOUGHTS))
 
 
-class Chunk(NamedTuple):
+class DocumentChunk(NamedTuple):
     """A document or a piece of one."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[DocumentPart, ...]
     hash: int | None  # 64 bits of the whole content, with the last chunk; None where more of the document follows
     split: int | None = None  # the part with which a pair's second side begins
     value: float | None = None  # a pair's margin, or an answer's label
     place: str = ""  # with the last chunk: where the document is
-    look: Look | None = None  # with the last chunk: what was seen of its text, where rules ask for that
+    look: DocumentLook | None = None  # with the last chunk: what was seen of its text, where rules ask for that
     columns: bytes = b""  # with the last chunk: what verifiers read of the record, as JSON
 
 
@@ -94,8 +94,8 @@ class RecordReader:
         source: Source,
         tokenizer: Tokenizer,
         train_on: str = "assistant",
-        rules: Reader | None = None,
-        references: References | None = None,
+        rules: RuleReader | None = None,
+        references: ReferenceColumns | None = None,
         faults: list[str] | None = None,
     ) -> None:
         self.kinds = Counter[str]()  # what was seen of records, in words
@@ -110,7 +110,7 @@ class RecordReader:
         )
         self._read = read | (references.columns if references else frozenset())
 
-    def chunks(self, raw: Iterable[RawRecord]) -> Iterator[Chunk]:
+    def chunks(self, raw: Iterable[RawRecord]) -> Iterator[DocumentChunk]:
         """The documents in order; empty ones are passed over. Raises UserError."""
         source = self._source
         for one in raw:
@@ -142,14 +142,14 @@ class RecordReader:
             if record[name] is not None and (words in self.kinds or len(self.kinds) < COLUMNS_MAX):
                 self.kinds[words] += 1
 
-    def _note_keys(self, fitted: Fitted, what: str) -> None:
+    def _note_keys(self, fitted: FittedConversation, what: str) -> None:
         """Note what becomes of further keys of messages."""
         for key in sorted(fitted.unread):
             self.kinds[f"{what} hold `{with_codes(key)}` in their messages, {UNREAD}"] += 1
         for key, name in sorted(fitted.renamed.items()):
             self.kinds[f"{what} hold `{key}` in their messages, which the chat template reads as `{name}`"] += 1
 
-    def _comparison(self, record: Record, one: Comparison) -> Iterator[Chunk]:
+    def _comparison(self, record: Record, one: AnswerComparison) -> Iterator[DocumentChunk]:
         """One chunk, or none where nothing can be learnt from it. Raises ValueError for half a character."""
         if one.fault:
             self.left_out.add(one.fault, (record.place,))
@@ -163,7 +163,7 @@ class RecordReader:
         columns = self._references.of(record.value, preference.good_answer(one)) if self._references else b""
         first, *second = preference.parts(one, self._tokenizer)
         split = len(first) if second else None
-        yield Chunk(
+        yield DocumentChunk(
             (*first, *(part for side in second for part in side)),
             content_hash,
             split,
@@ -173,7 +173,7 @@ class RecordReader:
             columns,
         )
 
-    def _document(self, record: Record) -> Iterator[Chunk]:
+    def _document(self, record: Record) -> Iterator[DocumentChunk]:
         """The document of a record in chunks, or none where it is empty or a rule drops it. Raises ValueError saying
         what is wrong and where in the record."""
         if self._source.format == "jsonl":
@@ -196,9 +196,9 @@ class RecordReader:
                 self.kinds[f"conversations {NO_END}"] += 1
             said = next(turn.content for turn in given.turns if turn.loss_mask)
             columns = self._references.of(record.value, said) if self._references else b""
-            yield from _in_pieces(Chunk(parts, content_hash, place=record.place, look=look, columns=columns))
+            yield from _in_pieces(DocumentChunk(parts, content_hash, place=record.place, look=look, columns=columns))
 
-    def _looked_at(self, text: str, place: str) -> tuple[bool, Look | None]:
+    def _looked_at(self, text: str, place: str) -> tuple[bool, DocumentLook | None]:
         """Return whether a document is kept, and the findings about it."""
         if self._rules is None or not text:
             return True, None
@@ -220,22 +220,22 @@ def _text_of(record: Any, field: str) -> str:
     return text
 
 
-def _document(text: str, tokenizer: Tokenizer) -> Chunk:
+def _document(text: str, tokenizer: Tokenizer) -> DocumentChunk:
     if not text:
-        return Chunk((), None)
+        return DocumentChunk((), None)
     content = text.encode()
-    bos = (Part(ids=tokenizer.bos),) if tokenizer.bos else ()
-    return Chunk((*bos, Part(text), Part(ids=(tokenizer.eos,))), _hash(content))
+    bos = (DocumentPart(ids=tokenizer.bos),) if tokenizer.bos else ()
+    return DocumentChunk((*bos, DocumentPart(text), DocumentPart(ids=(tokenizer.eos,))), _hash(content))
 
 
-def _in_pieces(document: Chunk) -> Iterator[Chunk]:
+def _in_pieces(document: DocumentChunk) -> Iterator[DocumentChunk]:
     """A long document in chunks of at most PIECE_CHARACTERS characters: its tokens need not be in memory all at once.
 
     It is cut between its parts, or at a line end of a long one, as a text file is.
     """
     if not document.parts:
         return
-    waiting: list[Part] = []
+    waiting: list[DocumentPart] = []
     room = PIECE_CHARACTERS
     for part in document.parts:
         start = 0
@@ -243,7 +243,7 @@ def _in_pieces(document: Chunk) -> Iterator[Chunk]:
             cut = part.text.rfind("\n", start, start + room) + 1 or (start if waiting else start + room)
             if cut > start:
                 waiting.append(part._replace(text=part.text[start:cut]))
-            yield Chunk(tuple(waiting), None)
+            yield DocumentChunk(tuple(waiting), None)
             waiting, start, room = [], cut, PIECE_CHARACTERS
         waiting.append(part._replace(text=part.text[start:]) if start else part)
         room -= len(part.text) - start

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import numpy as np
 
 from muster.trainer.data.documents import LeftOut
-from muster.trainer.data.encode import ROW, Encoded, Work
+from muster.trainer.data.encode import ROW, EncodedDocuments, EncodingWork
 from muster.trainer.data.store import META, SKETCH_VALUES, Array, TokenStore, sync
 
 PROGRESS: Final = "progress.json"
@@ -31,21 +31,21 @@ KEPT: Final = ("tokens.bin", "scored.bin", "columns.bin")  # which the store has
 RAW: Final = ("rows.raw", "sketches.raw", "grams.raw")
 
 
-class Position(NamedTuple):
+class InputPosition(NamedTuple):
     """Position in the input: all files before number `file` were read, and `units` of that one."""
 
     file: int = 0
     units: int = 0
 
 
-START: Final = Position()
+START: Final = InputPosition()
 
 
 @dataclass
-class Progress:
+class DraftProgress:
     """Progress of writing a store. It is the same however often the preparation was interrupted."""
 
-    position: Position = START
+    position: InputPosition = START
     tokens: int = 0
     open: int = 0  # of these, tokens of a text that goes on
     documents: int = 0
@@ -57,16 +57,16 @@ class Progress:
         return vars(self) | {"left_out": vars(self.left_out)}
 
     @staticmethod
-    def parse(given: dict[str, Any]) -> Progress:
+    def parse(given: dict[str, Any]) -> DraftProgress:
         """Raises TypeError and KeyError for what `document` did not make."""
-        parsed = {"position": Position(*given["position"]), "kinds": Counter(given["kinds"])}
-        return Progress(**given | parsed | {"left_out": LeftOut(**given["left_out"])})
+        parsed = {"position": InputPosition(*given["position"]), "kinds": Counter(given["kinds"])}
+        return DraftProgress(**given | parsed | {"left_out": LeftOut(**given["left_out"])})
 
 
-class Draft:
+class StoreDraft:
     """The growing files of one store. A context manager that closes them."""
 
-    def __init__(self, folder: Path, work: Work) -> None:
+    def __init__(self, folder: Path, work: EncodingWork) -> None:
         """Opens what there is in the folder, as far as it was kept. Raises OSError."""
         self.folder, self.dtype, self.scored = folder, work.dtype, work.scored
         folder.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ class Draft:
             file.truncate(sizes.get(name, 0))
             self._files[name] = file
 
-    def __enter__(self) -> Draft:
+    def __enter__(self) -> StoreDraft:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -90,7 +90,7 @@ class Draft:
         self.progress.tokens += len(ids)
         self.progress.open += len(ids)
 
-    def add(self, encoded: Encoded) -> None:
+    def add(self, encoded: EncodedDocuments) -> None:
         """The next documents. Raises OSError."""
         data = {"tokens.bin": encoded.ids, "scored.bin": encoded.loss_mask, "rows.raw": encoded.rows}
         data |= {"sketches.raw": encoded.sketches, "grams.raw": encoded.grams}
@@ -143,14 +143,14 @@ def clean(folder: Path, store: TokenStore) -> None:
             path.unlink()
 
 
-def _kept(folder: Path) -> tuple[Mapping[str, int], Progress]:
+def _kept(folder: Path) -> tuple[Mapping[str, int], DraftProgress]:
     """The sizes of the files as they were last kept, and what they held; nothing where they are not whole."""
     try:
         document = json.loads((folder / PROGRESS).read_text())
         sizes: dict[str, int] = document.pop("sizes")
         whole = all((folder / name).stat().st_size >= size for name, size in sizes.items())
-        progress = Progress.parse(document)
+        progress = DraftProgress.parse(document)
         rows = sizes["rows.raw"] == progress.documents * ROW.itemsize
     except (OSError, ValueError, TypeError, KeyError):
-        return {}, Progress()
-    return (sizes, progress) if whole and rows else ({}, Progress())
+        return {}, DraftProgress()
+    return (sizes, progress) if whole and rows else ({}, DraftProgress())

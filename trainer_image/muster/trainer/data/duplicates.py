@@ -39,7 +39,7 @@ AT_ONCE: Final = 1 << 16  # sketches in memory: 32 MB
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _DuplicateGroups:
     """Groups of duplicates: for each document of all sources the first of its group, which may be itself."""
 
     first: Int64s
@@ -81,7 +81,7 @@ def without_duplicates(
 
 def _write(folder: Path, opened: Sequence[TokenStore], curation: Curation, tokenizer: Tokenizer) -> None:
     hashes = np.concatenate([store.hashes for store in opened])
-    equal = _Groups(_first_of_equal(hashes))
+    equal = _DuplicateGroups(_first_of_equal(hashes))
     near = curation.near_duplicates
     alike = _alike(opened, near, equal) if near else equal
     drops_near = near is not None and near.drop
@@ -92,7 +92,7 @@ def _write(folder: Path, opened: Sequence[TokenStore], curation: Curation, token
         reasons.append((f"nearly equal to another document (similarity {near.similarity:g})", dropped_as_near))
     kept = ~dropped_as_equal & ~dropped_as_near
     grouped = hashes[alike.first] if near else hashes
-    spell = _Speller(opened, tokenizer)
+    spell = _TextSpeller(opened, tokenizer)
     start = 0
     for number, store in enumerate(opened):
         here = slice(start, start + store.meta.documents)
@@ -131,8 +131,8 @@ def bands(similarity: float) -> tuple[int, int]:
     return SKETCH_VALUES, 1
 
 
-def _alike(opened: Sequence[TokenStore], near: NearDuplicates, equal: _Groups) -> _Groups:
-    sketches = _Sketches(opened)
+def _alike(opened: Sequence[TokenStore], near: NearDuplicates, equal: _DuplicateGroups) -> _DuplicateGroups:
+    sketches = _AllSketches(opened)
     parent = equal.first.copy()
 
     def root(item: int) -> int:
@@ -153,7 +153,7 @@ def _alike(opened: Sequence[TokenStore], near: NearDuplicates, equal: _Groups) -
                 for one, other in _pairs(candidates[order[first:last]], sketches, near.similarity):
                     low, high = sorted((root(one), root(other)))
                     parent[high] = low
-    return _Groups(np.array([root(item) for item in range(len(parent))], np.int64))
+    return _DuplicateGroups(np.array([root(item) for item in range(len(parent))], np.int64))
 
 
 def _keys(values: Array) -> Array:
@@ -166,7 +166,7 @@ def _keys(values: Array) -> Array:
     return key
 
 
-def _pairs(members: Int64s, sketches: _Sketches, similarity: float) -> Iterator[tuple[int, int]]:
+def _pairs(members: Int64s, sketches: _AllSketches, similarity: float) -> Iterator[tuple[int, int]]:
     """Pairs of a bucket that are as similar; `members` ascend. Each is compared with the first, those that are not like
     it with the first of them, and so on."""
     for _ in range(LEADERS_MAX):
@@ -181,7 +181,7 @@ def _pairs(members: Int64s, sketches: _Sketches, similarity: float) -> Iterator[
         members = others[~like]
 
 
-class _Sketches:
+class _AllSketches:
     """The sketches of all documents, one source after the other."""
 
     def __init__(self, opened: Sequence[TokenStore]) -> None:
@@ -201,7 +201,7 @@ class _Sketches:
         )
 
 
-class _Speller:
+class _TextSpeller:
     """Function that spells the beginning of a document, by the document's number among all."""
 
     def __init__(self, opened: Sequence[TokenStore], tokenizer: Tokenizer) -> None:

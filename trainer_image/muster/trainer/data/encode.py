@@ -11,13 +11,13 @@ import numpy as np
 
 from muster.contract.data_config import Source
 from muster.storage.records import RawRecord
-from muster.trainer.data.documents import COMPARISONS, Chunk, LeftOut, RecordReader
-from muster.trainer.data.rules import NO_RULES, Look, Reader, Rules
+from muster.trainer.data.documents import COMPARISONS, DocumentChunk, LeftOut, RecordReader
+from muster.trainer.data.rules import NO_RULES, DocumentLook, RuleReader, TextRules
 from muster.trainer.data.sketches import sketches_of
 from muster.trainer.data.store import Array
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.data.words import Uint64s
-from muster.trainer.verify.references import References
+from muster.trainer.verify.references import ReferenceColumns
 
 # Enough text for a tokenizer's threads to share, little enough to sit in memory several times.
 BATCH_CHARACTERS = 1 << 20
@@ -36,14 +36,14 @@ ROW: Final = np.dtype(
 
 
 @dataclass(frozen=True)
-class Work:
+class EncodingWork:
     """Settings by which each record of a source is encoded. They can be passed to another process."""
 
     source: Source
     tokenizer: Tokenizer
     train_on: str = "assistant"
-    rules: Rules = NO_RULES
-    references: References | None = None
+    rules: TextRules = NO_RULES
+    references: ReferenceColumns | None = None
 
     @property
     def scored(self) -> bool:
@@ -61,7 +61,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedDocuments:
     """Documents one after the other, without those that were dropped. Of pieces of texts there are `ids` alone."""
 
     ids: Array  # Work.dtype [tokens]
@@ -75,19 +75,19 @@ class Encoded:
     pieces: tuple[int, ...] = ()  # tokens of each piece of a text
 
 
-class Encoder:
+class BatchEncoder:
     """Does the work, batch by batch; no batch knows of another."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: EncodingWork) -> None:
         self._work = work
-        self._rules = Reader(work.rules) if work.rules else None
+        self._rules = RuleReader(work.rules) if work.rules else None
 
-    def encode(self, units: Sequence[RawRecord | Chunk]) -> Encoded:
+    def encode(self, units: Sequence[RawRecord | DocumentChunk]) -> EncodedDocuments:
         """The documents of these records, or the ids of these pieces of texts. Raises UserError."""
         work = self._work
-        made = _Made(work, self._rules)
+        made = _EncodingResult(work, self._rules)
         if work.source.format == "text":
-            for batch in batches(each for each in units if isinstance(each, Chunk)):
+            for batch in batches(each for each in units if isinstance(each, DocumentChunk)):
                 made.pieces += [piece.ids.astype(work.dtype) for piece in tokenised(batch, work.tokenizer)]
             return made.encoded()
         reading = RecordReader(work.source, work.tokenizer, work.train_on, self._rules, work.references)
@@ -100,13 +100,13 @@ class Encoder:
 class TokenisedChunk(NamedTuple):
     """A chunk as ids, uint32, with 1 in `loss_mask` (uint8) where the loss counts the id."""
 
-    chunk: Chunk
+    chunk: DocumentChunk
     ids: Array
     loss_mask: Array
     split: int  # the offset of a pair's second side; 0 where there is none
 
 
-def tokenised(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[TokenisedChunk]:
+def tokenised(batch: Sequence[DocumentChunk], tokenizer: Tokenizer) -> Iterator[TokenisedChunk]:
     """All texts of the batch at once, then put together again with the ids between them."""
     texts = iter(tokenizer.encode_many([part.text for chunk in batch for part in chunk.parts if not part.ids]))
     for chunk in batch:
@@ -117,9 +117,9 @@ def tokenised(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[Tokenise
         yield TokenisedChunk(chunk, np.concatenate(ids), np.repeat(flags, lengths), split)
 
 
-def batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+def batches(chunks: Iterable[DocumentChunk]) -> Iterator[list[DocumentChunk]]:
     """Chunks in lists of about BATCH_CHARACTERS of text."""
-    batch: list[Chunk] = []
+    batch: list[DocumentChunk] = []
     characters = 0
     for chunk in chunks:
         batch.append(chunk)
@@ -131,10 +131,10 @@ def batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
         yield batch
 
 
-class _Made:
+class _EncodingResult:
     """Gathers what becomes of a batch."""
 
-    def __init__(self, work: Work, rules: Reader | None) -> None:
+    def __init__(self, work: EncodingWork, rules: RuleReader | None) -> None:
         self.pieces: list[Array] = []  # of texts
         self._work, self._rules = work, rules
         self._open: list[Array] = []  # the chunks of the document that goes on
@@ -144,7 +144,7 @@ class _Made:
         self._rows: list[tuple[int, int, int, int, float, int]] = []
         self._columns = bytearray()
         self._dropped = LeftOut()
-        self._notes = Notes(work.rules)
+        self._notes = DocumentNotes(work.rules)
 
     def add(self, piece: TokenisedChunk) -> None:
         """The next chunk of a document. With its last one the document is kept, or dropped by the rules."""
@@ -169,10 +169,10 @@ class _Made:
         self._rows.append((chunk.hash, tokens, first, piece.split, chunk.value or 0.0, len(chunk.columns)))
         self._columns += chunk.columns
 
-    def encoded(self, reading: RecordReader | None = None) -> Encoded:
+    def encoded(self, reading: RecordReader | None = None) -> EncodedDocuments:
         left_out = reading.left_out if reading else LeftOut()
         left_out.merge(self._dropped)
-        return Encoded(
+        return EncodedDocuments(
             ids=_joined(self._ids + self.pieces, self._work.dtype),
             loss_mask=_joined(self._masks, np.dtype(np.uint8)),
             rows=np.array(self._rows, ROW),
@@ -185,15 +185,15 @@ class _Made:
         )
 
 
-class Notes:
+class DocumentNotes:
     """Notes on the texts of documents, for comparing them with others later."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: TextRules) -> None:
         self._rules = rules
         self._shingles: list[Uint64s] = []
         self._grams: list[Uint64s] = []
 
-    def add(self, look: Look | None, content_hash: int) -> None:
+    def add(self, look: DocumentLook | None, content_hash: int) -> None:
         """Note the next document that is kept. `look` is None where it has no text."""
         if self._rules.shingle_words:
             shingles = (

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from muster.trainer.data.draft import Draft
-from muster.trainer.data.encode import ROW, Work
+from muster.trainer.data.draft import StoreDraft
+from muster.trainer.data.encode import ROW, EncodingWork
 from muster.trainer.data.shuffle import Int64s
 from muster.trainer.data.sketches import without_boilerplate
 from muster.trainer.data.store import Array
@@ -16,7 +16,7 @@ from muster.trainer.data.store import Array
 ROWS_AT_ONCE = 1 << 14  # sketches: 8 MB
 
 
-class Index(NamedTuple):
+class IndexFacts(NamedTuple):
     """Facts about an index that meta.json holds."""
 
     contents: str
@@ -25,7 +25,7 @@ class Index(NamedTuple):
     columns: int | None
 
 
-def write_index(draft: Draft, work: Work) -> Index:
+def write_index(draft: StoreDraft, work: EncodingWork) -> IndexFacts:
     """Write all files of the store that are in index order, one after the other: in memory are the order and the one
     that is written. Raises OSError."""
     draft.flush()
@@ -50,10 +50,10 @@ def write_index(draft: Draft, work: Work) -> Index:
         _write(draft, "splits", rows["split"][order])
     if work.rules.shingle_words:
         _write_sketches(draft, order)
-    return Index(contents, compares, _write_grams(draft, work), _write_spans(draft, work, rows, order))
+    return IndexFacts(contents, compares, _write_grams(draft, work), _write_spans(draft, work, rows, order))
 
 
-def _write(draft: Draft, name: str, values: Array) -> None:
+def _write(draft: StoreDraft, name: str, values: Array) -> None:
     values.tofile(draft.folder / f"{name}.bin")
 
 
@@ -63,14 +63,14 @@ def _begins(sizes: Array) -> Int64s:
     return begins
 
 
-def _write_sketches(draft: Draft, order: Int64s) -> None:
+def _write_sketches(draft: StoreDraft, order: Int64s) -> None:
     sketches = draft.sketches()
     with open(draft.folder / "sketches.bin", "wb") as file:
         for at in range(0, len(order), ROWS_AT_ONCE):
             file.write(np.ascontiguousarray(sketches[order[at : at + ROWS_AT_ONCE]]).data)
 
 
-def _write_grams(draft: Draft, work: Work) -> int | None:
+def _write_grams(draft: StoreDraft, work: EncodingWork) -> int | None:
     """Write the n-grams, and return their number; None where the rules collect none."""
     if not work.rules.collect:
         return None
@@ -79,7 +79,7 @@ def _write_grams(draft: Draft, work: Work) -> int | None:
     return len(grams)
 
 
-def _write_spans(draft: Draft, work: Work, rows: Array, order: Int64s) -> int | None:
+def _write_spans(draft: StoreDraft, work: EncodingWork, rows: Array, order: Int64s) -> int | None:
     """Bytes of what verifiers read; None where there are none."""
     if work.references is None:
         return None

@@ -17,19 +17,19 @@ import torch
 
 from muster.contract.checkpoint import DataCursor
 from muster.trainer.config import DataParallel
-from muster.trainer.data.batch import Batch
-from muster.trainer.data.packing import PADDING, Sample
+from muster.trainer.data.batch import TokenBatch
+from muster.trainer.data.packing import PADDING, PackedSample
 from muster.trainer.errors import UserError
 
 
-class Samples(Protocol):
+class SampleSource(Protocol):
     """Protocol of a data set, as the loader needs it."""
 
     @property
     def seed(self) -> int: ...
     @property
     def samples_per_epoch(self) -> int: ...
-    def sample(self, epoch: int, index: int) -> Sample: ...
+    def sample(self, epoch: int, index: int) -> PackedSample: ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StepBatch:
     """The part of one optimizer step's samples that this rank computes."""
 
     # as many batches on every rank; the last ones may be unscored (DataParallel.shares_per_rank)
-    micro: tuple[Batch, ...]
+    micro: tuple[TokenBatch, ...]
     cursor: DataCursor  # where the data stands after this step
     # Epoch × samples per epoch + index of each sample, in the order of `micro`; unscored rows have none.
     sample_ids: tuple[int, ...]
@@ -57,7 +57,7 @@ def advanced(cursor: DataCursor, samples: int, samples_per_epoch: int) -> DataCu
     return DataCursor(seed=cursor.seed, epoch=cursor.epoch + epochs, sample=sample)
 
 
-class Loader:
+class RankLoader:
     """Makes this rank's part of each step, from the sample at `cursor` on.
 
     `prefetch` is the number of steps that are made ahead; 0 makes each when it is asked for. Raises UserError when the
@@ -66,7 +66,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: SampleSource,
         cursor: DataCursor,
         samples_per_step: int,
         micro_batch: int,
@@ -124,7 +124,7 @@ class Loader:
         pin = self._device.type == "cuda"
         return StepBatch(
             micro=(
-                *(Batch.of(some, pin=pin) for some in rows),
+                *(TokenBatch.of(some, pin=pin) for some in rows),
                 *(self._blank(cursor, pin) for _ in range(self._blanks)),
             ),
             cursor=advanced(cursor, self._samples_per_step, per_epoch),
@@ -132,6 +132,6 @@ class Loader:
             tokens=sum(int(np.count_nonzero(sample.documents != PADDING)) for sample in samples),
         )
 
-    def _blank(self, cursor: DataCursor, pin: bool) -> Batch:
+    def _blank(self, cursor: DataCursor, pin: bool) -> TokenBatch:
         filling = [self._dataset.sample(cursor.epoch, cursor.sample)] * self._micro_batch
-        return Batch.of(filling, unscored=self._micro_batch, pin=pin)
+        return TokenBatch.of(filling, unscored=self._micro_batch, pin=pin)

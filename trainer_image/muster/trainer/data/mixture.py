@@ -20,26 +20,28 @@ from muster.contract.data_config import Source
 
 
 @dataclass(frozen=True)
-class Shares:
+class SourceShares:
     """Shares of the sources in a mixture."""
 
     weights: tuple[Fraction, ...]
     per_epoch: tuple[int, ...]  # the samples of each source that an epoch must have given; 0: it waits for none
 
 
-def shares_of(sources: Sequence[Source], sizes: Sequence[int], temperature: float | None) -> Shares:
+def shares_of(sources: Sequence[Source], sizes: Sequence[int], temperature: float | None) -> SourceShares:
     """Return the shares that the configuration requests, for sources with these numbers of samples."""
     # A number is written in decimals: 0.1 means a tenth, not the nearest double.
     own = [Fraction(repr(source.weight)) for source in sources]
     if all(source.epochs is None for source in sources):
         scales = [_by_size(size, temperature) for size in sizes]
-        return Shares(tuple(weight * scale for weight, scale in zip(own, scales, strict=True)), tuple(sizes))
+        return SourceShares(tuple(weight * scale for weight, scale in zip(own, scales, strict=True)), tuple(sizes))
     given = [
         0 if source.epochs is None else max(1, round(Fraction(repr(source.epochs)) * size))
         for source, size in zip(sources, sizes, strict=True)
     ]
     beside = sum(given)
-    return Shares(tuple(Fraction(n) or weight * beside for n, weight in zip(given, own, strict=True)), tuple(given))
+    return SourceShares(
+        tuple(Fraction(n) or weight * beside for n, weight in zip(given, own, strict=True)), tuple(given)
+    )
 
 
 def _by_size(samples: int, temperature: float | None) -> Fraction:
@@ -48,7 +50,7 @@ def _by_size(samples: int, temperature: float | None) -> Fraction:
     return Fraction(1) if temperature is None else Fraction(f"{samples ** (1 / temperature):.6g}")
 
 
-class Mixture:
+class SourceMixture:
     """Mixture of sources, which finds the source and its sample for each position.
 
     `sizes` holds the samples of one epoch of each source, `weights` the relative weight of each, above 0. `per_epoch`

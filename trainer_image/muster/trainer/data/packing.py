@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from muster.trainer.data.shuffle import Int64s, Shuffle
-from muster.trainer.data.store import Documents
+from muster.trainer.data.shuffle import EpochShuffle, Int64s
+from muster.trainer.data.store import DocumentRange
 
 IGNORED = -100
 PADDING = -1
@@ -28,7 +28,7 @@ Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
 
 
-class Sample(NamedTuple):
+class PackedSample(NamedTuple):
     """One row of a batch; the first four arrays are int32 [T]."""
 
     tokens: Int32s
@@ -41,31 +41,31 @@ class Sample(NamedTuple):
     reference: Float32s | None = None
 
 
-class Packing(Protocol):
+class SamplePacking(Protocol):
     """Samples by epoch and index. Every epoch has equally many."""
 
     @property
     def samples(self) -> int: ...
     @property
     def tokens(self) -> int: ...  # of all samples of an epoch, without padding
-    def sample(self, epoch: int, index: int) -> Sample: ...
+    def sample(self, epoch: int, index: int) -> PackedSample: ...
 
 
-class Lost(NamedTuple):
+class LostDocuments(NamedTuple):
     """Documents that give no sample, by their numbers, and why."""
 
     reason: str
     documents: Int64s
 
 
-class Packed(NamedTuple):
+class PackedSource(NamedTuple):
     """Result of packing a source's documents. `packing` is None where none of them are left; `truncated` counts those
     that are left and are longer than a sample."""
 
-    documents: Documents
-    packing: Packing | None
+    documents: DocumentRange
+    packing: SamplePacking | None
     truncated: int = 0
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostDocuments, ...] = ()
 
     @property
     def used(self) -> int:
@@ -84,12 +84,12 @@ class Packed(NamedTuple):
 class ConcatPacking:
     """Documents of at least one token in all, end to end, `length` tokens a sample; `pad` fills the last one."""
 
-    def __init__(self, documents: Documents, length: int, pad: int, seed: int, stream: int) -> None:
+    def __init__(self, documents: DocumentRange, length: int, pad: int, seed: int, stream: int) -> None:
         self._documents, self._length, self._pad = documents, length, pad
-        self._shuffle = Shuffle(documents.bounds, seed, stream)
+        self._shuffle = EpochShuffle(documents.bounds, seed, stream)
         self.samples, self.tokens = -(-self._shuffle.size // length), self._shuffle.size
 
-    def sample(self, epoch: int, index: int) -> Sample:
+    def sample(self, epoch: int, index: int) -> PackedSample:
         begin = index * self._length
         end = min(begin + self._length, self._shuffle.size)
         items, first, last = self._shuffle.window(epoch, begin, end)
@@ -102,7 +102,7 @@ class DocumentPacking:
 
     def __init__(
         self,
-        documents: Documents,
+        documents: DocumentRange,
         members: Int64s,
         edges: Int64s,
         length: int,
@@ -115,14 +115,14 @@ class DocumentPacking:
         self._begins = np.zeros(len(documents), np.int64) if begins is None else begins
         self._length, self._pad = length, pad
         self.samples = len(edges) - 1
-        self._shuffle = Shuffle(np.arange(len(edges), dtype=np.int64), seed, stream)
+        self._shuffle = EpochShuffle(np.arange(len(edges), dtype=np.int64), seed, stream)
 
     @property
     def tokens(self) -> int:
         bounds = self._documents.bounds
         return int(np.minimum(bounds[self._members + 1] - bounds[self._members], self._length).sum())
 
-    def sample(self, epoch: int, index: int) -> Sample:
+    def sample(self, epoch: int, index: int) -> PackedSample:
         (bin_,), _, _ = self._shuffle.window(epoch, index, index + 1)
         items = self._members[self._edges[bin_] : self._edges[bin_ + 1]]
         bounds = self._documents.bounds
@@ -131,7 +131,9 @@ class DocumentPacking:
         return _gathered(self._documents, items, begins, ends, self._length, self._pad)
 
 
-def _gathered(documents: Documents, items: Int64s, first: Int64s, last: Int64s, length: int, pad: int) -> Sample:
+def _gathered(
+    documents: DocumentRange, items: Int64s, first: Int64s, last: Int64s, length: int, pad: int
+) -> PackedSample:
     """The stretches [first, last) of these documents behind each other, then padding up to `length`."""
     store, bounds = documents.store, documents.bounds
     sizes = last - first
@@ -161,13 +163,13 @@ def _gathered(documents: Documents, items: Int64s, first: Int64s, last: Int64s, 
     return sample
 
 
-def empty_sample(length: int) -> Sample:
+def empty_sample(length: int) -> PackedSample:
     """A row of `length` tokens, to be filled."""
     tokens, labels, positions, documents = np.empty((4, length), np.int32)
-    return Sample(tokens, labels, positions, documents)
+    return PackedSample(tokens, labels, positions, documents)
 
 
-def unscored_row(tokens: Sequence[int], length: int, pad: int) -> Sample:
+def unscored_row(tokens: Sequence[int], length: int, pad: int) -> PackedSample:
     """A document's tokens, of which none is scored, and padding up to `length`."""
     made, total = empty_sample(length), len(tokens)
     made.tokens[:total], made.tokens[total:] = tokens, pad

@@ -14,18 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.contract.data_config import Truncation
-from muster.trainer.data.packing import IGNORED, PADDING, Float32s, Int32s, Sample, best_fit, empty_sample, one_each
-from muster.trainer.data.shuffle import Int64s, Shuffle
-from muster.trainer.data.store import Documents
+from muster.trainer.data.packing import (
+    IGNORED,
+    PADDING,
+    Float32s,
+    Int32s,
+    PackedSample,
+    best_fit,
+    empty_sample,
+    one_each,
+)
+from muster.trainer.data.shuffle import EpochShuffle, Int64s
+from muster.trainer.data.store import DocumentRange
 
 Bools = npt.NDArray[np.bool_]
 
-# The columns of `Stretches`: of each side its prompt and its answer.
+# The columns of `PairStretches`: of each side its prompt and its answer.
 PROMPT, ANSWER, OTHER_PROMPT, OTHER_ANSWER = range(4)
 
 
 @dataclass(frozen=True)
-class Stretches:
+class PairStretches:
     """Stretches of the store's tokens, four for each pair: prompt and answer of one side, prompt and answer of the
     other.
 
@@ -40,11 +49,11 @@ class Stretches:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def those(self, chosen: Bools) -> Stretches:
-        return Stretches(self.starts[chosen], self.sizes[chosen], self.values[chosen])
+    def those(self, chosen: Bools) -> PairStretches:
+        return PairStretches(self.starts[chosen], self.sizes[chosen], self.values[chosen])
 
 
-def stretches_of(documents: Documents) -> Stretches:
+def stretches_of(documents: DocumentRange) -> PairStretches:
     """The stretches of all documents of a store of pairs, or of single answers, of which there must be two at least."""
     store = documents.store
     here = slice(documents.first, documents.last)
@@ -60,10 +69,10 @@ def stretches_of(documents: Documents) -> Stretches:
         other = (np.arange(len(begins)) + max(1, len(begins) // 2)) % len(begins)
         starts = (begins, begins + prompts, begins, (begins + prompts)[other])
         sizes = (prompts, whole - prompts, prompts, (whole - prompts)[other])
-    return Stretches(np.stack(starts, 1), np.stack(sizes, 1), np.asarray(store.values[here], np.float32))
+    return PairStretches(np.stack(starts, 1), np.stack(sizes, 1), np.asarray(store.values[here], np.float32))
 
 
-def unlike_prompts(documents: Documents) -> Bools:
+def unlike_prompts(documents: DocumentRange) -> Bools:
     """Return a mask of the pairs whose prompts have different numbers of tokens on the two sides, as where a chat
     template ends a prompt differently depending on the answer."""
     store = documents.store
@@ -75,7 +84,7 @@ def unlike_prompts(documents: Documents) -> Bools:
     return differs
 
 
-def truncated(stretches: Stretches, length: int, how: Truncation) -> tuple[Stretches, Bools, Bools]:
+def truncated(stretches: PairStretches, length: int, how: Truncation) -> tuple[PairStretches, Bools, Bools]:
     """Cut pairs so that both sides fit into `length` tokens together. Returns the pairs as they are cut, which of them
     can be learnt from, and which of them were too long.
 
@@ -103,10 +112,10 @@ def truncated(stretches: Stretches, length: int, how: Truncation) -> tuple[Stret
         usable = most > prompt
     else:
         usable = ~long
-    return Stretches(starts, sizes, stretches.values), usable, long
+    return PairStretches(starts, sizes, stretches.values), usable, long
 
 
-def alike(stretches: Stretches, documents: Documents, asked: Bools) -> Bools:
+def alike(stretches: PairStretches, documents: DocumentRange, asked: Bools) -> Bools:
     """Return a mask of the pairs, among those `asked` about, whose two answers are equal now that they are cut."""
     equal = np.zeros(len(stretches), np.bool_)
     tokens = documents.store.tokens
@@ -125,14 +134,21 @@ class PairPacking:
     """
 
     def __init__(
-        self, documents: Documents, stretches: Stretches, packing: bool, length: int, pad: int, seed: int, stream: int
+        self,
+        documents: DocumentRange,
+        stretches: PairStretches,
+        packing: bool,
+        length: int,
+        pad: int,
+        seed: int,
+        stream: int,
     ) -> None:
         self._documents, self._stretches = documents, stretches
         self._length, self._pad = length, pad
         totals = stretches.sizes.sum(1)
         self.members, self.edges = best_fit(totals, length) if packing else one_each(len(totals))
         self.samples, self.tokens = len(self.edges) - 1, int(totals.sum())
-        self._shuffle = Shuffle(np.arange(len(self.edges), dtype=np.int64), seed, stream)
+        self._shuffle = EpochShuffle(np.arange(len(self.edges), dtype=np.int64), seed, stream)
         self.reference: Float32s | None = None
 
     @property
@@ -145,11 +161,11 @@ class PairPacking:
         """The value of every pair."""
         return self._stretches.values
 
-    def sample(self, epoch: int, index: int) -> Sample:
+    def sample(self, epoch: int, index: int) -> PackedSample:
         (row,), _, _ = self._shuffle.window(epoch, index, index + 1)
         return self.row(int(row))
 
-    def row(self, number: int) -> Sample:
+    def row(self, number: int) -> PackedSample:
         """A row by its number, before an epoch shuffles them."""
         some = slice(int(self.edges[number]), int(self.edges[number + 1]))
         members = self.members[some]

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from muster.contract.data_formats import SHAPES, columns_of
-from muster.storage.conversations import Conversation, Turn, as_bytes, messages_or_text, tools_of, turns_of
+from muster.storage.conversations import ChatConversation, ChatTurn, as_bytes, messages_or_text, tools_of, turns_of
 from muster.trainer.data import chat
-from muster.trainer.data.chat import Divided, Part
-from muster.trainer.data.chat_template import THOUGHTS, Fitted, fit, fit_turn
+from muster.trainer.data.chat import DividedText, DocumentPart
+from muster.trainer.data.chat_template import THOUGHTS, FittedConversation, fit, fit_turn
 from muster.trainer.data.tokenizer import Tokenizer
 
 _LABELS = {"true": True, "1": True, "false": False, "0": False}  # as tables of text have them
@@ -27,11 +27,11 @@ EQUAL = "chosen and rejected are equal"
 NO_ANSWER = "an answer is empty"
 
 
-class Comparison(NamedTuple):
+class AnswerComparison(NamedTuple):
     """One line of a file, parsed. Of a single answer, `sides` has one entry; of a pair the chosen one comes first."""
 
-    prompt: tuple[Turn, ...] | str
-    sides: tuple[tuple[Turn, ...] | str, ...]
+    prompt: tuple[ChatTurn, ...] | str
+    sides: tuple[tuple[ChatTurn, ...] | str, ...]
     value: float  # the pair's margin, or 1 for a good answer and 0 for a bad one
     kind: str  # what it looked like, in words
     tools: tuple[Mapping[str, Any], ...] = ()  # what the assistant may call, as JSON schemas
@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
         return EQUAL if len(self.sides) == 2 and self.sides[0] == self.sides[1] else ""
 
 
-def pair(record: object) -> Comparison:
+def pair(record: object) -> AnswerComparison:
     """Parse a line of format preference. Raises ValueError that says what is wrong and where in the record."""
     fields = _fields(_from_openai(record), ("chosen", "rejected"), SHAPES["preference"])
     margin = 0.0 if fields.get("margin") in (None, "") else _number(fields["margin"])
@@ -63,10 +63,10 @@ def pair(record: object) -> Comparison:
         prompt, sides, how = given, (chosen, rejected), "an explicit prompt"
     _must_be_answers(prompt, sides, ("chosen", "rejected"))
     what = "texts" if isinstance(prompt, str) else "conversations"
-    return Comparison(prompt, sides, float(margin), f"pairs of {what} with {how}", _tools(fields, prompt))
+    return AnswerComparison(prompt, sides, float(margin), f"pairs of {what} with {how}", _tools(fields, prompt))
 
 
-def labelled(record: object) -> Comparison:
+def labelled(record: object) -> AnswerComparison:
     """Parse a line of format unpaired-preference. Raises ValueError as `pair` does."""
     fields = _fields(record, ("prompt", "completion", "label"), SHAPES["unpaired-preference"])
     label = _LABELS.get(fields["label"].lower()) if isinstance(fields["label"], str) else fields["label"]
@@ -76,14 +76,14 @@ def labelled(record: object) -> Comparison:
     _must_be_answers(prompt, (side,), ("completion",))
     what = "texts" if isinstance(prompt, str) else "conversations"
     kind = f"single answers with labels, as {what}"
-    return Comparison(prompt, (side,), float(label), kind, _tools(fields, prompt))
+    return AnswerComparison(prompt, (side,), float(label), kind, _tools(fields, prompt))
 
 
-def fitted(one: Comparison, tokenizer: Tokenizer) -> tuple[Comparison, Fitted]:
+def fitted(one: AnswerComparison, tokenizer: Tokenizer) -> tuple[AnswerComparison, FittedConversation]:
     """The comparison with what the tokenizer writes of its messages, the same of all sides, and what that is."""
     if isinstance(one.prompt, str):
-        return one, Fitted(Conversation(()))
-    wholes = [Conversation((*one.prompt, *_turns(side)), one.tools) for side in one.sides]
+        return one, FittedConversation(ChatConversation(()))
+    wholes = [ChatConversation((*one.prompt, *_turns(side)), one.tools) for side in one.sides]
     each_fitted = [chat.fitted(whole, tokenizer) for whole in wholes]
     keys = [frozenset(key for turn in whole.turns for key in turn.more) for whole in wholes]
 
@@ -94,22 +94,22 @@ def fitted(one: Comparison, tokenizer: Tokenizer) -> tuple[Comparison, Fitted]:
     renamed = {key: name for each in each_fitted for key, name in each.renamed.items()}
     left_out = by_all(each.left_out for each in each_fitted)
 
-    def fit(turns: tuple[Turn, ...] | str) -> tuple[Turn, ...]:
+    def fit(turns: tuple[ChatTurn, ...] | str) -> tuple[ChatTurn, ...]:
         return tuple(fit_turn(turn, renamed, left_out & set(THOUGHTS)) for turn in _turns(turns))
 
     fit_one = one._replace(prompt=fit(one.prompt), sides=tuple(fit(side) for side in one.sides))
-    return fit_one, Fitted(wholes[0], renamed, by_all(each.unread for each in each_fitted), left_out)
+    return fit_one, FittedConversation(wholes[0], renamed, by_all(each.unread for each in each_fitted), left_out)
 
 
-def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:
+def parts(one: AnswerComparison, tokenizer: Tokenizer) -> tuple[tuple[DocumentPart, ...], ...]:
     """Each side as parts to tokenise, prompt included; only the answer is scored."""
     if isinstance(one.prompt, str):
         return _text_parts(one.prompt, [str(side) for side in one.sides], tokenizer)
     before = tuple(turn._replace(loss_mask=False) for turn in one.prompt)
-    return tuple(chat.parts(Conversation((*before, *_turns(side)), one.tools), tokenizer) for side in one.sides)
+    return tuple(chat.parts(ChatConversation((*before, *_turns(side)), one.tools), tokenizer) for side in one.sides)
 
 
-def _text_parts(prompt: str, answers: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:
+def _text_parts(prompt: str, answers: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[DocumentPart, ...], ...]:
     """Return the parts of each answer after one common prompt. Where an answer's first token reaches into the prompt,
     all answers begin at that token's place, because they must be compared after the same prompt."""
     splits = [chat.divided(prompt, answer, tokenizer) for answer in answers]
@@ -117,13 +117,13 @@ def _text_parts(prompt: str, answers: Sequence[str], tokenizer: Tokenizer) -> tu
     shared = min((_shared(whole[0].prompt, each.prompt) for each in whole), default=0)
     if len(whole) < len(answers) or not shared:
         return tuple(chat.text_parts(None, prompt, answer, tokenizer) for answer in answers)
-    divided = (Divided(each.prompt[:shared], each.prompt[shared:] + each.answer) for each in whole)
+    divided = (DividedText(each.prompt[:shared], each.prompt[shared:] + each.answer) for each in whole)
     return tuple(
         chat.text_parts(each, prompt, answer, tokenizer) for each, answer in zip(divided, answers, strict=True)
     )
 
 
-def good_answer(one: Comparison) -> str | None:
+def good_answer(one: AnswerComparison) -> str | None:
     """Return the assistant's first turn of the better answer; None where the only answer is bad."""
     if len(one.sides) == 1 and not one.value:
         return None
@@ -131,7 +131,7 @@ def good_answer(one: Comparison) -> str | None:
     return side if isinstance(side, str) else next(turn.content for turn in side if turn.role == "assistant")
 
 
-def words(one: Comparison) -> str:
+def words(one: AnswerComparison) -> str:
     """All that is said, but for the system's words."""
     texts = (
         [side] if isinstance(side, str) else [turn.content for turn in side if turn.role != "system"]
@@ -140,7 +140,7 @@ def words(one: Comparison) -> str:
     return "\n".join(text for some in texts for text in some)
 
 
-def content_hash(one: Comparison, left_out: frozenset[str] = frozenset()) -> int:
+def content_hash(one: AnswerComparison, left_out: frozenset[str] = frozenset()) -> int:
     """64 bits of BLAKE2b over prompt, sides and value, whatever the tokenizer, without the keys of messages that are
     `left_out`. Raises ValueError for half a character."""
     state = hashlib.blake2b(digest_size=8)
@@ -148,7 +148,7 @@ def content_hash(one: Comparison, left_out: frozenset[str] = frozenset()) -> int
         if isinstance(text, str):
             state.update(f"{len(text)}:".encode() + text.encode())
         else:
-            state.update(f"{len(text)} turns:{fit(Conversation(text), {}, left_out).hash()}:".encode())
+            state.update(f"{len(text)} turns:{fit(ChatConversation(text), {}, left_out).hash()}:".encode())
     state.update(repr(one.value).encode())
     if one.tools:
         state.update(as_bytes(one.tools))
@@ -178,7 +178,7 @@ def _fields(record: object, needed: tuple[str, ...], description: str) -> dict[s
     return record
 
 
-def _tools(fields: Mapping[str, Any], prompt: tuple[Turn, ...] | str) -> tuple[Mapping[str, Any], ...]:
+def _tools(fields: Mapping[str, Any], prompt: tuple[ChatTurn, ...] | str) -> tuple[Mapping[str, Any], ...]:
     tools = tools_of(fields)
     if tools and isinstance(prompt, str):
         raise ValueError("tools stand beside texts; only a conversation's template can write them")
@@ -193,7 +193,7 @@ def _number(value: object) -> object:
         return value
 
 
-def _side(given: object, at: str) -> tuple[Turn, ...] | str:
+def _side(given: object, at: str) -> tuple[ChatTurn, ...] | str:
     content = messages_or_text(given)
     if isinstance(content, str):
         return content
@@ -203,8 +203,8 @@ def _side(given: object, at: str) -> tuple[Turn, ...] | str:
 
 
 def _split(
-    chosen: tuple[Turn, ...] | str, rejected: tuple[Turn, ...] | str
-) -> tuple[tuple[Turn, ...] | str, tuple[tuple[Turn, ...] | str, ...]]:
+    chosen: tuple[ChatTurn, ...] | str, rejected: tuple[ChatTurn, ...] | str
+) -> tuple[tuple[ChatTurn, ...] | str, tuple[tuple[ChatTurn, ...] | str, ...]]:
     """The prompt, which is what both sides begin with alike, and what is left of each."""
     shared = _shared(chosen, rejected)
     if isinstance(chosen, str) and isinstance(rejected, str) and chosen != rejected:
@@ -218,7 +218,7 @@ def _split(
     return chosen[:shared], (chosen[shared:], rejected[shared:])
 
 
-def _are_whole(prompt: tuple[Turn, ...] | str, *sides: tuple[Turn, ...] | str) -> bool:
+def _are_whole(prompt: tuple[ChatTurn, ...] | str, *sides: tuple[ChatTurn, ...] | str) -> bool:
     """Return whether the prompt is a text and the sides are whole conversations, which begin with it."""
     return isinstance(prompt, str) and all(not isinstance(side, str) and side[0].role != "assistant" for side in sides)
 
@@ -231,7 +231,7 @@ def _shared(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def _must_be_answers(
-    prompt: tuple[Turn, ...] | str, sides: tuple[tuple[Turn, ...] | str, ...], names: tuple[str, ...]
+    prompt: tuple[ChatTurn, ...] | str, sides: tuple[tuple[ChatTurn, ...] | str, ...], names: tuple[str, ...]
 ) -> None:
     if not prompt:
         raise ValueError("prompt is empty; an answer must answer something")
@@ -244,13 +244,13 @@ def _must_be_answers(
             raise ValueError(f"{name} begins with the {side[0].role}'s turn; after the prompt the assistant must speak")
 
 
-def _says_something(side: tuple[Turn, ...] | str) -> bool:
+def _says_something(side: tuple[ChatTurn, ...] | str) -> bool:
     """Return whether an answer has words or calls a tool."""
     if isinstance(side, str):
         return bool(side)
     return any(turn.loss_mask and (turn.content or turn.more.get("tool_calls")) for turn in side)
 
 
-def _turns(side: tuple[Turn, ...] | str) -> tuple[Turn, ...]:
+def _turns(side: tuple[ChatTurn, ...] | str) -> tuple[ChatTurn, ...]:
     assert not isinstance(side, str), "prompt and sides are of one kind"
     return side

@@ -17,15 +17,15 @@ from muster.contract.data_formats import CONVERSATIONS, fits_task, wrong_format
 from muster.contract.training import TrainingConfig
 from muster.storage import sources
 from muster.storage.data_format import of_known_format
-from muster.storage.sources import File
-from muster.trainer.data.build import Builder
-from muster.trainer.data.encode import Work
+from muster.storage.sources import SourceFile
+from muster.trainer.data.build import StoreBuilder
+from muster.trainer.data.encode import EncodingWork
 from muster.trainer.data.lock import locked
-from muster.trainer.data.rules import NO_RULES, Rules
+from muster.trainer.data.rules import NO_RULES, TextRules
 from muster.trainer.data.store import FORMAT_VERSION, WRITING_VERSION, TokenStore, sync
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
-from muster.trainer.verify.references import References
+from muster.trainer.verify.references import ReferenceColumns
 
 Report = Callable[[str], None]
 
@@ -41,8 +41,8 @@ def prepared(
     cache: Path,
     report: Report,
     train_on: str = "assistant",
-    rules: Rules = NO_RULES,
-    references: References | None = None,
+    rules: TextRules = NO_RULES,
+    references: ReferenceColumns | None = None,
 ) -> TokenStore:
     """The token store of a source, made now if there is none. Blocks while another process makes it. `rules` say what
     becomes of a document by its text, and `references` what is kept of its record for verifiers.
@@ -61,8 +61,8 @@ def _prepared(
     cache: Path,
     report: Report,
     train_on: str,
-    rules: Rules,
-    references: References | None,
+    rules: TextRules,
+    references: ReferenceColumns | None,
 ) -> TokenStore:
     source, _ = _found(source, report)
     recipe = {
@@ -92,7 +92,9 @@ def _prepared(
                 shutil.rmtree(left, ignore_errors=True)
         if store is None:
             try:
-                Builder(building, Work(source, tokenizer, train_on, rules, references), key, say).build(files, digests)
+                StoreBuilder(building, EncodingWork(source, tokenizer, train_on, rules, references), key, say).build(
+                    files, digests
+                )
             except (
                 UserError,
                 OSError,
@@ -137,7 +139,7 @@ def _known(source: Source, task: str, report: Report) -> Source:
     return with_format
 
 
-def _found(source: Source, report: Report, task: str | None = None) -> tuple[Source, tuple[File, ...]]:
+def _found(source: Source, report: Report, task: str | None = None) -> tuple[Source, tuple[SourceFile, ...]]:
     return of_known_format(source, sources.find(source.source, source.format, report), task)
 
 
@@ -145,7 +147,7 @@ def _digest_of(document: object) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _remembered_digest(file: File, folder: Path) -> str:
+def _remembered_digest(file: SourceFile, folder: Path) -> str:
     """Return `sources.digest` of a file. A large file is read only once, because its size, inode and times show whether
     it is unchanged."""
     if file.size < TRUST_STAMP_BYTES or isinstance(file, sources.StoredFile):

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
-from muster.trainer.data.encode import Encoded, Encoder, Work
+from muster.trainer.data.encode import BatchEncoder, EncodedDocuments, EncodingWork
 from muster.trainer.errors import StorageError, UserError
 from muster.worker.cores import usable_cores
 
@@ -25,19 +25,19 @@ PROCESSES_MAX: Final = 32  # of which one process that reads and writes can keep
 ENVIRON: Final = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-class Batch(Protocol):
+class WorkBatch(Protocol):
     @property
     def for_others(self) -> Sequence[Any]: ...
 
 
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=WorkBatch)
 
 
-class Failed(str):
+class FailedBatch(str):
     """Reason for which another process could not encode a batch, where the batch is not at fault."""
 
 
-class Refused(str):
+class RefusedBatch(str):
     """Fault in a batch, as a message for the user."""
 
 
@@ -46,15 +46,15 @@ def processes_for(size: int) -> int:
     return 1 if size < ALONE_BYTES_MAX else min(usable_cores(), PROCESSES_MAX)
 
 
-def in_order(batches: Iterable[B], work: Work, processes: int) -> Iterator[tuple[B, Encoded]]:
+def in_order(batches: Iterable[B], work: EncodingWork, processes: int) -> Iterator[tuple[B, EncodedDocuments]]:
     """Each batch with what becomes of it. At most two for each process are on their way. Raises UserError for the first
     record that is wrong, StorageError where a process is lost."""
     if processes == 1:
-        encoder = Encoder(work)
+        encoder = BatchEncoder(work)
         yield from ((batch, encoder.encode(batch.for_others)) for batch in batches)
         return
     with _started(work, processes) as submit:
-        waiting = deque[tuple[B, Future[Encoded]]]()
+        waiting = deque[tuple[B, Future[EncodedDocuments]]]()
         for batch in batches:
             waiting.append((batch, submit(batch.for_others)))
             if len(waiting) >= 2 * processes:
@@ -65,10 +65,10 @@ def in_order(batches: Iterable[B], work: Work, processes: int) -> Iterator[tuple
 
 
 @contextmanager
-def _started(work: Work, count: int) -> Iterator[Callable[[Sequence[Any]], Future[Encoded]]]:
-    idle = SimpleQueue[_Process]()
+def _started(work: EncodingWork, count: int) -> Iterator[Callable[[Sequence[Any]], Future[EncodedDocuments]]]:
+    idle = SimpleQueue[_EncodingProcess]()
 
-    def ask(units: Sequence[Any]) -> Encoded:
+    def ask(units: Sequence[Any]) -> EncodedDocuments:
         process = idle.get()
         try:
             return process.encode(units)
@@ -79,17 +79,17 @@ def _started(work: Work, count: int) -> Iterator[Callable[[Sequence[Any]], Futur
         threads = ThreadPoolExecutor(count, "tokenise")
         ending.callback(threads.shutdown, cancel_futures=True)  # last, when no thread waits for a process any more
         for _ in range(count):
-            process = _Process(work)
+            process = _EncodingProcess(work)
             ending.callback(process.end)
             idle.put(process)
         yield lambda units: threads.submit(ask, units)
 
 
-class _Process:
+class _EncodingProcess:
     """A process of worker.py. It ends with this one, for then its connection does."""
 
-    def __init__(self, work: Work) -> None:
-        self._work: Work | None = work
+    def __init__(self, work: EncodingWork) -> None:
+        self._work: EncodingWork | None = work
         self._connection, theirs = Pipe()
         descriptor = theirs.fileno()
         command = [sys.executable, "-m", "muster.trainer.data.worker", str(descriptor)]
@@ -98,7 +98,7 @@ class _Process:
         )
         theirs.close()
 
-    def encode(self, units: Sequence[Any]) -> Encoded:
+    def encode(self, units: Sequence[Any]) -> EncodedDocuments:
         """Raises UserError, StorageError."""
         try:
             if self._work is not None:
@@ -111,11 +111,11 @@ class _Process:
                 f"a process that tokenises ended with {self._process.wait()} (-9: it was killed, as where memory runs "
                 "out); what was prepared is kept, so start again, with more memory or fewer cores"
             ) from None
-        if isinstance(answer, Refused):
+        if isinstance(answer, RefusedBatch):
             raise UserError(str(answer))
-        if isinstance(answer, Failed):
+        if isinstance(answer, FailedBatch):
             raise RuntimeError(f"a process that tokenises failed:\n{answer}")
-        assert isinstance(answer, Encoded)
+        assert isinstance(answer, EncodedDocuments)
         return answer
 
     def end(self) -> None:
@@ -125,22 +125,22 @@ class _Process:
 
 def serve(connection: Connection) -> None:
     """Do the work that comes through a connection until its other end is gone."""
-    encoder: Encoder | None = None
+    encoder: BatchEncoder | None = None
     while True:
         try:
             given = connection.recv()
         except EOFError:
             return
         if encoder is None:
-            encoder = Encoder(given)
+            encoder = BatchEncoder(given)
             continue
         connection.send(_answer(encoder, given))
 
 
-def _answer(encoder: Encoder, units: Sequence[Any]) -> Encoded | Refused | Failed:
+def _answer(encoder: BatchEncoder, units: Sequence[Any]) -> EncodedDocuments | RefusedBatch | FailedBatch:
     try:
         return encoder.encode(units)
     except UserError as error:
-        return Refused(str(error))
+        return RefusedBatch(str(error))
     except Exception:
-        return Failed(traceback.format_exc())
+        return FailedBatch(traceback.format_exc())

@@ -14,26 +14,26 @@ import numpy as np
 
 from muster.contract.data_config import Source
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.packing import Lost, Packed, Sample, unscored_row
-from muster.trainer.data.shuffle import Int64s, Shuffle
-from muster.trainer.data.store import Documents, TokenStore
+from muster.trainer.data.packing import LostDocuments, PackedSample, PackedSource, unscored_row
+from muster.trainer.data.shuffle import EpochShuffle, Int64s
+from muster.trainer.data.store import DocumentRange, TokenStore
 from muster.trainer.errors import UserError
 
 Report = Callable[[str], None]
 
 
-class Prompt(NamedTuple):
+class ModelPrompt(NamedTuple):
     """Prompt for a model, and the columns of its record that verifiers read."""
 
     ids: list[int]
     columns: Mapping[str, Any]
 
 
-class Prompts:
+class PromptSet:
     """The prompts of all documents, sources mixed, in an order that only contents decide. Of a longer prompt the last
     `tokens_max` tokens are given. Their stores were prepared with references."""
 
-    def __init__(self, documents: Sequence[Documents], tokens_max: int) -> None:
+    def __init__(self, documents: Sequence[DocumentRange], tokens_max: int) -> None:
         self._documents, self._tokens_max = documents, tokens_max
         hashes = [part.store.hashes[part.first : part.last] for part in documents]
         sources = np.repeat(np.arange(len(documents)), [len(part) for part in documents])
@@ -44,7 +44,7 @@ class Prompts:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, index: int) -> Prompt:
+    def __getitem__(self, index: int) -> ModelPrompt:
         """Raises UserError for a document that begins with the answer."""
         return prompt_of(self._documents[self._sources[index]], int(self._numbers[index]), self._tokens_max)
 
@@ -52,23 +52,23 @@ class Prompts:
 class PromptPacking:
     """A prompt to a row; `pad` fills the rest. Of a source those are `usable`, by their numbers."""
 
-    def __init__(self, documents: Documents, usable: Int64s, length: int, pad: int, seed: int, stream: int) -> None:
+    def __init__(self, documents: DocumentRange, usable: Int64s, length: int, pad: int, seed: int, stream: int) -> None:
         self._documents, self._usable, self._length, self._pad = documents, usable, length, pad
         self.samples, self.tokens = len(usable), int(documents.firsts[usable].sum())
-        self._shuffle = Shuffle(np.arange(len(usable) + 1, dtype=np.int64), seed, stream)
+        self._shuffle = EpochShuffle(np.arange(len(usable) + 1, dtype=np.int64), seed, stream)
 
-    def prompt(self, epoch: int, index: int) -> Prompt:
+    def prompt(self, epoch: int, index: int) -> ModelPrompt:
         (item,), _, _ = self._shuffle.window(epoch, index, index + 1)
         return prompt_of(self._documents, int(self._usable[item]), self._length)
 
-    def sample(self, epoch: int, index: int) -> Sample:
+    def sample(self, epoch: int, index: int) -> PackedSample:
         """The prompt as a row of which nothing is scored."""
         return unscored_row(self.prompt(epoch, index).ids, self._length, self._pad)
 
 
 def packed_prompts(
-    config: TrainingConfig, source: Source, documents: Documents, pad: int, stream: int, report: Report
-) -> Packed:
+    config: TrainingConfig, source: Source, documents: DocumentRange, pad: int, stream: int, report: Report
+) -> PackedSource:
     """The prompts of a source, and what is left out. Raises UserError for prompts that are too long where
     data.truncation is error."""
     assert config.grpo is not None, "only task grpo learns from prompts alone"
@@ -78,15 +78,19 @@ def packed_prompts(
     words = f"their prompt is longer than data.sequenceLength {length} less grpo.maxTokens, {room} tokens"
     if config.data.truncation == "error" and len(long):
         raise UserError(f"data source {source.source}: {len(long):,} prompts: {words}; data.truncation is error")
-    lost = tuple(each for each in (Lost(words, long), Lost("they begin with the answer", empty)) if len(each.documents))
+    lost = tuple(
+        each
+        for each in (LostDocuments(words, long), LostDocuments("they begin with the answer", empty))
+        if len(each.documents)
+    )
     for each in lost:
         report(f"data: {source.source}: {len(each.documents):,} prompts are left out: {each.reason}")
     usable = np.flatnonzero((firsts <= room) & (firsts >= 1))
     packing = PromptPacking(documents, usable, length, pad, config.seed, stream) if len(usable) else None
-    return Packed(documents, packing, 0, lost)
+    return PackedSource(documents, packing, 0, lost)
 
 
-def prompt_of(documents: Documents, number: int, tokens_max: int) -> Prompt:
+def prompt_of(documents: DocumentRange, number: int, tokens_max: int) -> ModelPrompt:
     """The prompt of a document, of a longer one the last `tokens_max` tokens. Raises UserError where there is none."""
     store, size = documents.store, int(documents.firsts[number])
     if size < 1:
@@ -99,7 +103,7 @@ def prompt_of(documents: Documents, number: int, tokens_max: int) -> Prompt:
     store.must_be_sound(ids)
     assert store.columns is not None and store.spans is not None, "references were taken of the records"  # noqa: PT018
     first, last = store.spans[documents.first + number]
-    return Prompt([int(token) for token in ids], json.loads(store.columns[first:last].tobytes()))
+    return ModelPrompt([int(token) for token in ids], json.loads(store.columns[first:last].tobytes()))
 
 
 def columns_digest(store: TokenStore) -> str:

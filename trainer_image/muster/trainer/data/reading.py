@@ -15,10 +15,10 @@ from muster.contract.data_config import Source
 from muster.storage import sources
 from muster.storage.file_beginnings import refuse_pointer
 from muster.storage.records import RawRecord, broken, is_table, not_utf8, open_bytes, raw_records
-from muster.storage.sources import File
-from muster.trainer.data.chat import Part
-from muster.trainer.data.documents import Chunk
-from muster.trainer.data.rules import Reader
+from muster.storage.sources import SourceFile
+from muster.trainer.data.chat import DocumentPart
+from muster.trainer.data.documents import DocumentChunk
+from muster.trainer.data.rules import RuleReader
 from muster.trainer.data.tokenizer import Tokenizer
 
 # A longer text file is tokenised in pieces that end at line ends: memory stays bounded, and only a tokenizer that
@@ -26,15 +26,17 @@ from muster.trainer.data.tokenizer import Tokenizer
 PIECE_BYTES = 8 << 20
 
 
-class Reading:
+class FileReading:
     """Reads one file. advance(n): n more bytes were read, for the progress line."""
 
-    def __init__(self, file: File, advance: Callable[[int], None] = lambda count: None) -> None:
+    def __init__(self, file: SourceFile, advance: Callable[[int], None] = lambda count: None) -> None:
         self.file = file
         self._advance = advance
         self._state = hashlib.blake2b(digest_size=20)
 
-    def units(self, source: Source, tokenizer: Tokenizer, rules: Reader | None = None) -> Iterator[RawRecord | Chunk]:
+    def units(
+        self, source: Source, tokenizer: Tokenizer, rules: RuleReader | None = None
+    ) -> Iterator[RawRecord | DocumentChunk]:
         """The file in order: its records, or of format text the chunks of its one document, looked at by `rules`.
         Raises UserError, StorageError."""
         if source.format == "text":
@@ -55,11 +57,11 @@ class Reading:
         self._advance(len(block))
 
 
-def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer, rules: Reader | None) -> Iterator[Chunk]:
+def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer, rules: RuleReader | None) -> Iterator[DocumentChunk]:
     """One document. A chunk is given out only when the next piece is there, so that the last one is known as such."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     state = hashlib.blake2b(digest_size=8)
-    opening: tuple[Part, ...] = (Part(ids=tokenizer.bos),) if tokenizer.bos else ()
+    opening: tuple[DocumentPart, ...] = (DocumentPart(ids=tokenizer.bos),) if tokenizer.bos else ()
     pending, offset, look = "", 0, rules.look() if rules else None
     for block in _pieces(stream, address):
         if offset == 0:
@@ -72,16 +74,16 @@ def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer, rules: Reader | 
             cut = pending.rfind("\n") + 1 or len(pending)
             if look:
                 look.add(pending[:cut])
-            yield Chunk((*opening, Part(pending[:cut])), None)
+            yield DocumentChunk((*opening, DocumentPart(pending[:cut])), None)
             opening, pending = (), pending[cut:]
         pending += text
     _decode(decoder, b"", offset, address, final=True)
     if pending:
         if look:
             look.add(pending)
-        eos = Part(ids=(tokenizer.eos,))
-        parts = (*opening, Part(pending), eos)
-        yield Chunk(parts, int.from_bytes(state.digest(), "little"), place=address, look=look)
+        eos = DocumentPart(ids=(tokenizer.eos,))
+        parts = (*opening, DocumentPart(pending), eos)
+        yield DocumentChunk(parts, int.from_bytes(state.digest(), "little"), place=address, look=look)
 
 
 def _pieces(stream: BinaryIO, address: str) -> Iterator[bytes]:

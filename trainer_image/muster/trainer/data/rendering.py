@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from muster.trainer.data.packing import IGNORED, PADDING, Sample
+from muster.trainer.data.packing import IGNORED, PADDING, PackedSample
 from muster.trainer.data.store import TokenStore
 from muster.trainer.data.tokenizer import Tokenizer
 
@@ -17,7 +17,7 @@ EXCERPT_CHARACTERS: Final = 80
 
 
 @dataclass(frozen=True)
-class Stretch:
+class TokenStretch:
     """Neighbouring tokens of one document that are all learnt, or none of them."""
 
     document: int  # counted from 0 within the sample
@@ -27,10 +27,10 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedSample:
     """A sample. `compares` says what the documents of a pair are called, in turn; empty where there are no pairs."""
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[TokenStretch, ...]
     padding: int
     compares: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ class Rendered:
         return sum(stretch.tokens for stretch in self.stretches if stretch.learnt)
 
 
-def render(sample: Sample, tokenizer: Tokenizer, compares: tuple[str, ...] = ()) -> Rendered:
+def render(sample: PackedSample, tokenizer: Tokenizer, compares: tuple[str, ...] = ()) -> RenderedSample:
     """The stretches of a sample. A token is learnt where it is the label of the one before it."""
     learnt = np.zeros(len(sample.tokens), np.bool_)
     learnt[1:] = (sample.labels[:-1] != IGNORED) & (sample.documents[1:] == sample.documents[:-1])
@@ -52,8 +52,8 @@ def render(sample: Sample, tokenizer: Tokenizer, compares: tuple[str, ...] = ())
     stretches = []
     for (document, flag), group in groupby(rows, key=lambda row: row[:2]):
         ids = [token for _, _, token in group]
-        stretches.append(Stretch(document, tokenizer.spell(ids), len(ids), flag))
-    return Rendered(tuple(stretches), len(sample.tokens) - total, compares)
+        stretches.append(TokenStretch(document, tokenizer.spell(ids), len(ids), flag))
+    return RenderedSample(tuple(stretches), len(sample.tokens) - total, compares)
 
 
 def excerpt(store: TokenStore, number: int, tokenizer: Tokenizer) -> str:

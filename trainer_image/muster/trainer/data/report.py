@@ -19,16 +19,16 @@ from muster.contract.data_report import (
     Stretch,
 )
 from muster.contract.redaction import redact
-from muster.trainer.data.dataset import Data
-from muster.trainer.data.packing import Packed
-from muster.trainer.data.rendering import Rendered, excerpt, render
-from muster.trainer.data.store import Documents
+from muster.trainer.data.dataset import RunData
+from muster.trainer.data.packing import PackedSource
+from muster.trainer.data.rendering import RenderedSample, excerpt, render
+from muster.trainer.data.store import DocumentRange
 from muster.trainer.data.tokenizer import Tokenizer
 
 AT_ONCE: Final = 1 << 20  # documents whose lengths are counted at a time: 8 MB
 
 
-def data_report(data: Data, tokenizer: Tokenizer) -> DataReport:
+def data_report(data: RunData, tokenizer: Tokenizer) -> DataReport:
     """The report of data that is open. Reads the index alone, and the beginnings of some documents."""
     config, evaluation = data.config, data.config.evaluation
     training = [
@@ -50,7 +50,7 @@ def data_report(data: Data, tokenizer: Tokenizer) -> DataReport:
     )
 
 
-def first_samples(data: Data, tokenizer: Tokenizer, count: int) -> Iterator[Rendered]:
+def first_samples(data: RunData, tokenizer: Tokenizer, count: int) -> Iterator[RenderedSample]:
     """The first that training will take."""
     compares = {"pairs": ("chosen", "rejected"), "labels": ("answer", "another answer, not learnt"), "": ()}
     stores = {each.documents.store.meta.compares for each in data.packed}
@@ -59,7 +59,7 @@ def first_samples(data: Data, tokenizer: Tokenizer, count: int) -> Iterator[Rend
         yield render(data.train.sample(0, index), tokenizer, called)
 
 
-def shown_sample(rendered: Rendered) -> ShownSample:
+def shown_sample(rendered: RenderedSample) -> ShownSample:
     """Return a sample as the report keeps it: whole stretches up to SHOWN_TOKENS_MAX tokens, and the beginning of the
     one after."""
     kept, left = list[Stretch](), SHOWN_TOKENS_MAX
@@ -75,7 +75,7 @@ def shown_sample(rendered: Rendered) -> ShownSample:
 
 
 def _of_source(
-    source: Source, use: Literal["training", "evaluation"], packed: Packed, length: int, tokenizer: Tokenizer
+    source: Source, use: Literal["training", "evaluation"], packed: PackedSource, length: int, tokenizer: Tokenizer
 ) -> SourceReport:
     documents, packing = packed.documents, packed.packing
     meta = documents.store.meta
@@ -113,7 +113,7 @@ def _of_source(
     )
 
 
-def _duplicates(documents: Documents) -> int:
+def _duplicates(documents: DocumentRange) -> int:
     """Count the documents that have the content of an earlier one. The hashes of contents are in order."""
     hashes = documents.store.hashes[documents.first : documents.first + len(documents)]
     count = 0
@@ -123,7 +123,7 @@ def _duplicates(documents: Documents) -> int:
     return count
 
 
-def _lengths(documents: Documents) -> tuple[LengthCount, ...]:
+def _lengths(documents: DocumentRange) -> tuple[LengthCount, ...]:
     """Count the documents of 1 token, of 2 to 3, of 4 to 7, and so on: between powers of two."""
     counts = np.zeros(64, np.int64)
     for at in range(0, len(documents), AT_ONCE):

@@ -29,7 +29,7 @@ _ELLIPSES: Final = ("…", "...")
 
 
 @dataclass(frozen=True)
-class Rules:
+class TextRules:
     """Rules for the text of a source's documents. `curation` drops some of them, including those that share n-grams
     with the `evaluated` stores. `collect` is the number of words of the n-grams that are kept of an evaluation source;
     0 keeps none."""
@@ -70,10 +70,10 @@ class Rules:
         return _reopened, (self.curation, tuple(store.folder for store in self.evaluated), self.collect)
 
 
-def _reopened(curation: Curation | None, folders: tuple[Path, ...], collect: int) -> Rules:
+def _reopened(curation: Curation | None, folders: tuple[Path, ...], collect: int) -> TextRules:
     stores = tuple(TokenStore.open(folder) for folder in folders)
     assert all(stores), "the stores of the evaluation are there for as long as one is prepared"
-    return Rules(curation, tuple(store for store in stores if store is not None), collect)
+    return TextRules(curation, tuple(store for store in stores if store is not None), collect)
 
 
 def minhash_version() -> int:
@@ -81,13 +81,13 @@ def minhash_version() -> int:
     return int(rensa.RMinHash.ALGORITHM_VERSION)
 
 
-NO_RULES = Rules()
+NO_RULES = TextRules()
 
 
-class Reader:
+class RuleReader:
     """The rules with what they need at hand, for the documents of one source."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: TextRules) -> None:
         self.rules = rules
         self.patterns = [(each, matcher(each)) for each in (rules.curation.drop_matching if rules.curation else ())]
         self.leaked = rules.leaked()
@@ -95,10 +95,10 @@ class Reader:
         self.gram_words = given.ngram if given else rules.collect
         self.quality = rules.curation.quality if rules.curation else None
 
-    def look(self) -> Look:
-        return Look(self)
+    def look(self) -> DocumentLook:
+        return DocumentLook(self)
 
-    def why_dropped(self, look: Look, tokens: int) -> str | None:
+    def why_dropped(self, look: DocumentLook, tokens: int) -> str | None:
         """Return why a document of so many tokens is dropped; None where it is kept."""
         if reason := look.verdict():
             return reason
@@ -111,12 +111,12 @@ class Reader:
         return None
 
 
-class Look:
+class DocumentLook:
     """Findings about one document so far."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RuleReader) -> None:
         self._reader = reader
-        self._quality = _Counts() if reader.quality else None
+        self._quality = _GopherCounts() if reader.quality else None
         self._matched, self._shares = "", False
         self._words = np.zeros(0, np.uint64)  # the first of them, to be compared
         self._tail = np.zeros(0, np.uint64)  # the last of the piece before
@@ -173,7 +173,7 @@ def _some_of(grams: Uint64s, ascending: Uint64s) -> bool:
     return bool((ascending[places] == grams).any())
 
 
-class _Counts:
+class _GopherCounts:
     """Counts that Gopher's rules need."""
 
     def __init__(self) -> None:

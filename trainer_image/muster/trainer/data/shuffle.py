@@ -44,7 +44,7 @@ def permutation(count: int, *key: int) -> Int64s:
     return np.argsort(value ^ (value >> np.uint64(31)), kind="stable")
 
 
-class Shuffle:
+class EpochShuffle:
     """Items of known sizes, laid end to end in each epoch's order.
 
     `bounds` is int64 [items + 1], the running total of the sizes in item order, and may start above 0. `stream` tells

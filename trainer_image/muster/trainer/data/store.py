@@ -43,7 +43,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Meta:
+class StoreMetadata:
     """Metadata of a store: its contents and its origin."""
 
     version: int
@@ -93,7 +93,7 @@ class Meta:
 class TokenStore:
     """Read-only arrays over the files; see the module's text for their meaning."""
 
-    meta: Meta
+    meta: StoreMetadata
     tokens: Array
     loss_mask: Array | None  # None where every token counts
     hashes: Array
@@ -125,7 +125,7 @@ class TokenStore:
     def open(folder: Path) -> TokenStore | None:
         """The store in the folder; None when there is none, or not a whole one of this format version."""
         try:
-            meta = Meta(**json.loads((folder / META).read_text()))
+            meta = StoreMetadata(**json.loads((folder / META).read_text()))
             whole = all((folder / name).stat().st_size == size for name, size in meta.sizes().items())
         except (OSError, ValueError, TypeError):
             return None
@@ -155,7 +155,7 @@ class TokenStore:
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentRange:
     """A range of a store's documents in index order: [first, last)."""
 
     store: TokenStore
@@ -196,23 +196,23 @@ def hold_out(stores: Sequence[TokenStore], share: float) -> int:
     return min(max(int(share * 2**64), smallest + 1), largest)
 
 
-def split(store: TokenStore, threshold: int) -> tuple[Documents, Documents]:
+def split(store: TokenStore, threshold: int) -> tuple[DocumentRange, DocumentRange]:
     """(training, evaluation) by hold_out's threshold."""
     cut = int(np.searchsorted(store.hashes, np.uint64(threshold)))
-    return Documents(store, cut, store.meta.documents), Documents(store, 0, cut)
+    return DocumentRange(store, cut, store.meta.documents), DocumentRange(store, 0, cut)
 
 
-def capped(documents: Documents, count: int | None, tokens: int | None) -> Documents:
+def capped(documents: DocumentRange, count: int | None, tokens: int | None) -> DocumentRange:
     """The first of them, as many as there may be and as have so many tokens together. Their order is that of hashes,
     so they are as good as drawn at random, and the same in however many files they lie."""
     last = documents.last if count is None else min(documents.last, documents.first + count)
     if tokens is not None:
         bounds = documents.bounds
         last = min(last, documents.first + int(np.searchsorted(bounds, bounds[0] + tokens, side="right")) - 1)
-    return Documents(documents.store, documents.first, last)
+    return DocumentRange(documents.store, documents.first, last)
 
 
-def shared_contents(one: Documents, other: Documents) -> int:
+def shared_contents(one: DocumentRange, other: DocumentRange) -> int:
     """Count the documents of `one` whose content `other` has too."""
     mine, theirs = one.store.hashes[one.first : one.last], other.store.hashes[other.first : other.last]
     places = np.searchsorted(theirs, mine)

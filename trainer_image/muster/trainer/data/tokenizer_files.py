@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import tokenizers
 
-from muster.contract.address import Address, data_address
+from muster.contract.address import StorageAddress, data_address
 from muster.contract.data_config import DataConfig
 from muster.storage.errors import NotFound, Refused
 from muster.storage.model_folder import TEMPLATES, has_file, template_files
@@ -148,7 +148,7 @@ def tokenizer_from_commit(described: dict[str, Any], beside: Mapping[str, str] |
     return tokenizer
 
 
-def _read(folder: Address, name: str) -> str | None:
+def _read(folder: StorageAddress, name: str) -> str | None:
     """The file's text; None when it is not there."""
     try:
         return open_source(folder).read(name).decode()

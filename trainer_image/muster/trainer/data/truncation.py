@@ -8,23 +8,25 @@ import numpy as np
 
 from muster.contract.data_config import Truncation
 from muster.contract.text import counted
-from muster.trainer.data.packing import Lost
+from muster.trainer.data.packing import LostDocuments
 from muster.trainer.data.shuffle import Int64s
-from muster.trainer.data.store import Documents
+from muster.trainer.data.store import DocumentRange
 from muster.trainer.errors import UserError
 
 
-class Truncated(NamedTuple):
+class TruncatedDocuments(NamedTuple):
     """The documents that are left, by their number; the first token of each of all documents that a sample begins with;
     how many of them are cut; and those that are not left, and why."""
 
     usable: Int64s
     begins: Int64s
     truncated: int
-    lost: tuple[Lost, ...]
+    lost: tuple[LostDocuments, ...]
 
 
-def cut_documents(documents: Documents, length: int, how: Truncation, scored: bool, name: str) -> Truncated:
+def cut_documents(
+    documents: DocumentRange, length: int, how: Truncation, scored: bool, name: str
+) -> TruncatedDocuments:
     """Documents that fit into `length` tokens, the last label beside them. `scored` says that only some of their tokens
     are learnt: what has none of those left is lost. `name` is the source's, for messages. Raises UserError for too long
     ones where `how` is error.
@@ -50,16 +52,16 @@ def cut_documents(documents: Documents, length: int, how: Truncation, scored: bo
     silent &= ~dropped
     where = "last" if how == "left" else "first"
     lost = (
-        Lost(f"the assistant does not speak within their {where} {length} tokens", np.flatnonzero(silent)),
-        Lost(f"they are longer than {length} tokens", np.flatnonzero(dropped)),
+        LostDocuments(f"the assistant does not speak within their {where} {length} tokens", np.flatnonzero(silent)),
+        LostDocuments(f"they are longer than {length} tokens", np.flatnonzero(dropped)),
     )
     usable = ~silent & ~dropped
-    return Truncated(
+    return TruncatedDocuments(
         np.flatnonzero(usable), begins, int((long & usable).sum()), tuple(each for each in lost if len(each.documents))
     )
 
 
-def _speaks(documents: Documents, number: int, begin: int) -> bool:
+def _speaks(documents: DocumentRange, number: int, begin: int) -> bool:
     """Return whether any token after token `begin` is learnt."""
     store = documents.store
     assert store.loss_mask is not None, "a store of conversations says what is learnt"

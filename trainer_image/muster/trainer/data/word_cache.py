@@ -46,7 +46,7 @@ class WordCache:
     def __init__(self, split: re.Pattern[str], encode: Callable[[str], Sequence[int]], added: Sequence[str], nfc: bool):
         """`added` are texts that the tokenizer takes out before it splits, and with `nfc` it composes characters."""
         self._split, self._added, self._nfc = split, added, nfc
-        self.known = _Words(encode)
+        self.known = _CachedWords(encode)
 
     def encode(self, text: str) -> Ids | None:
         """Return the ids of a text; None for a text that the library must encode."""
@@ -65,7 +65,7 @@ class WordCache:
         return words if sum(map(len, words)) == len(text) else None  # what lies between two matches is a word too
 
 
-class _Words(dict[str, Sequence[int]]):
+class _CachedWords(dict[str, Sequence[int]]):
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
         super().__init__()
         self._encode = encode

@@ -39,7 +39,7 @@ TASKS = 4_096
 TASKS_PER_CORE = 64
 
 
-class Limits:
+class ProcessLimits:
     """Looks at this process and all that it started or adopted; ends these when they are more than they may be."""
 
     def __init__(self, memory_bytes: int | None, processes: int) -> None:

@@ -38,7 +38,7 @@ RESOLVE_SECONDS = 30.0  # the names of a gang that is just being made take a mom
 
 
 @dataclass(frozen=True)
-class Fault:
+class PreflightFault:
     check: str
     message: str
     users: bool = False  # it lies in what the job brings along, so that every node would show it
@@ -55,24 +55,24 @@ def main() -> int:
     return end.exit_code
 
 
-def _faults(checks: dict[str, Callable[[], str | None]]) -> list[Fault]:
+def _faults(checks: dict[str, Callable[[], str | None]]) -> list[PreflightFault]:
     faults = []
     for name, check in checks.items():
         try:
             if (message := check()) is not None:
-                faults.append(Fault(name, message))
+                faults.append(PreflightFault(name, message))
         except UserError as error:
-            faults.append(Fault(name, str(error), users=True))
+            faults.append(PreflightFault(name, str(error), users=True))
     return faults
 
 
-def _answer(fault: Fault, answers: dict[str, str]) -> str:
+def _answer(fault: PreflightFault, answers: dict[str, str]) -> str:
     """The answer to this check; `stop` for the user's own fault, unless it is only to be a warning."""
     answer = answers.get(fault.check, "warn")
     return "stop" if fault.users and answer != "warn" else answer
 
 
-def verdict(faults: list[Fault], answers: dict[str, str]) -> WorkerExit:
+def verdict(faults: list[PreflightFault], answers: dict[str, str]) -> WorkerExit:
     """The worst answer decides; its faults are named."""
     for answer, code in (
         ("stop", ExitCode.USER_ERROR),

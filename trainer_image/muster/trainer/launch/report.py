@@ -128,7 +128,7 @@ def _handler(directory: Path, job_uid: str) -> type[BaseHTTPRequestHandler]:
 def _server_of(host: str) -> type[ThreadingHTTPServer]:
     import socket
 
-    class Server(ThreadingHTTPServer):
+    class ReportServer(ThreadingHTTPServer):
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
@@ -138,4 +138,4 @@ def _server_of(host: str) -> type[ThreadingHTTPServer]:
 
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-    return Server
+    return ReportServer

@@ -21,9 +21,9 @@ from muster.contract.redaction import redact
 from muster.contract.signals import WorkerExit
 from muster.local.sandbox import ADVICE, Sandbox, enter
 from muster.storage.small_files import write_whole
-from muster.trainer.config import Run, read_run
+from muster.trainer.config import WorkerRun, read_run
 from muster.trainer.errors import UserError
-from muster.trainer.launch.limits import Limits, limit_tasks, processes_max
+from muster.trainer.launch.limits import ProcessLimits, limit_tasks, processes_max
 from muster.trainer.launch.notices import watch_notices
 from muster.trainer.launch.process_control import LAUNCHER, adopt_orphans
 from muster.trainer.launch.program import NotPrepared, run_program, runs_program
@@ -38,13 +38,13 @@ from muster.trainer.launch.verdict import (
     read_end,
     worker_exit,
 )
-from muster.trainer.tracking.processes import Trackers, commands
+from muster.trainer.tracking.processes import TrackerProcesses, commands
 from muster.worker.cores import share_cores
 from muster.worker.early_stop import STOP_SIGNALS, end_now
 from muster.worker.fence import SECONDS_MAX as FENCE_SECONDS_MAX
 from muster.worker.fence import FenceUnreachable, StaleAttempt, pass_fence
 from muster.worker.names import AFTER_CRASH_SECONDS_MAX
-from muster.worker.ranks import SHUTDOWN_SECONDS, Ranks, read_layout
+from muster.worker.ranks import SHUTDOWN_SECONDS, RankProcesses, read_layout
 
 # What the kernel answers where a worker may not read or write.
 DENIALS = ("permission denied", "read-only file system", "file system is read-only")
@@ -67,7 +67,7 @@ def main() -> int:
             check_python_path()
         if runs_program(os.environ):
             run_program()
-        stop = Stop(directory, started)
+        stop = StopRelay(directory, started)
         serve_reports(directory)
         watch_notices()
         run = read_run()
@@ -121,7 +121,7 @@ def check_python_path() -> None:
             continue
 
 
-class Stop:
+class StopRelay:
     """Passes the wish to stop on to the ranks, each once, also to those that are only just being started. Where no rank
     has begun yet, the worker ends at once.
 
@@ -188,7 +188,7 @@ def wait_for_uploads() -> None:
             process.kill()
 
 
-def launch(run: Run, stop: Stop, started: float, sandbox: Sandbox | None) -> WorkerExit:
+def launch(run: WorkerRun, stop: StopRelay, started: float, sandbox: Sandbox | None) -> WorkerExit:
     """Run `-m muster.trainer` in every rank until all are gone, and judge how they ended. With a sandbox, on a machine
     that others use too, they are held to what they may take of it."""
     layout = read_layout()
@@ -196,15 +196,15 @@ def launch(run: Run, stop: Stop, started: float, sandbox: Sandbox | None) -> Wor
     os.environ[LAUNCHER] = str(os.getpid())
     adopt_orphans()
     record_flights(run.worker_dir)
-    limits = Limits(sandbox.memory_bytes if sandbox else None, processes_max())
+    limits = ProcessLimits(sandbox.memory_bytes if sandbox else None, processes_max())
     if sandbox is not None:
         limit_tasks()
         limits.watch()
-    trackers = Trackers(run.worker_dir, commands(run))
+    trackers = TrackerProcesses(run.worker_dir, commands(run))
     stop.helpers = set(children())
     memory_kills = oom_kills()
     command = [sys.executable, "-u", "-m", "muster.trainer"]
-    ranks = Ranks(layout, command, os.environ, run_id=f"{run.job_uid}-{run.attempt}")
+    ranks = RankProcesses(layout, command, os.environ, run_id=f"{run.job_uid}-{run.attempt}")
     stop.ranks_may_exist = True
     try:
         ranks.start()

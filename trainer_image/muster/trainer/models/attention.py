@@ -88,7 +88,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + turned * sin).to(x.dtype)
 
 
-class Attention(nn.Module):
+class GroupedAttention(nn.Module):
     """Grouped-query attention with rotary positions; maps x [B, T, dim] to [B, T, dim]."""
 
     def __init__(self, architecture: Architecture) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from muster.contract.architecture import Architecture
-from muster.trainer.models.attention import Attention, AttentionContext, attention_context
-from muster.trainer.models.head import Head, Reduction
+from muster.trainer.models.attention import AttentionContext, GroupedAttention, attention_context
+from muster.trainer.models.head import OutputHead, Reduction
 from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.layers import Embedding, FeedForward, RMSNorm
 from muster.trainer.models.pooling import document_scores
@@ -20,7 +20,7 @@ from muster.trainer.models.scoring import ScoreHead
 Recompute = Literal["none", "selective", "full"]
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """One layer: x + attention(norm x), then x + feed_forward(norm x)."""
 
     def __init__(self, architecture: Architecture, recompute: Recompute) -> None:
@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.recompute = recompute
         self.draws = False  # random numbers (dropout), which a repeated pass must draw alike
         self.attention_norm = RMSNorm(architecture.dim, architecture.norm_eps)
-        self.attention = Attention(architecture)
+        self.attention = GroupedAttention(architecture)
         self.feed_forward_norm = RMSNorm(architecture.dim, architecture.norm_eps)
         self.feed_forward = FeedForward(architecture.dim, architecture.ffn_dim)
 
@@ -68,12 +68,12 @@ class Decoder(nn.Module):
         self.architecture, self.scores = architecture, scores
         self.dtype = dtype
         self.embed = Embedding(architecture.vocab_size, architecture.dim, dtype)
-        self.layers = nn.ModuleList(Block(architecture, recompute) for _ in range(architecture.layers))
+        self.layers = nn.ModuleList(DecoderBlock(architecture, recompute) for _ in range(architecture.layers))
         self.norm = RMSNorm(architecture.dim, architecture.norm_eps)
         if scores is None:
-            self.head = Head(architecture.dim, architecture.vocab_size, architecture.tied_head)
+            self.head = OutputHead(architecture.dim, architecture.vocab_size, architecture.tied_head)
         else:
-            self.score = Head(architecture.dim, scores.count, tied=False)
+            self.score = OutputHead(architecture.dim, scores.count, tied=False)
 
     def forward(
         self,

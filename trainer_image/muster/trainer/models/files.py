@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from muster.contract.address import Address, hub_path, parse_address
+from muster.contract.address import StorageAddress, hub_path, parse_address
 from muster.storage.errors import NotFound, StorageError, Truncated
-from muster.storage.model_folder import Files
+from muster.storage.model_folder import FolderFiles
 from muster.storage.opening import open_source, open_store
-from muster.storage.store import Object
+from muster.storage.store import StoredObject
 from muster.trainer.errors import UserError
 
 SECONDS_MAX = 60.0  # without a byte
 TRIES = 4
 
 
-def open_files(source: str) -> Files:
+def open_files(source: str) -> FolderFiles:
     """The folder at an address. Raises UserError where it can't be read by anybody, StorageError where not now."""
     address = parse_address(source)
     return _hub_folder(source, address) if address.scheme == "hf" else open_source(address)
@@ -55,8 +55,8 @@ class HubFolder:
             raise Truncated(f"{self.uri}: {key} ends before byte {start + len(into)}")
         into[:] = answer.content
 
-    def objects(self, prefix: str) -> Iterator[Object]:
-        return (Object(name, 0, 0.0, self.revision or "") for name in self.names if name.startswith(prefix))
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
+        return (StoredObject(name, 0, 0.0, self.revision or "") for name in self.names if name.startswith(prefix))
 
     def _get(self, key: str, headers: dict[str, str]) -> Any:
         import httpx2
@@ -83,7 +83,7 @@ class HubFolder:
 ACCESS = "accept the model's terms on its page, and give the job a token that may read it (HF_TOKEN, from a secret)"
 
 
-def _hub_folder(source: str, address: Address) -> Files:
+def _hub_folder(source: str, address: StorageAddress) -> FolderFiles:
     """The revision is resolved to a hash once, so that every file is of the same one. HF_ENDPOINT names a mirror; with
     HF_HUB_OFFLINE the cache of earlier downloads is all there is."""
     from huggingface_hub import HfApi, snapshot_download

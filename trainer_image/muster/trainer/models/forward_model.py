@@ -21,7 +21,7 @@ class ForwardModel:
         self,
         definition: ModelDefinition,
         training: TrainingConfig,
-        layout: sharding.Layout,
+        layout: sharding.ShardLayout,
         device: torch.device,
         values: bool,
     ) -> None:

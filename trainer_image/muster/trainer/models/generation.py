@@ -17,7 +17,7 @@ PADDING = -1  # the document of what only fills a row
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingSettings:
     """Settings by which tokens are chosen."""
 
     max_tokens: int = 128
@@ -26,7 +26,7 @@ class Sampling:
     seed: int = 0
 
 
-class Continuation:
+class TokenContinuation:
     """Rows of tokens that a model goes on with.
 
     `pad` fills rows on the left up to the longest. `positions_max` is the model's limit, None for no limit: behind it,
@@ -79,7 +79,7 @@ def generate(
     prompt: Sequence[int],
     ends: frozenset[int],
     vocab_size: int,
-    sampling: Sampling,
+    sampling: SamplingSettings,
     positions_max: int | None,
     device: torch.device,
     cached: bool = True,
@@ -88,7 +88,7 @@ def generate(
 
     Only the first `vocab_size` tokens are ever chosen: a model may have rows that its tokenizer does not know.
     """
-    row = Continuation(model, [prompt], pad=0, positions_max=positions_max, device=device, cached=cached)
+    row = TokenContinuation(model, [prompt], pad=0, positions_max=positions_max, device=device, cached=cached)
     dice = torch.Generator().manual_seed(sampling.seed)
     for _ in range(sampling.max_tokens):
         chosen = choose(row.next_logits()[0, :vocab_size], sampling, dice)
@@ -98,7 +98,7 @@ def generate(
         yield chosen
 
 
-def choose(logits: Tensor, sampling: Sampling, dice: torch.Generator) -> int:
+def choose(logits: Tensor, sampling: SamplingSettings, dice: torch.Generator) -> int:
     """The next id, which is the likeliest one at temperature 0, else drawn. `logits` is [vocab]."""
     if sampling.temperature <= 0:
         return int(logits.argmax())

@@ -26,7 +26,7 @@ class ByToken:
     temperature: float = 1.0  # what the logits are divided by
 
 
-class Head(nn.Module):
+class OutputHead(nn.Module):
     """The output head, from hidden states to logits or to the summed loss. Its weight is [vocab, dim]."""
 
     def __init__(self, dim: int, vocab_size: int, tied: bool) -> None:

@@ -140,7 +140,7 @@ def _convert(model: Any, slices: dict[str, Any], device: torch.device) -> Any:
 
 
 @dataclass
-class _Found:
+class _ConversionResult:
     """Combined result of several conversions, in the form in which transformers reports a single one."""
 
     missing_keys: set[str]
@@ -156,13 +156,13 @@ def _convert_by_layer(
     quantized: dict[str, NF4Linear],
     dtype: torch.dtype,
     where: str,
-) -> _Found:
+) -> _ConversionResult:
     """Convert a decoder layer at a time. Its linear weights become the bytes of NF4 before the next layer is read."""
     for module in quantized.values():
         for name, placeholder in [*module.named_parameters(recurse=False)]:
             if placeholder.dtype == torch.uint8:
                 setattr(module, name, nn.Parameter(torch.empty_like(placeholder, device=device), requires_grad=False))
-    merged = _Found({name for name, _ in model.named_parameters()})
+    merged = _ConversionResult({name for name, _ in model.named_parameters()})
     for number in sorted({_layer_of(name) for name in slices}):
         layers = [module for name, module in quantized.items() if _layer_of(name) == number]
         part = {name: lazy for name, lazy in slices.items() if _layer_of(name) == number}

@@ -33,11 +33,11 @@ class NF4Linear(nn.Module):
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _Multiply.apply(x, self.weight_nf4, self.weight_absmax)  # type: ignore[no-untyped-call]
+        out: Tensor = _NF4Multiply.apply(x, self.weight_nf4, self.weight_absmax)  # type: ignore[no-untyped-call]
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
 
-class _Multiply(torch.autograd.Function):
+class _NF4Multiply(torch.autograd.Function):
     """Only the bytes are kept for the backward pass, not the weight that they stand for."""
 
     @staticmethod

@@ -61,7 +61,7 @@ HEADS: Final = 4
 
 
 @dataclass(frozen=True)
-class Findings:
+class PackingFindings:
     """Results of the self-tests about packing."""
 
     packs: bool  # whether several documents may share a row
@@ -69,7 +69,7 @@ class Findings:
     why_not: str = ""  # what spoke against it, else empty
 
 
-def examine(config: Any) -> Findings:
+def examine(config: Any) -> PackingFindings:
     """Run the self-tests for a configuration's class. Raises UserError where our loss is not the class's own.
 
     Global random numbers stay as they were.
@@ -81,7 +81,7 @@ def examine(config: Any) -> Findings:
         _must_have_our_loss(model, own_logits, sample, config)
         if not layer_types_allow_packing(config):
             types = sorted(set(config.layer_types))
-            return Findings(False, why_not=f"it has layers that carry a state over ({', '.join(types)})")
+            return PackingFindings(False, why_not=f"it has layers that carry a state over ({', '.join(types)})")
         leak = math.inf
         styles: tuple[MaskStyle, ...] = ("positions", "by_layer_type")
         for style in styles if getattr(config, "layer_types", None) else styles[:1]:
@@ -90,8 +90,10 @@ def examine(config: Any) -> Findings:
             except (RuntimeError, ValueError, TypeError, AttributeError, KeyError):
                 continue  # this class does not take such masks
             if style_leak <= TOLERANCE:
-                return Findings(True, style)
-    return Findings(False, why_not=f"documents in one row see each other (logits differ by {leak:.1e} of their size)")
+                return PackingFindings(True, style)
+    return PackingFindings(
+        False, why_not=f"documents in one row see each other (logits differ by {leak:.1e} of their size)"
+    )
 
 
 def shrunken(config: Any) -> Any:

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.contract import fitting
-from muster.contract.memory import USABLE, Device, Need
+from muster.contract.memory import USABLE, Device, MemoryNeed
 from muster.contract.model_size import ModelSize
 from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
-from muster.trainer.config import DataParallel, Ranks, data_parallel
+from muster.trainer.config import DataParallel, RankPosition, data_parallel
 from muster.trainer.errors import OutOfMemory, RanksApart, UserError, is_lost_peer
 from muster.trainer.gpus import must_have_gpus, read_facts
 from muster.trainer.models import load_balancing
@@ -39,7 +39,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 
-def choose_device(ranks: Ranks, environ: Mapping[str, str] = os.environ) -> torch.device:
+def choose_device(ranks: RankPosition, environ: Mapping[str, str] = os.environ) -> torch.device:
     """This rank's device. Raises UserError or NodeUnfit when the worker can't have a GPU for each of its ranks."""
     asked = environ.get(Env.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
     if asked == "cpu":
@@ -52,7 +52,7 @@ def choose_device(ranks: Ranks, environ: Mapping[str, str] = os.environ) -> torc
     return device
 
 
-def capacity(device: torch.device, ranks: Ranks) -> int:
+def capacity(device: torch.device, ranks: RankPosition) -> int:
     """Bytes that this rank may use: the GPU's, or its share of the machine's (or the control group's limit).
 
     Total memory, not what is free at this moment: `auto` must choose alike at every start and on every rank.
@@ -62,7 +62,7 @@ def capacity(device: torch.device, ranks: Ranks) -> int:
     return host_memory(ranks)
 
 
-def host_memory(ranks: Ranks) -> int:
+def host_memory(ranks: RankPosition) -> int:
     """This rank's share of the machine's memory, or of the control group's."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(machine, _cgroup_limit() or machine) // ranks.local_world
@@ -107,7 +107,7 @@ def all_local(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """The sharding in force, with `auto` resolved."""
 
     division: DataParallel  # of a step's samples
@@ -115,26 +115,26 @@ class Layout:
     replicas: int  # copies of the model
     shards: int  # ranks that share one copy
     hold_gradients: bool  # accumulate whole gradients without synchronising until the last micro-step
-    need: Need  # the memory that a rank is expected to need
+    need: MemoryNeed  # the memory that a rank is expected to need
 
     def describe(self) -> dict[str, Any]:
         """The sharding as Commit.mesh holds it."""
         return {"shard": self.shard, "replicas": self.replicas, "shards": self.shards}
 
 
-def host_of(model: ModelDefinition, capacity: int, device: torch.device) -> fitting.Host:
+def host_of(model: ModelDefinition, capacity: int, device: torch.device) -> fitting.RankHost:
     kind: Device = "cuda" if device.type == "cuda" else "cpu"
-    return fitting.Host(capacity, kind, model.casts_weights)
+    return fitting.RankHost(capacity, kind, model.casts_weights)
 
 
 def plan(
     model: ModelDefinition,
     training: TrainingConfig,
-    ranks: Ranks,
+    ranks: RankPosition,
     capacity: int,
     device: torch.device = torch.device("cpu"),
     second: tuple[ModelSize, ...] = (),
-) -> Layout:
+) -> ShardLayout:
     """Decide the sharding, of a model and of second ones that only compute forward.
 
     Raises UserError for an impossible hsdp, OutOfMemory when `auto` finds nothing that fits.
@@ -152,10 +152,10 @@ def plan(
     need = fitting.need_of(size, training, shard, count, ranks.nodes, host)
     spare = USABLE * capacity - need.total - 4 * size.learning
     hold = shard in ("ddp", "zero2") or spare >= 0
-    return Layout(division, shard, replicas, count // replicas, hold_gradients=hold, need=need)
+    return ShardLayout(division, shard, replicas, count // replicas, hold_gradients=hold, need=need)
 
 
-def _replicas(training: TrainingConfig, ranks: Ranks, size: int) -> int:
+def _replicas(training: TrainingConfig, ranks: RankPosition, size: int) -> int:
     try:
         return training.replicas(size, ranks.nodes)
     except ValueError as error:
@@ -172,8 +172,8 @@ class ParallelModel:
         self,
         definition: ModelDefinition,
         training: TrainingConfig,
-        layout: Layout,
-        ranks: Ranks,
+        layout: ShardLayout,
+        ranks: RankPosition,
         device: torch.device,
         values: bool = True,
     ) -> None:
@@ -245,7 +245,7 @@ def _needs_casting(definition: ModelDefinition, model: nn.Module, dtype: torch.d
 def shard(
     model: nn.Module,
     definition: ModelDefinition,
-    layout: Layout,
+    layout: ShardLayout,
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:

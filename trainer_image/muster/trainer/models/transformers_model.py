@@ -28,7 +28,7 @@ from muster.trainer.models.new_tokens import NewTokens, must_be_trained
 from muster.trainer.models.nf4 import quantize
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.models.scoring import ScoreHead, score_head_of
-from muster.trainer.models.self_test import Findings, examine
+from muster.trainer.models.self_test import PackingFindings, examine
 from muster.trainer.models.shards import local_rows
 
 KIND: Final = "transformers"
@@ -40,7 +40,7 @@ class TransformersModel:
 
     config: Any  # a PretrainedConfig
     companions: Mapping[str, str]  # the folder's small files, by name
-    findings: Findings  # of the self-tests of the class
+    findings: PackingFindings  # of the self-tests of the class
     adapter: Adapter | None = None  # None where the whole model is trained
     stored_dtype: str = "F32"  # of the folder's weights, as safetensors spells it; what is frozen keeps it
     folder: ModelFolder | None = None  # where the weights are; None where a commit has them
@@ -202,7 +202,7 @@ def from_commit(
     try:
         companions = {str(name): str(text) for name, text in document["companions"].items()}
         stored = document["findings"]
-        findings = Findings(bool(stored["packs"]), stored["masks"], str(stored["whyNot"]))
+        findings = PackingFindings(bool(stored["packs"]), stored["masks"], str(stored["whyNot"]))
         dtype = str(document["storedDtype"])
         scores = score_head_of(document) or scores
         config = trainable_config(json.loads(companions[CONFIG]), where, scoring=scores is not None)

@@ -32,7 +32,7 @@ KEEPING = "keeper"  # the keeper's own files
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class WorkerOrders:
     """One worker's orders."""
 
     job: str
@@ -50,7 +50,7 @@ class Surroundings:
     watched: Path  # the folder that the program writes its checkpoints to
 
 
-def read_surroundings(environ: Mapping[str, str] = os.environ) -> Surroundings:
+def read_surroundings(environ: Mapping[str, str] = os.environ) -> WorkerOrders:
     """The orders in the environment. Raises UserError naming the variable or the path of a fault."""
     try:
         config = WorkerConfig.model_validate_json(environ.get(Env.CONFIG) or "")
@@ -64,7 +64,7 @@ def read_surroundings(environ: Mapping[str, str] = os.environ) -> Surroundings:
         watched = worker_dir / WORK / config.checkpoint.folder
     else:
         watched = Path(environ.get(Env.CHECKPOINT_DIR) or worker_dir / CHECKPOINTS)
-    return Surroundings(
+    return WorkerOrders(
         job=environ.get(Env.JOB) or "job",
         job_uid=environ.get(Env.JOB_UID) or "",
         attempt=int(environ.get(Env.ATTEMPT) or 1),

@@ -29,14 +29,14 @@ from muster.storage.errors import StorageError, StoreError
 from muster.storage.opening import open_store
 from muster.storage.small_files import write_whole
 from muster.storage.store import Store
-from muster.trainer.arguments import Arguments
+from muster.trainer.arguments import ArgumentParser
 from muster.trainer.errors import StaleAttempt, UserError
-from muster.trainer.programs import KEEPING, Surroundings, read_surroundings
-from muster.trainer.programs.listing import Listing, UnfitFolder, look_at, metrics_of, step_of
-from muster.trainer.programs.parts import Order, PartFailed, Parts
-from muster.trainer.programs.snapshot import ChangedMeanwhile, Snapshot, take
-from muster.trainer.programs.upload import Publisher
-from muster.trainer.programs.watch import FolderWatch, Progress
+from muster.trainer.programs import KEEPING, WorkerOrders, read_surroundings
+from muster.trainer.programs.listing import FileListing, UnfitFolder, look_at, metrics_of, step_of
+from muster.trainer.programs.parts import AttemptParts, PartFailed, PublishOrder
+from muster.trainer.programs.snapshot import ChangedMeanwhile, CheckpointSnapshot, take
+from muster.trainer.programs.upload import SnapshotPublisher
+from muster.trainer.programs.watch import FolderWatch, RankProgress
 from muster.worker.fence import FenceUnreachable
 
 LOOK_SECONDS: Final = 0.5  # between two looks at the folder; a rename is heard of at once
@@ -62,12 +62,12 @@ class KeeperState:
 
 
 @dataclass
-class Uploads:
+class SnapshotUploads:
     """Snapshots on their way to the store: one under way, and one that waits."""
 
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="upload"))
-    waiting: Snapshot | None = None
-    current: Snapshot | None = None
+    waiting: CheckpointSnapshot | None = None
+    current: CheckpointSnapshot | None = None
     result: Future[None] | None = None
 
     @property
@@ -77,12 +77,12 @@ class Uploads:
 
 
 class FolderKeeper:
-    def __init__(self, around: Surroundings, store: Store, retry_seconds: tuple[float, ...] = RETRY_SECONDS) -> None:
+    def __init__(self, around: WorkerOrders, store: Store, retry_seconds: tuple[float, ...] = RETRY_SECONDS) -> None:
         self._around, self._store, self._retry_seconds = around, store, retry_seconds
-        self._publisher, self._parts = Publisher(around, store), Parts(store, around.attempt)
+        self._publisher, self._parts = SnapshotPublisher(around, store), AttemptParts(store, around.attempt)
         self._state = KeeperState()
         self._watch = FolderWatch(around, self._refuse)
-        self._uploads = Uploads()
+        self._uploads = SnapshotUploads()
         self._last_step = around.resume_step  # the newest that is committed, or that this attempt resumed from
         self._ordered = -1  # by worker 0, and answered
         self._tries: Counter[str | None] = Counter()  # copies of checkpoints that changed meanwhile
@@ -177,7 +177,7 @@ class FolderKeeper:
 
     # --- copying ---
 
-    def _keep(self, listing: Listing, progress: Progress) -> None:
+    def _keep(self, listing: FileListing, progress: RankProgress) -> None:
         """Copy a complete checkpoint, to be uploaded next in place of an older one that waits."""
         asked = self._watch.requests().get(listing.entry or "", {}).get("step")
         step = asked if isinstance(asked, int) else step_of(self._around.watched, listing)
@@ -200,7 +200,9 @@ class FolderKeeper:
             self._uploads.waiting.drop()
         self._uploads.waiting = snapshot
 
-    def _copied(self, listing: Listing, step: int, values: dict[str, float], tokens: int) -> Snapshot | None:
+    def _copied(
+        self, listing: FileListing, step: int, values: dict[str, float], tokens: int
+    ) -> CheckpointSnapshot | None:
         self._copies += 1
         into = self._around.worker_dir / KEEPING / f"copy-{self._copies}"
         try:
@@ -215,11 +217,11 @@ class FolderKeeper:
             self._watch.handle(listing)
             return None
         self._tries.pop(listing.entry, None)
-        return Snapshot(listing, step, into, values, tokens)
+        return CheckpointSnapshot(listing, step, into, values, tokens)
 
     # --- upload, in the thread ---
 
-    def _until_published(self, snapshot: Snapshot) -> None:
+    def _until_published(self, snapshot: CheckpointSnapshot) -> None:
         """Upload and publish, again until it succeeds. Raises UnfitFolder, PartFailed, StaleAttempt."""
         tries = 0
         while True:
@@ -235,7 +237,7 @@ class FolderKeeper:
                 self._fault(f"step {snapshot.step} is not published yet, try {tries} failed: {error}")
                 time.sleep(pause)
 
-    def _publish(self, snapshot: Snapshot) -> None:
+    def _publish(self, snapshot: CheckpointSnapshot) -> None:
         around = self._around
         if around.workers > 1:
             self._parts.order(snapshot.step, snapshot.listing)
@@ -277,7 +279,7 @@ class FolderKeeper:
 
     # --- workers other than the first ---
 
-    def _answer_order(self, progress: Progress) -> None:
+    def _answer_order(self, progress: RankProgress) -> None:
         """Upload this node's part of the checkpoint that worker 0 publishes, once it is complete here too."""
         try:
             order = self._parts.newest_order()
@@ -302,7 +304,7 @@ class FolderKeeper:
             return self._fault(f"this worker's part of step {order.step} is not uploaded yet: {error}")
         self._ordered = order.step
 
-    def _has_nothing(self, listing: Listing | None, order: Order, progress: Progress) -> bool:
+    def _has_nothing(self, listing: FileListing | None, order: PublishOrder, progress: RankProgress) -> bool:
         """Return whether this node has no part of the checkpoint, and will have none: its ranks are past that step, or
         it sees in the folder the very files that worker 0 sees."""
         if listing is not None and listing.files:
@@ -312,7 +314,9 @@ class FolderKeeper:
         is_past = progress.step is None or progress.step >= order.step
         return self.ended_at is not None or is_past
 
-    def _upload_part(self, order: Order, listing: Listing, progress: Progress) -> tuple[FileEntry, ...] | None:
+    def _upload_part(
+        self, order: PublishOrder, listing: FileListing, progress: RankProgress
+    ) -> tuple[FileEntry, ...] | None:
         """None while the part is not complete here, or changes."""
         is_past = progress.step is None and self.ended_at is None and not self._watch.requests()
         if not (self._watch.is_complete(listing, progress) or is_past):
@@ -369,7 +373,7 @@ class FolderKeeper:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Arguments(prog="python -m muster.trainer.programs.keeper", description=__doc__)
+    parser = ArgumentParser(prog="python -m muster.trainer.programs.keeper", description=__doc__)
     parser.add_argument("--parent", type=int, help="end when this process, which has started this one, is gone")
     try:
         chosen: argparse.Namespace = parser.parse_args(arguments)

@@ -36,7 +36,7 @@ class FileFacts:
 
 
 @dataclass(frozen=True)
-class Listing:
+class FileListing:
     """Files of a checkpoint. `entry` is its name in the watched folder; None: the files that lie there directly."""
 
     entry: str | None
@@ -51,7 +51,7 @@ class Listing:
         return any(file.path == path for file in self.files)
 
 
-def look_at(watched: Path, entry: str | None) -> Listing | None:
+def look_at(watched: Path, entry: str | None) -> FileListing | None:
     """List a checkpoint; None where there is none by that name any more. Raises UnfitFolder."""
     try:
         if entry is None:
@@ -68,7 +68,7 @@ def look_at(watched: Path, entry: str | None) -> Listing | None:
             files.append(_facts(path, about))
             if len(files) > FILES_MAX:
                 raise UnfitFolder(f"{root} has more than {FILES_MAX:,} files; pack them into fewer")
-        return Listing(entry, tuple(sorted(files)), newest / 1e9)
+        return FileListing(entry, tuple(sorted(files)), newest / 1e9)
     except FileNotFoundError:
         return None
 
@@ -84,7 +84,7 @@ def is_checkpoint_file(name: str) -> bool:
     return name.endswith(CHECKPOINT_SUFFIXES) and not name.startswith(".")
 
 
-def has_marker(watched: Path, listing: Listing) -> bool:
+def has_marker(watched: Path, listing: FileListing) -> bool:
     """Return whether a checkpoint shows by its files that the library that writes it was done with it.
 
     torch.distributed.checkpoint writes `.metadata` after all data, so that data that are newer belong to a save that
@@ -98,7 +98,7 @@ def has_marker(watched: Path, listing: Listing) -> bool:
     return TRAINER_STATE in times
 
 
-def step_of(watched: Path, listing: Listing) -> int | None:
+def step_of(watched: Path, listing: FileListing) -> int | None:
     """The step that a checkpoint says it is of: by Hugging Face's own record, else by its name; None where neither
     does."""
     if listing.entry is None:
@@ -112,7 +112,7 @@ def step_of(watched: Path, listing: Listing) -> int | None:
     return int(listing.entry) if re.fullmatch(r"\d{1,17}", listing.entry) else None
 
 
-def metrics_of(watched: Path, listing: Listing) -> dict[str, float]:
+def metrics_of(watched: Path, listing: FileListing) -> dict[str, float]:
     """The newest evaluation of Hugging Face's own record, `evaluation_loss` and the like."""
     if listing.entry is None or not listing.has(TRAINER_STATE):
         return {}
@@ -123,11 +123,11 @@ def metrics_of(watched: Path, listing: Listing) -> dict[str, float]:
     return {name: float(v) for name, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
-def _root_files(watched: Path) -> Listing:
+def _root_files(watched: Path) -> FileListing:
     with os.scandir(watched) as entries:
         files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
         facts = [_facts(one.name, one.stat(follow_symlinks=False)) for one in files if is_checkpoint_file(one.name)]
-    return Listing(None, tuple(sorted(facts)), max((file.changed_at for file in facts), default=0) / 1e9)
+    return FileListing(None, tuple(sorted(facts)), max((file.changed_at for file in facts), default=0) / 1e9)
 
 
 def _walk(root: Path, below: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -22,7 +22,7 @@ from muster.contract.names import Env
 from muster.contract.spec import Keep
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
-from muster.trainer.checkpoint import Identity, SaveOutcome, Saver, TrainState, load_attached, randomness
+from muster.trainer.checkpoint import CheckpointSaver, SaveOutcome, SaverIdentity, TrainState, load_attached, randomness
 from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.errors import UserError
 from muster.trainer.launch.process_control import has_adopter
@@ -46,7 +46,7 @@ class LoopSaver:
         rank = dist.get_rank() if dist.is_initialized() else 0
         entries = Entries(watched.absolute(), Path(worker_dir) if worker_dir else None, rank, local_rank == 0)
         entries.clear()
-        identity = Identity(
+        identity = SaverIdentity(
             job=os.environ.get(Env.JOB) or "program",
             job_uid=os.environ.get(Env.JOB_UID) or "program",
             attempt=int(attempt) if attempt.isdecimal() else 1,
@@ -55,7 +55,7 @@ class LoopSaver:
             trainer="program",
         )
         self._rank = rank
-        self._saver = Saver(identity, Keep(last=1, best=0), {}, entries)
+        self._saver = CheckpointSaver(identity, Keep(last=1, best=0), {}, entries)
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._can_snapshot = self._saver.prepare(model, optimizer, machine // local_ranks // SNAPSHOT_MEMORY_PART)
         self._is_checked = self._is_owed = False

@@ -17,13 +17,13 @@ from typing import Any, Final
 from muster.contract.checkpoint import PARTS, FileEntry, step_name
 from muster.storage.errors import NotFound, StoreError
 from muster.storage.store import Store
-from muster.trainer.programs.listing import FileFacts, Listing
+from muster.trainer.programs.listing import FileFacts, FileListing
 
 _BYTES_MAX: Final = 256 << 20
 
 
 @dataclass(frozen=True)
-class Order:
+class PublishOrder:
     """A checkpoint that worker 0 wants to publish; `is_last`: worker 0 orders nothing after it."""
 
     step: int
@@ -36,13 +36,13 @@ class PartFailed(Exception):
     """Another worker could not upload its part. The message says which, and why."""
 
 
-class Parts:
+class AttemptParts:
     """One attempt's orders and reports."""
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._folder = store, f"{PARTS}/attempt-{attempt}"
 
-    def order(self, step: int, listing: Listing) -> None:
+    def order(self, step: int, listing: FileListing) -> None:
         files = [astuple(file) for file in listing.files]
         self._put("order.json", {"step": step, "entry": listing.entry, "files": files, "done": False})
 
@@ -51,12 +51,12 @@ class Parts:
         last = self._get("order.json") or {"step": -1, "entry": None, "files": []}
         self._put("order.json", {**last, "done": True})
 
-    def newest_order(self) -> Order | None:
+    def newest_order(self) -> PublishOrder | None:
         """Raises StoreError."""
         if (order := self._get("order.json")) is None:
             return None
         files = tuple(FileFacts(*file) for file in order["files"])
-        return Order(order["step"], order["entry"], files, bool(order["done"]))
+        return PublishOrder(order["step"], order["entry"], files, bool(order["done"]))
 
     def report(self, step: int, worker: int, files: tuple[FileEntry, ...], fault: str | None = None) -> None:
         entries = [entry.model_dump(mode="json", by_alias=True) for entry in files]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muster.contract.address import Address, parse_address
+from muster.contract.address import StorageAddress, parse_address
 from muster.contract.checkpoint import RESUME, Commit
 from muster.contract.names import PREPARED, ExitCode
 from muster.contract.program import Input
@@ -36,7 +36,7 @@ from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, G
 from muster.trainer.checkpoint.folder_files import write_folder
 from muster.trainer.checkpoint.quarantine import first_good, put_back_newest, set_aside
 from muster.trainer.errors import UserError
-from muster.trainer.programs import INPUTS, KEEPING, SOURCE, WORK, Surroundings, read_surroundings
+from muster.trainer.programs import INPUTS, KEEPING, SOURCE, WORK, WorkerOrders, read_surroundings
 from muster.trainer.programs.archive import unpack
 
 SOURCE_BYTES_MAX: Final = 1 << 30
@@ -47,7 +47,7 @@ CHOICE_PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumedCheckpoint:
     """The checkpoint that was put back: its step, its name among the program's checkpoints, its folder, and the tokens
     that were trained until then."""
 
@@ -57,7 +57,7 @@ class Resumed:
     tokens: int
 
 
-def prepare(around: Surroundings, report: Callable[[str], None]) -> dict[str, object]:
+def prepare(around: WorkerOrders, report: Callable[[str], None]) -> dict[str, object]:
     """Fetch everything, and return what prepared.json says. Raises UserError, StorageError, OSError."""
     for name in (SOURCE, WORK, INPUTS, KEEPING):
         shutil.rmtree(around.worker_dir / name, ignore_errors=True)
@@ -157,7 +157,7 @@ def _fetch_model(source: str, folder: Path) -> int:
     return count
 
 
-def _fetch_from_hub(source: str, address: Address, folder: Path) -> int:
+def _fetch_from_hub(source: str, address: StorageAddress, folder: Path) -> int:
     from muster.contract.address import hub_path
     from muster.trainer.models.files import open_files
 
@@ -175,7 +175,7 @@ def _fetch_from_hub(source: str, address: Address, folder: Path) -> int:
 # --- the checkpoint to resume from ---
 
 
-def _resume(around: Surroundings, report: Callable[[str], None]) -> Resumed | None:
+def _resume(around: WorkerOrders, report: Callable[[str], None]) -> ResumedCheckpoint | None:
     store = open_store(around.store)
     choice = f"{RESUME}/attempt-{around.attempt}.json"
     if around.worker > 0:
@@ -206,7 +206,7 @@ def _chosen(store: Store, key: str) -> int:
     raise CheckpointError(f"{store.uri}/{key}: worker 0 has not said which checkpoint to resume from; see its log")
 
 
-def _take(around: Surroundings, store: Store, step: int, report: Callable[[str], None]) -> Resumed:
+def _take(around: WorkerOrders, store: Store, step: int, report: Callable[[str], None]) -> ResumedCheckpoint:
     try:
         return _fetch(around, store, step)
     except DamagedCommit as damaged:  # worker 0 resumes from it: this attempt can't, and the next takes another
@@ -214,7 +214,7 @@ def _take(around: Surroundings, store: Store, step: int, report: Callable[[str],
         raise
 
 
-def _fetch(around: Surroundings, store: Store, step: int) -> Resumed:
+def _fetch(around: WorkerOrders, store: Store, step: int) -> ResumedCheckpoint:
     """Write the checkpoint into the watched folder, whole or not at all."""
     commit = commit_in(store, step, own=True)
     if commit.kind != "folder":
@@ -227,7 +227,7 @@ def _fetch(around: Surroundings, store: Store, step: int) -> Resumed:
     try:
         with reading(store, step):
             write_folder(store, commit, fetched)
-        return Resumed(step, commit.entry, _moved(fetched, around.watched, commit), commit.tokens)
+        return ResumedCheckpoint(step, commit.entry, _moved(fetched, around.watched, commit), commit.tokens)
     finally:
         shutil.rmtree(fetched, ignore_errors=True)
 

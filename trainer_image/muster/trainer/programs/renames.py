@@ -17,7 +17,7 @@ _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _EVENT = struct.Struct("iIII")
 
 
-class Renames:
+class RenameWatch:
     """Watches one folder, also where it is removed and made again."""
 
     def __init__(self, folder: Path) -> None:

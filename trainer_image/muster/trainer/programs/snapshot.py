@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster.trainer.programs.listing import FileFacts, Listing, UnfitFolder, look_at
+from muster.trainer.programs.listing import FileFacts, FileListing, UnfitFolder, look_at
 
 _FICLONE = 0x40049409  # share the blocks of another file (ioctl_ficlone(2))
 _BLOCK_BYTES = 64 << 20
@@ -24,10 +24,10 @@ class ChangedMeanwhile(Exception):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CheckpointSnapshot:
     """A copy of a checkpoint that nobody changes any more."""
 
-    listing: Listing
+    listing: FileListing
     step: int
     folder: Path
     metrics: dict[str, float] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Snapshot:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def take(watched: Path, listing: Listing, into: Path) -> None:
+def take(watched: Path, listing: FileListing, into: Path) -> None:
     """Copy a checkpoint as it was listed. Raises ChangedMeanwhile where it is no longer as listed, before or after, and
     UnfitFolder where the disk has no room; nothing is left then."""
     root = watched if listing.entry is None else watched / listing.entry
@@ -77,7 +77,7 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copyfileobj(read, written, _BLOCK_BYTES)
 
 
-def _difference(before: Listing, now: Listing | None) -> str:
+def _difference(before: FileListing, now: FileListing | None) -> str:
     if now is None:
         return "it was deleted"
     changed = sorted({file.path for file in set(before.files) ^ set(now.files)})

@@ -20,24 +20,24 @@ from muster.storage.checksum import PART_BYTES, crc32
 from muster.storage.errors import StorageError
 from muster.storage.listing import steps_in
 from muster.storage.store import Store
-from muster.trainer.checkpoint.collect import Seen, collect
+from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
-from muster.trainer.programs import Surroundings
+from muster.trainer.programs import WorkerOrders
 from muster.trainer.programs.listing import FileFacts, UnfitFolder
-from muster.trainer.programs.snapshot import Snapshot
+from muster.trainer.programs.snapshot import CheckpointSnapshot
 from muster.worker.fence import FenceUnreachable, confirm
 
 FENCE_RETRIES = 5
 JUDGED_BY = "evaluation_loss"
 
 
-class Publisher:
+class SnapshotPublisher:
     """Writes snapshots to the job's store. Used by one thread at a time."""
 
-    def __init__(self, around: Surroundings, store: Store) -> None:
+    def __init__(self, around: WorkerOrders, store: Store) -> None:
         self._around, self._store = around, store
-        self._seen = Seen()
+        self._seen = CollectionState()
         self._published: dict[FileFacts, FileEntry] = {}  # by the newest COMMIT: not written again
 
     def newest_step(self) -> int:
@@ -53,7 +53,7 @@ class Publisher:
             pass
         return 0
 
-    def upload(self, snapshot: Snapshot, elsewhere: Iterable[FileFacts] = ()) -> tuple[FileEntry, ...]:
+    def upload(self, snapshot: CheckpointSnapshot, elsewhere: Iterable[FileFacts] = ()) -> tuple[FileEntry, ...]:
         """Write and verify the files of a snapshot, but for those that another worker has, for they share the folder.
         Raises StoreError, UnfitFolder."""
         shared = frozenset(elsewhere)
@@ -61,7 +61,7 @@ class Publisher:
         with ThreadPoolExecutor(self._store.streams) as threads:
             return tuple(threads.map(lambda file: self._write(snapshot, file), files))
 
-    def publish(self, snapshot: Snapshot, files: tuple[FileEntry, ...]) -> None:
+    def publish(self, snapshot: CheckpointSnapshot, files: tuple[FileEntry, ...]) -> None:
         """Confirm the attempt and write the COMMIT, then remove what retention does not keep. Raises StaleAttempt,
         FenceUnreachable, StoreError, CheckpointError, UnfitFolder."""
         around, listing = self._around, snapshot.listing
@@ -84,7 +84,7 @@ class Publisher:
         self._published = {file: by_path[file.path] for file in listing.files}
         collect(self._store, around.attempt, snapshot.step, around.checkpoint.keep, self._seen)
 
-    def _write(self, snapshot: Snapshot, file: FileFacts) -> FileEntry:
+    def _write(self, snapshot: CheckpointSnapshot, file: FileFacts) -> FileEntry:
         if (entry := self._published.get(file)) is not None:
             return entry
         key = folder_file_key(snapshot.step, self._around.attempt, file.path)

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from muster.contract.names import PREPARED, PROGRESS, RANKS_ENDED, SAVE_REQUEST
-from muster.trainer.programs import Surroundings, read_document
+from muster.trainer.programs import WorkerOrders, read_document
 from muster.trainer.programs.listing import (
     CHECKPOINT_SUFFIXES,
     FileFacts,
-    Listing,
+    FileListing,
     UnfitFolder,
     entries_of,
     has_marker,
     is_checkpoint_file,
     look_at,
 )
-from muster.trainer.programs.renames import Renames
+from muster.trainer.programs.renames import RenameWatch
 
 # Of files that a checkpoint has: other folders (logs, a cache) are nobody's loss.
 WEIGHTS_SUFFIXES = (*CHECKPOINT_SUFFIXES, ".bin", ".distcp", ".npz", ".msgpack", ".pkl")
@@ -38,7 +38,7 @@ IN_PLACE = (
 
 
 @dataclass(frozen=True)
-class Progress:
+class RankProgress:
     """Steps of this worker's ranks. `everyone_since` is when the slowest rank finished its newest step; None while a
     rank has reported none, or there is no telling. `has_ended_well` says that all ranks ended with exit code 0."""
 
@@ -54,16 +54,16 @@ class Progress:
 
 
 class FolderWatch:
-    def __init__(self, around: Surroundings, refuse: Callable[[str | None, str], None]) -> None:
+    def __init__(self, around: WorkerOrders, refuse: Callable[[str | None, str], None]) -> None:
         """Begin to watch, before the program starts. `refuse` is called with a checkpoint that is complete and can't be
         published, and the reason."""
         self._around, self._refuse = around, refuse
         self._renamed: set[str] = set()  # names that came by a rename, and are not handled yet
         self._sound: set[FileFacts] = set()  # files in the watched folder itself that are complete
-        self._handled: dict[str | None, Listing] = {}  # as it was when it was copied, refused or passed over
+        self._handled: dict[str | None, FileListing] = {}  # as it was when it was copied, refused or passed over
         self._in_place: set[str] = set()  # folders that nothing says to be complete, and that was said
         self._has_folders = False
-        self._renames: Renames | None = None
+        self._renames: RenameWatch | None = None
         prepared = read_document(around.worker_dir / PREPARED) or {}
         if "entry" in prepared:  # what the program resumes from is published already
             self._has_folders = prepared["entry"] is not None
@@ -73,7 +73,7 @@ class FolderWatch:
 
     def follow(self) -> None:
         """Raises OSError where the kernel can't report renames into the folder."""
-        self._renames = Renames(self._around.watched)
+        self._renames = RenameWatch(self._around.watched)
 
     def wait(self, seconds: float) -> None:
         """Return after a rename, or after so many seconds."""
@@ -84,7 +84,7 @@ class FolderWatch:
             self._renames.follow()
         self._renamed |= {name for name in names if is_checkpoint_file(name) or (self._around.watched / name).is_dir()}
 
-    def complete(self, progress: Progress) -> list[Listing]:
+    def complete(self, progress: RankProgress) -> list[FileListing]:
         """Checkpoints that are complete and not handled, oldest first."""
         watched, requests = self._around.watched, self.requests()
         try:
@@ -113,7 +113,7 @@ class FolderWatch:
             listings = [listing for listing in listings if listing.entry is not None]
         return sorted(listings, key=lambda listing: listing.changed_at)
 
-    def is_complete(self, listing: Listing, progress: Progress) -> bool:
+    def is_complete(self, listing: FileListing, progress: RankProgress) -> bool:
         """The rule. Of a worker other than the first: of a checkpoint that worker 0 holds for complete."""
         later = progress.is_later(listing.changed_at)
         if listing.entry is not None:
@@ -126,7 +126,7 @@ class FolderWatch:
             self._sound |= set(rest)
         return self._sound.issuperset(listing.files)
 
-    def handle(self, listing: Listing) -> None:
+    def handle(self, listing: FileListing) -> None:
         """Take no notice of this checkpoint until it changes."""
         self._handled[listing.entry] = listing
         self._renamed -= {listing.entry} if listing.entry is not None else {file.path for file in listing.files}
@@ -142,17 +142,17 @@ class FolderWatch:
                     newest[name] = request
         return newest
 
-    def progress(self) -> Progress:
+    def progress(self) -> RankProgress:
         """Steps of this worker's ranks, by their own files."""
         documents = [read_document(path) for path in sorted(self._around.worker_dir.glob(PROGRESS.format(rank="*")))]
         reports = [report for report in documents if report is not None and isinstance(report.get("step"), int)]
         if not reports:
-            return Progress(has_ended_well=self.has_ended_well())
+            return RankProgress(has_ended_well=self.has_ended_well())
         numbers = {**(reports[0].get("values") or {}), "loss": reports[0].get("loss")}
         tokens = reports[0].get("tokens")
         times = [at for report in reports if isinstance(at := report.get("progressedAt"), int | float)]
         everyone = len(reports) >= self._around.ranks and len(times) == len(reports)
-        return Progress(
+        return RankProgress(
             step=min(int(report["step"]) for report in reports),
             everyone_since=min(times) if everyone else None,
             values={str(name): float(value) for name, value in numbers.items() if isinstance(value, int | float)},

@@ -19,10 +19,10 @@ from typing import Final
 
 from muster.contract.names import STEP_LOG
 from muster.contract.redaction import redact
-from muster.trainer.config import Run, read_run
+from muster.trainer.config import WorkerRun, read_run
 from muster.trainer.tracking.processes import FINISH_SECONDS, fault_file
 from muster.trainer.tracking.step_log import StepLogReader
-from muster.trainer.tracking.tracker import Tracker
+from muster.trainer.tracking.tracker import RunTracker
 
 CALL_SECONDS_MAX: Final = 120.0
 LOOK_SECONDS: Final = 1.0
@@ -33,7 +33,7 @@ LIBRARIES: Final = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "m
 
 
 @dataclass(frozen=True)
-class Limits:
+class TimeLimits:
     """Time limits of a tracker's process, in seconds."""
 
     call: float = CALL_SECONDS_MAX
@@ -56,11 +56,13 @@ def main(kind: str) -> int:
     return 0
 
 
-def tell(run: Run, start: Callable[[], Tracker], ended: threading.Event, limits: Limits = Limits()) -> None:
+def tell(
+    run: WorkerRun, start: Callable[[], RunTracker], ended: threading.Event, limits: TimeLimits = TimeLimits()
+) -> None:
     """Tell a tracker all that is in the step log, until it ends. Raises what the tracker raised when patience is over,
     or when the run is."""
     reader = StepLogReader(run.worker_dir / STEP_LOG, run.attempt)
-    tracker: Tracker | None = None
+    tracker: RunTracker | None = None
     failing_since: float | None = None
     pause = limits.look
     while True:
@@ -89,7 +91,7 @@ def tell(run: Run, start: Callable[[], Tracker], ended: threading.Event, limits:
             tracker.close()
 
 
-def make(kind: str, run: Run) -> Tracker:
+def make(kind: str, run: WorkerRun) -> RunTracker:
     """Raises ImportError where the tracker's library is not installed."""
     library = importlib.util.find_spec(LIBRARIES[kind])
     if library is None or library.origin is None:  # a folder of that name is no library

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.storage.small_files import write_whole
-from muster.trainer.config import Run
+from muster.trainer.config import WorkerRun
 
 FINISH_SECONDS: Final = 8.0  # from the end of the ranks on, for what they told last
 KILL_SECONDS: Final = 2.0
@@ -26,7 +26,7 @@ def fault_file(directory: Path, kind: str) -> Path:
     return directory / f"tracking-{kind}.fault"
 
 
-def commands(run: Run) -> dict[str, Command]:
+def commands(run: WorkerRun) -> dict[str, Command]:
     """Return the command of each tracker that the job requests. Only the first worker has any: its first rank has the
     log."""
     if run.worker:
@@ -34,7 +34,7 @@ def commands(run: Run) -> dict[str, Command]:
     return {kind: (sys.executable, "-m", "muster.trainer.tracking", kind) for kind in run.tracking.kinds}
 
 
-class Trackers:
+class TrackerProcesses:
     """Processes of the trackers. One that ends by itself, or does not end when it should, is reported and otherwise
     ignored."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from muster.contract.redaction import redact_spec
 from muster.contract.signals import StepRecord
-from muster.trainer.config import Run
+from muster.trainer.config import WorkerRun
 from muster.trainer.tracking.tracker import scalars
 
 METRICS_MAX, PARAMETERS_MAX, TEXT_MAX = 1_000, 100, 500  # of one request, by MLflow's own limits
@@ -23,7 +23,7 @@ QUIET = {
 class MLflow:
     """One run per job, found by a tag: a later attempt goes on with it."""
 
-    def __init__(self, run: Run, url: str, experiment: str) -> None:
+    def __init__(self, run: WorkerRun, url: str, experiment: str) -> None:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -58,7 +58,7 @@ class MLflow:
         ended = 0 < self._steps <= self._last
         self._client.set_terminated(self._id, "FINISHED" if ended else "KILLED")
 
-    def _describe(self, run: Run) -> None:
+    def _describe(self, run: WorkerRun) -> None:
         from mlflow.entities import Param
 
         parameters = [Param(path, text[:TEXT_MAX]) for path, text in _leaves(redact_spec(run.document))]

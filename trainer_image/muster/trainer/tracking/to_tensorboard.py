@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.contract.signals import StepRecord
 from muster.storage.opening import open_store
-from muster.trainer.config import Run
+from muster.trainer.config import WorkerRun
 from muster.trainer.tracking.tracker import scalars
 
 FOLDER = "tensorboard"
@@ -25,7 +25,7 @@ KEEP_SECONDS = 30.0
 class TensorBoard:
     """Its library is loaded with the first of them: only jobs that ask for it need it."""
 
-    def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, run: WorkerRun, clock: Callable[[], float] = time.monotonic) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self._store, self._clock = open_store(run.folder), clock

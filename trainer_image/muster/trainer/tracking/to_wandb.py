@@ -11,7 +11,7 @@ from muster.contract.redaction import redact_spec
 from muster.contract.signals import StepRecord
 from muster.contract.tracking import Wandb
 from muster.storage.opening import open_store
-from muster.trainer.config import Run
+from muster.trainer.config import WorkerRun
 from muster.trainer.tracking.tracker import scalars
 
 FOLDER = "wandb"
@@ -22,7 +22,7 @@ QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 class WeightsAndBiases:
     """One run per job, under the job's id: a later attempt goes on with it, and what it repeats is passed over."""
 
-    def __init__(self, run: Run, config: Wandb) -> None:
+    def __init__(self, run: WorkerRun, config: Wandb) -> None:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         import wandb

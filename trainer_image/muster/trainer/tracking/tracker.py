@@ -8,7 +8,7 @@ from typing import Protocol
 from muster.contract.signals import StepRecord
 
 
-class Tracker(Protocol):
+class RunTracker(Protocol):
     """Destination of a job's numbers. After any error, it is called again with the same records for a while."""
 
     def write(self, records: Sequence[StepRecord]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from muster.contract.signals import StepRecord, TrainerPhase, TrainerSeconds
 from muster.trainer.launch.verdict import unlearnt
-from muster.trainer.train.deadlines import Deadlines
-from muster.trainer.train.stopwatch import Stopwatch
+from muster.trainer.train.deadlines import PhaseDeadlines
+from muster.trainer.train.stopwatch import PhaseStopwatch
 
 ACCOUNT = {
     TrainerPhase.INIT: "init",
@@ -23,7 +23,7 @@ ACCOUNT = {
 }
 
 
-class Activity:
+class RankActivity:
     """The phase and the part of the step that this rank is in; the main thread sets them and the heartbeat's thread
     reads them.
 
@@ -36,9 +36,9 @@ class Activity:
         # `doing` is the part of the step that is under way; `moves` counts the parts that this step has come through.
         self.doing, self.moves = "", 0
         self.progressed_at = time.time()  # when a phase or a step last ended, in seconds since the epoch
-        self.deadlines = Deadlines()
+        self.deadlines = PhaseDeadlines()
         self._moved_at = time.monotonic()  # as progressed_at, by a clock that does not jump
-        self._stopwatch = Stopwatch(started_at)
+        self._stopwatch = PhaseStopwatch(started_at)
         self._on_change = on_change
 
     def enter(self, phase: TrainerPhase) -> None:

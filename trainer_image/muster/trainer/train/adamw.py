@@ -17,7 +17,7 @@ from muster.trainer.models.nf4 import need_kernels
 from muster.trainer.models.shards import beside, local, local_rows
 from muster.trainer.train import eight_bit
 from muster.trainer.train.eight_bit import MOMENTS
-from muster.trainer.train.rounding import Noise, round_stochastically
+from muster.trainer.train.rounding import RoundingNoise, round_stochastically
 
 StateLayout = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # by name: dtype and global shape
 
@@ -37,7 +37,7 @@ class ShardAdamW(torch.optim.AdamW):
         self._ema = config.ema.decay if config.ema else None
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self._keys = {parameter: f"{seed}/{number}" for number, parameter in enumerate(parameters)}
-        self._noise: Noise | None = None
+        self._noise: RoundingNoise | None = None
         self._first_rows: dict[nn.Parameter, int] = {}
         if self._eight_bit:
             need_kernels("optimizer.name adamw8bit")
@@ -144,7 +144,7 @@ class ShardAdamW(torch.optim.AdamW):
             rows = slice(max(first, begin) - first, min(first + here, end) - first)
             noise = None
             if parameter.dtype == torch.bfloat16:
-                self._noise = self._noise or Noise(parameter.device)
+                self._noise = self._noise or RoundingNoise(parameter.device)
                 whole = self._noise.of(f"{self._keys[parameter]}/{int(step)}/{block}", (end - begin, *inner))
                 noise = whole[rows.start + first - begin : rows.stop + first - begin]
             yield rows, noise

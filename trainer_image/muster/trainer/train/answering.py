@@ -18,25 +18,25 @@ from muster.contract.training import TrainingConfig
 from muster.contract.verifiers import ANSWER_METRICS, LIMITS, Verifier, score_metrics
 from muster.trainer.config import DataParallel
 from muster.trainer.data import Tokenizer
-from muster.trainer.data.prompts import Prompt, Prompts
+from muster.trainer.data.prompts import ModelPrompt, PromptSet
 from muster.trainer.errors import UserError
-from muster.trainer.train.writing import Writer, Written, likeliest
+from muster.trainer.train.writing import TokenWriter, WrittenTokens, likeliest
 from muster.trainer.verify.limits import LimitWarnings
-from muster.trainer.verify.scorers import Completion, Score, Scorer, scorer
+from muster.trainer.verify.scorers import AnswerScore, AnswerScorer, ModelCompletion, scorer
 from muster.trainer.verify.unit_tests import what_is_closed
 
 # Of programs that run at the same time, on each rank: they are short, and mostly wait to be started.
 PROGRAMS_MAX = 8
 
 
-class Scores(NamedTuple):
+class AnswerScores(NamedTuple):
     """Scores that several verifiers give to answers."""
 
     values: Tensor  # fp64 [answers, verifiers], each between 0 and 1
     limits: Tensor  # fp64 [answers, limit_metrics of the verifiers]: 1 where it stopped the answer's program
 
 
-class Scoring:
+class AnswerScoring:
     """Scores answers by several verifiers. `say` is told of programs that reach a limit."""
 
     def __init__(
@@ -51,9 +51,9 @@ class Scoring:
         self._scorers = [scorer(each) for each in verifiers]
         self._tokenizer = tokenizer
 
-    def scores(self, prompts: Sequence[Prompt], written: Sequence[Written]) -> Scores:
+    def scores(self, prompts: Sequence[ModelPrompt], written: Sequence[WrittenTokens]) -> AnswerScores:
         answers = [
-            Completion(self._tokenizer.decode(prompt.ids), self._tokenizer.decode(row.tokens), prompt.columns)
+            ModelCompletion(self._tokenizer.decode(prompt.ids), self._tokenizer.decode(row.tokens), prompt.columns)
             for prompt, row in zip(prompts, written, strict=True)
         ]
         pairs = list(itertools.product(answers, self._scorers))
@@ -66,7 +66,7 @@ class Scoring:
         for number, warnings in self._warnings.items():
             warnings.note([(one.text, each.limit) for one, each in zip(answers, by_verifier[number], strict=True)])
         limits = [[each.limit == limit for each in by_verifier[n]] for n in self._warnings for limit in LIMITS]
-        return Scores(
+        return AnswerScores(
             torch.tensor([each.value for each in judged], dtype=torch.float64).view(len(answers), len(self._scorers)),
             torch.tensor(limits, dtype=torch.float64).view(len(limits), len(answers)).T,
         )
@@ -81,10 +81,10 @@ class AnsweredSet:
     """A set whose prompts are answered."""
 
     name: str
-    prompts: Prompts
+    prompts: PromptSet
     samples: int  # the most that are answered
     max_tokens: int
-    scoring: Scoring
+    scoring: AnswerScoring
 
     @property
     def count(self) -> int:
@@ -103,7 +103,7 @@ class AnswerEvaluator:
         self,
         sets: Sequence[AnsweredSet],
         module: nn.Module,
-        writer: Writer,
+        writer: TokenWriter,
         division: DataParallel,
         tokens_at_once: int,
         device: torch.device,
@@ -128,7 +128,7 @@ class AnswerEvaluator:
 
     def _summed(self, of: AnsweredSet) -> Tensor:
         """fp64: how many answers this rank gave, and the sum of each metric over them."""
-        prompts, written = list[Prompt](), list[Written]()
+        prompts, written = list[ModelPrompt](), list[WrittenTokens]()
         for own, group in self._groups(of):
             rows = self._writer.write([prompt.ids for prompt in group], of.max_tokens, likeliest)
             prompts += group[:own]
@@ -141,7 +141,7 @@ class AnswerEvaluator:
             sums[0], sums[1:] = len(prompts), by_answer.sum(0)
         return sums
 
-    def _groups(self, of: AnsweredSet) -> Iterator[tuple[int, list[Prompt]]]:
+    def _groups(self, of: AnsweredSet) -> Iterator[tuple[int, list[ModelPrompt]]]:
         """The prompts of each pass, and how many of them are this rank's own; the rest only fills it."""
         # Prompts of about one length share a pass.
         by_length = sorted((of.prompts[number] for number in range(of.count)), key=lambda prompt: len(prompt.ids))
@@ -158,7 +158,7 @@ class AnswerEvaluator:
 def answered_sets(
     sets: Mapping[str, EvaluationSet],
     samples: int,
-    prompts: Mapping[str, Prompts],
+    prompts: Mapping[str, PromptSet],
     tokenizer: Tokenizer,
     say: Callable[[str], None],
 ) -> list[AnsweredSet]:
@@ -166,7 +166,7 @@ def answered_sets(
     answered = []
     for name, each in sets.items():
         if (asked := each.answers) is not None:
-            scoring = Scoring(asked.verifiers, tokenizer, say)
+            scoring = AnswerScoring(asked.verifiers, tokenizer, say)
             answered.append(AnsweredSet(name, prompts[name], each.samples or samples, asked.max_tokens, scoring))
     return answered
 
@@ -182,7 +182,7 @@ def must_be_able_to_verify(training: TrainingConfig, report: Callable[[str], Non
             raise UserError(str(error)) from None
 
 
-def _scored(pair: tuple[Completion, Scorer]) -> Score:
+def _scored(pair: tuple[ModelCompletion, AnswerScorer]) -> AnswerScore:
     completion, by = pair
     return by.score(completion)
 

@@ -6,41 +6,43 @@ import torch
 
 from muster.contract import flops
 from muster.contract.evaluation_config import reports_tokens
-from muster.trainer.checkpoint import Identity, Saver
-from muster.trainer.config import Ranks, Run
-from muster.trainer.data import Data
+from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity
+from muster.trainer.config import RankPosition, WorkerRun
+from muster.trainer.data import RunData
 from muster.trainer.data.answers import ends_of_turn
 from muster.trainer.models import sharding
-from muster.trainer.train.answering import AnswerEvaluator, Scoring, answered_sets
+from muster.trainer.train.answering import AnswerEvaluator, AnswerScoring, answered_sets
 from muster.trainer.train.checkpoint_scheduler import CheckpointScheduler
-from muster.trainer.train.evaluation import Evaluator, HeldOutSet
-from muster.trainer.train.metrics import CommitMetrics, Metrics
-from muster.trainer.train.origin import Origin
+from muster.trainer.train.evaluation import HeldOutEvaluator, HeldOutSet
+from muster.trainer.train.metrics import CommitMetrics, RankMetrics
+from muster.trainer.train.origin import RunOrigin
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.records import RecordMaker, say
 from muster.trainer.train.reward_model import RewardScores
-from muster.trainer.train.rollouts import Rollouts
+from muster.trainer.train.rollouts import RolloutMaker
 from muster.trainer.train.samples import SampleMaker
 from muster.trainer.train.second_model import LoadedSecond
 from muster.trainer.train.step import TrainStep
-from muster.trainer.train.writing import ROWS_AT_ONCE, Writer
+from muster.trainer.train.writing import ROWS_AT_ONCE, TokenWriter
 
 # A second copy of this rank's part of the state is kept where it takes at most this part of the host's spare memory.
 SNAPSHOT_MEMORY_PART = 8
 
 
-def serve_metrics(run: Run, origin: Origin, ranks: Ranks, rank_state: RankState) -> Metrics:
+def serve_metrics(run: WorkerRun, origin: RunOrigin, ranks: RankPosition, rank_state: RankState) -> RankMetrics:
     """This rank's metrics, which anybody who reaches the gang may read."""
     config = run.training
     share = flops.hardware_share(
         origin.model.size(), config.data.sequence_length, config.parallel.activation_checkpointing
     )
-    metrics = Metrics(ranks.rank, rank_state.heartbeat, share)
+    metrics = RankMetrics(ranks.rank, rank_state.heartbeat, share)
     metrics.serve("127.0.0.1" if sharding.all_local() else "0.0.0.0", rank_state.serves_metrics)  # noqa: S104
     return metrics
 
 
-def record_maker(run: Run, origin: Origin, ranks: Ranks, steps: int, device: torch.device) -> RecordMaker:
+def record_maker(
+    run: WorkerRun, origin: RunOrigin, ranks: RankPosition, steps: int, device: torch.device
+) -> RecordMaker:
     """Make the maker of this job's step records. `steps` is the number of steps of the whole job."""
     config = run.training
     return RecordMaker(
@@ -54,15 +56,15 @@ def record_maker(run: Run, origin: Origin, ranks: Ranks, steps: int, device: tor
 
 
 def checkpoint_scheduler(
-    run: Run,
-    origin: Origin,
-    ranks: Ranks,
+    run: WorkerRun,
+    origin: RunOrigin,
+    ranks: RankPosition,
     rank_state: RankState,
     step: TrainStep,
     metrics: CommitMetrics,
 ) -> CheckpointScheduler:
     """Collective: the ranks learn where rank 0 coordinates their saves, and whether all have memory for snapshots."""
-    identity = Identity(
+    identity = SaverIdentity(
         job=run.job,
         job_uid=run.job_uid,
         attempt=run.attempt,
@@ -73,14 +75,16 @@ def checkpoint_scheduler(
         tokenizer=origin.tokenizer.describe(),
     )
     model = step.model
-    saver = Saver(identity, run.checkpoint.keep, model.layout.describe())
+    saver = CheckpointSaver(identity, run.checkpoint.keep, model.layout.describe())
     on_the_host = model.layout.need.total if model.device.type == "cpu" else 0
     spare = sharding.host_memory(ranks) - on_the_host
     snapshots = saver.prepare(model.module, step.optimizer, spare // SNAPSHOT_MEMORY_PART)
     return CheckpointScheduler(saver, run.checkpoint.every, run.past, ranks, rank_state, metrics, snapshots)
 
 
-def evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainStep) -> Evaluator | None:
+def evaluator(
+    run: WorkerRun, origin: RunOrigin, ranks: RankPosition, data: RunData, step: TrainStep
+) -> HeldOutEvaluator | None:
     """Make the evaluator; None where the configuration requests no evaluation."""
     config, model = run.training, step.model
     asked = config.evaluation
@@ -91,7 +95,7 @@ def evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainSte
         HeldOutSet(name, held_out, asked.sets[name].samples or asked.samples) for name, held_out in data.sets.items()
     ]
     by_token = reports_tokens(config.task)
-    return Evaluator(
+    return HeldOutEvaluator(
         sets,
         config.batch.micro_batch,
         model.division,
@@ -104,37 +108,39 @@ def evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainSte
 
 
 def rollouts(
-    run: Run,
-    origin: Origin,
-    ranks: Ranks,
-    data: Data,
+    run: WorkerRun,
+    origin: RunOrigin,
+    ranks: RankPosition,
+    data: RunData,
     model: sharding.ParallelModel,
     scorer: LoadedSecond | None,
-) -> Rollouts | None:
+) -> RolloutMaker | None:
     """Make the rollouts; None where the task does not answer prompts while it trains."""
     if run.training.grpo is None:
         return None
     tokenizer = origin.tokenizer
-    writer = Writer(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
-    scoring = Scoring(run.training.grpo.verifiers, tokenizer, say)
+    writer = TokenWriter(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
+    scoring = AnswerScoring(run.training.grpo.verifiers, tokenizer, say)
     judge = None if scorer is None else RewardScores(scorer.model, tokenizer, run.training.batch.micro_batch)
-    return Rollouts(run.training, data.train, scoring, model.module, writer, tokenizer.eos, judge)
+    return RolloutMaker(run.training, data.train, scoring, model.module, writer, tokenizer.eos, judge)
 
 
-def _answer_evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainStep) -> AnswerEvaluator | None:
+def _answer_evaluator(
+    run: WorkerRun, origin: RunOrigin, ranks: RankPosition, data: RunData, step: TrainStep
+) -> AnswerEvaluator | None:
     """Make the evaluator of answers; None where no set's prompts are answered."""
     asked = run.training.evaluation
     if asked is None or not data.prompts:
         return None
     model, tokenizer = step.model, origin.tokenizer
     sets = answered_sets(asked.sets, asked.samples, data.prompts, tokenizer, say)
-    writer = Writer(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
+    writer = TokenWriter(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
     at_once = ROWS_AT_ONCE * run.training.batch.micro_batch * run.training.data.sequence_length
     decides = asked.metric in [metric for each in sets for metric in each.metrics()]
     return AnswerEvaluator(sets, model.module, writer, model.division, at_once, model.device, decides)
 
 
-def sample_maker(run: Run, origin: Origin, ranks: Ranks, step: TrainStep) -> SampleMaker | None:
+def sample_maker(run: WorkerRun, origin: RunOrigin, ranks: RankPosition, step: TrainStep) -> SampleMaker | None:
     """Make the sample maker; None where the configuration names no prompts."""
     if run.training.evaluation is None or run.training.evaluation.generate is None:
         return None

@@ -11,7 +11,7 @@ from muster.trainer.train.evaluation import HeldOutResult
 
 
 @dataclass
-class Best:
+class BestMetric:
     """The best value of a metric so far, and for how many evaluations in a row it has not been beaten.
 
     An evaluation that improves is committed at its step and marked as best. The one at step 0 only sets the mark: the
@@ -26,7 +26,7 @@ class Best:
     without_improvement: int = 0
 
     @classmethod
-    def of(cls, evaluation: Evaluation | None) -> Best:
+    def of(cls, evaluation: Evaluation | None) -> BestMetric:
         """Judge by what the configuration says."""
         if evaluation is None:
             return cls(None)

@@ -11,9 +11,9 @@ from torch import nn
 from muster.contract.checkpoint import Commit
 from muster.contract.signals import TrainerPhase
 from muster.contract.spec import Past
-from muster.trainer.checkpoint import Policy, SaveOutcome, Saver, TrainState
-from muster.trainer.checkpoint.policy import History
-from muster.trainer.config import Ranks
+from muster.trainer.checkpoint import CheckpointSaver, SaveOutcome, SavePolicy, TrainState
+from muster.trainer.checkpoint.policy import SaveHistory
+from muster.trainer.config import RankPosition
 from muster.trainer.errors import StorageError, UserError
 from muster.trainer.train.metrics import CommitMetrics
 from muster.trainer.train.numeric_guard import NumericGuard
@@ -31,7 +31,7 @@ REMEMBERED = 10  # saves, for the policy
 
 
 @dataclass
-class Snapshots:
+class SnapshotState:
     """State of the copies that are kept in memory, as the scheduler knows it."""
 
     possible: bool  # whether the saver can take copies in memory
@@ -57,21 +57,21 @@ class CheckpointScheduler:
 
     def __init__(
         self,
-        saver: Saver,
+        saver: CheckpointSaver,
         every: int | str,
         past: Past,
-        ranks: Ranks,
+        ranks: RankPosition,
         rank_state: RankState,
         metrics: CommitMetrics,
         snapshots: bool = False,
     ) -> None:
-        self._saver, self._policy, self._metrics = saver, Policy(every), metrics
+        self._saver, self._policy, self._metrics = saver, SavePolicy(every), metrics
         self._rank_state, self._decides = rank_state, ranks.rank == 0
         # Of the attempts before this one; `_history_now` adds this one's own time.
-        self._history = History(
+        self._history = SaveHistory(
             started_at=time.monotonic(), failures=past.failures, observed_seconds=past.seconds, nodes=ranks.nodes
         )
-        self._snapshots = Snapshots(snapshots)
+        self._snapshots = SnapshotState(snapshots)
         self._productive: dict[int, float] = {}  # seconds when the state of a step was taken
         self._committed_step = 0
         self._pending = 0  # saves whose outcome is not known yet
@@ -211,7 +211,7 @@ class CheckpointScheduler:
         if reason is not None and not self._committed_step:
             raise UserError(f"checkpoint.uri: {reason}")
 
-    def _history_now(self) -> History:
+    def _history_now(self) -> SaveHistory:
         seconds = self._history.observed_seconds + time.monotonic() - self._history.started_at
         return replace(self._history, observed_seconds=seconds)
 

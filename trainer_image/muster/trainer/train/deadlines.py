@@ -16,7 +16,7 @@ FLOOR_SECONDS = {TrainerPhase.STEP: 15.0, TrainerPhase.EVALUATION: 60.0, Trainer
 COMPILED_STEP_SECONDS = 120.0  # the floor where a step may meet a new shape and compile once more
 
 
-class Deadlines:
+class PhaseDeadlines:
     """Each time that a phase took goes in by `took`. Only phases with a floor are learnt."""
 
     def __init__(self) -> None:

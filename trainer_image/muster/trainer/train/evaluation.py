@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from muster.contract.evaluation_config import source_metrics
 from muster.trainer.config import DataParallel
-from muster.trainer.data.batch import Batch
-from muster.trainer.data.packing import IGNORED, Sample
+from muster.trainer.data.batch import TokenBatch
+from muster.trainer.data.packing import IGNORED, PackedSample
 from muster.trainer.train.answering import AnswerEvaluator
-from muster.trainer.train.tasks.objective import Objective, Totals, means
+from muster.trainer.train.tasks.objective import LossTotals, TrainingObjective, means
 
 # A perplexity is e to the loss; of a larger loss it is no number that fp64 holds.
 EXPONENT_MAX = 700.0
@@ -30,7 +30,7 @@ class HeldOut(Protocol):
     def samples_per_epoch(self) -> int: ...
     @property
     def names(self) -> tuple[str, ...]: ...  # of its sources
-    def sample(self, epoch: int, index: int) -> Sample: ...
+    def sample(self, epoch: int, index: int) -> PackedSample: ...
     def source_of(self, epoch: int, index: int) -> int:
         """The number of the source, among `names`, that a sample is of."""
 
@@ -61,7 +61,7 @@ class HeldOutResult:
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _ScoredSums:
     """Sums over what was scored, of all ranks."""
 
     loss: float
@@ -69,16 +69,16 @@ class _Scored:
     values: tuple[float, ...]  # of each named value of the objective its sum and its divisor
     text_bytes: float
 
-    def __add__(self, other: _Scored) -> _Scored:
+    def __add__(self, other: _ScoredSums) -> _ScoredSums:
         values = tuple(a + b for a, b in zip(self.values, other.values, strict=True))
-        return _Scored(self.loss + other.loss, self.count + other.count, values, self.text_bytes + other.text_bytes)
+        return _ScoredSums(self.loss + other.loss, self.count + other.count, values, self.text_bytes + other.text_bytes)
 
     @property
     def mean(self) -> float:
         return self.loss / self.count if self.count else float("nan")
 
 
-class Evaluator:
+class HeldOutEvaluator:
     """Scores the first samples of each set, dealt to the data-parallel shares in turn. Every rank runs equally many
     batches, filled up with unscored rows, however many shares it holds: a sharded model's forward pass needs all ranks.
 
@@ -92,7 +92,7 @@ class Evaluator:
         sets: Sequence[HeldOutSet],
         micro_batch: int,
         division: DataParallel,
-        objective: Objective,
+        objective: TrainingObjective,
         device: torch.device,
         by_token: bool = False,
         token_bytes: npt.NDArray[np.int64] | None = None,
@@ -103,7 +103,7 @@ class Evaluator:
         self._micro_batch, self._division, self._objective = micro_batch, division, objective
         self._device, self._by_token, self._token_bytes = device, by_token, token_bytes
         self._places = [(number, source) for number, each in enumerate(sets) for source in range(len(each.data.names))]
-        self._batches: list[tuple[int, Batch]] = []  # with the number of the place that it is of
+        self._batches: list[tuple[int, TokenBatch]] = []  # with the number of the place that it is of
 
     @torch.no_grad()
     def run(
@@ -115,7 +115,7 @@ class Evaluator:
         """
         model.eval()
         names = self._objective.names
-        totals = [Totals(names, self._device) for _ in self._places]
+        totals = [LossTotals(names, self._device) for _ in self._places]
         text_bytes = torch.zeros(len(self._places), dtype=torch.float64)
         for place, batch in self._all():
             totals[place].add(self._objective.held_out_loss(model, batch.to(self._device)))
@@ -129,16 +129,16 @@ class Evaluator:
         scored = []
         for place in range(len(totals)):
             loss, count, *values = sums[width * place : width * (place + 1)]
-            scored.append(_Scored(loss, count, tuple(values), sums[width * len(totals) + place]))
+            scored.append(_ScoredSums(loss, count, tuple(values), sums[width * len(totals) + place]))
         result = self._result(scored, stopped > 0)
         # A stop does not wait for answers, unless they decide what the best commit is.
         if self._answers is None or (result.stop and not self._answers.decides):
             return result
         return replace(result, values=result.values | self._answers.run(total))
 
-    def _result(self, scored: Sequence[_Scored], stop: bool) -> HeldOutResult:
+    def _result(self, scored: Sequence[_ScoredSums], stop: bool) -> HeldOutResult:
         values: dict[str, float] = {}
-        whole: list[_Scored] = []
+        whole: list[_ScoredSums] = []
         for number, each in enumerate(self._sets):
             parts = [part for part, (of, _) in zip(scored, self._places, strict=True) if of == number]
             whole.append(_sum(parts))
@@ -154,7 +154,7 @@ class Evaluator:
         overall = _sum([one for one, each in zip(whole, self._sets, strict=True) if not each.name] or whole)
         return HeldOutResult(overall.mean, self._metrics(overall) | values, stop)
 
-    def _metrics(self, scored: _Scored) -> dict[str, float]:
+    def _metrics(self, scored: _ScoredSums) -> dict[str, float]:
         """Return the metrics that are reported of a set in addition to its loss."""
         metrics = means(self._objective.names, list(scored.values))
         if self._by_token and scored.mean < EXPONENT_MAX:
@@ -163,12 +163,12 @@ class Evaluator:
             metrics["bits_per_byte"] = scored.loss / math.log(2.0) / scored.text_bytes
         return metrics
 
-    def _all(self) -> Iterator[tuple[int, Batch]]:
+    def _all(self) -> Iterator[tuple[int, TokenBatch]]:
         if not self._batches:
             self._batches = [(place, batch) for place in range(len(self._places)) for batch in self._of_place(place)]
         return iter(self._batches)
 
-    def _of_place(self, place: int) -> Iterator[Batch]:
+    def _of_place(self, place: int) -> Iterator[TokenBatch]:
         division, rows = self._division, self._micro_batch
         of, source = self._places[place]
         indices = self._sets[of].by_source()[source]
@@ -177,11 +177,11 @@ class Evaluator:
         for own in [*dealt, *[[]] * division.blank_shares]:
             yield from (self._batch(self._sets[of].data, own[n * rows : (n + 1) * rows]) for n in range(passes))
 
-    def _batch(self, data: HeldOut, indices: list[int]) -> Batch:
+    def _batch(self, data: HeldOut, indices: list[int]) -> TokenBatch:
         blanks = self._micro_batch - len(indices)
-        return Batch.of([data.sample(0, index) for index in [*indices, *[0] * blanks]], unscored=blanks)
+        return TokenBatch.of([data.sample(0, index) for index in [*indices, *[0] * blanks]], unscored=blanks)
 
-    def _bytes_of(self, batch: Batch) -> int:
+    def _bytes_of(self, batch: TokenBatch) -> int:
         """The bytes of text that a batch, in memory, is scored on."""
         if self._token_bytes is None or not self._by_token:
             return 0
@@ -189,7 +189,7 @@ class Evaluator:
         return int(self._token_bytes[labels.numpy()].sum())
 
 
-def _sum(parts: Sequence[_Scored]) -> _Scored:
+def _sum(parts: Sequence[_ScoredSums]) -> _ScoredSums:
     first, *others = parts
     for other in others:
         first = first + other

@@ -33,35 +33,35 @@ from muster.contract.training import TrainingConfig
 from muster.storage.data_format import of_known_format
 from muster.storage.records import RawRecord
 from muster.storage.sources import find
-from muster.trainer.arguments import Arguments
+from muster.trainer.arguments import ArgumentParser
 from muster.trainer.data import Tokenizer, load_tokenizer, open_data, templated
 from muster.trainer.data.checks import must_have_samples
 from muster.trainer.data.documents import RecordReader
 from muster.trainer.data.prepare import with_formats
-from muster.trainer.data.reading import Reading
-from muster.trainer.data.rendering import Rendered
+from muster.trainer.data.reading import FileReading
+from muster.trainer.data.rendering import RenderedSample
 from muster.trainer.data.report import first_samples
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.train.data_report import full_report
 from muster.trainer.train.origin import as_packable, fresh_origin
-from muster.trainer.verify.references import References, evaluated_sources
+from muster.trainer.verify.references import ReferenceColumns, evaluated_sources
 
 FAULTS_MAX = 20
 BARE_SHAPE = {"dim": 16, "layers": 1, "heads": 1, "kvHeads": 1, "ffnDim": 16}  # of a file without a model: never built
 
 
 @dataclass(frozen=True)
-class Inspected:
+class InspectedData:
     """The report of some data, and its first samples."""
 
     report: DataReport
-    samples: tuple[Rendered, ...]
+    samples: tuple[RenderedSample, ...]
 
     def document(self) -> dict[str, Any]:
         return dump(self.report) | {"samples": [asdict(sample) for sample in self.samples]}
 
 
-def inspect(config: TrainingConfig, tokenizer: Tokenizer, cache: Path, samples: int) -> Inspected:
+def inspect(config: TrainingConfig, tokenizer: Tokenizer, cache: Path, samples: int) -> InspectedData:
     """Prepare the data as the job would. Raises UserError that names every fault's place, up to FAULTS_MAX of them."""
     try:
         data = open_data(config, tokenizer, cache, _say)
@@ -72,7 +72,7 @@ def inspect(config: TrainingConfig, tokenizer: Tokenizer, cache: Path, samples: 
             more = f"{len(faults)} faults" if len(faults) < FAULTS_MAX else f"the first {FAULTS_MAX} faults"
             raise UserError(f"{more}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
         raise error from None
-    return Inspected(full_report(data, tokenizer), tuple(first_samples(data, tokenizer, samples)))
+    return InspectedData(full_report(data, tokenizer), tuple(first_samples(data, tokenizer, samples)))
 
 
 def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:
@@ -80,15 +80,17 @@ def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:
     faults = list[str]()
     try:
         with_format = with_formats(config, _discard)
-        rewarded = References(with_format.grpo.verifiers) if with_format.grpo else None
-        sources: list[tuple[Source, References | None]] = [(source, rewarded) for source in with_format.data.train]
+        rewarded = ReferenceColumns(with_format.grpo.verifiers) if with_format.grpo else None
+        sources: list[tuple[Source, ReferenceColumns | None]] = [
+            (source, rewarded) for source in with_format.data.train
+        ]
         sources += evaluated_sources(with_format.evaluation) if with_format.evaluation else ()
         for source, references in sources:
             _, files = of_known_format(source, find(source.source, source.format))
             for file in files:
                 records = RecordReader(source, tokenizer, config.data.train_on, None, references, faults)
                 try:
-                    for unit in Reading(file).units(source, tokenizer):
+                    for unit in FileReading(file).units(source, tokenizer):
                         if isinstance(unit, RawRecord):
                             deque(records.chunks([unit]), maxlen=0)  # for its faults alone
                         if len(faults) >= FAULTS_MAX:
@@ -158,7 +160,7 @@ def _held_out(address: str, chosen: argparse.Namespace, task: str) -> Source:
     return data_source
 
 
-def words(inspected: Inspected, colour: bool) -> str:
+def words(inspected: InspectedData, colour: bool) -> str:
     """The report for people."""
     parts = [with_codes(line) for line in report_lines(inspected.report)]  # some quote the data
     for number, sample in enumerate(inspected.samples):
@@ -175,7 +177,7 @@ def _discard(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Arguments(prog="python -m muster.trainer.train.inspection", description=__doc__)
+    parser = ArgumentParser(prog="python -m muster.trainer.train.inspection", description=__doc__)
     parser.add_argument("address", nargs="?", help="a file, a folder, a glob, or an s3:// or https:// address")
     parser.add_argument("--job", action="store_true", help="read spec.training as JSON from standard input")
     parser.add_argument("--model", help="address of a model's folder, whose tokenizer and chat template are taken")

@@ -17,9 +17,9 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
 from muster.trainer.checkpoint import TrainState, randomness, resume
 from muster.trainer.checkpoint.quarantine import must_not_lose_all
-from muster.trainer.config import Ranks, Run, data_parallel
+from muster.trainer.config import RankPosition, WorkerRun, data_parallel
 from muster.trainer.convert.weights import begin_with
-from muster.trainer.data import Data, Loader, open_data
+from muster.trainer.data import RankLoader, RunData, open_data
 from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, must_have_samples, warn_of_small_epoch
 from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError, is_out_of_memory
 from muster.trainer.launch.notices import seconds_left
@@ -28,15 +28,15 @@ from muster.trainer.models.compiler import ADVICE, has_compiler, must_have_compi
 from muster.trainer.models.float8 import must_compute_float8
 from muster.trainer.train import assembly
 from muster.trainer.train.answering import must_be_able_to_verify
-from muster.trainer.train.best import Best
+from muster.trainer.train.best import BestMetric
 from muster.trainer.train.data_report import keep_report
-from muster.trainer.train.evaluation import Evaluator, HeldOutResult
-from muster.trainer.train.origin import Origin, as_packable, find_origin
+from muster.trainer.train.evaluation import HeldOutEvaluator, HeldOutResult
+from muster.trainer.train.origin import RunOrigin, as_packable, find_origin
 from muster.trainer.train.profiling import StepProfiler
-from muster.trainer.train.progress import Progress, set_aside_commit
+from muster.trainer.train.progress import JobProgress, set_aside_commit
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.records import StepReporter, say
-from muster.trainer.train.reduction import Requests, all_reduce_sum
+from muster.trainer.train.reduction import StepRequests, all_reduce_sum
 from muster.trainer.train.reference import compute_reference, read_reference
 from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.second_model import LoadedSecond, SecondOrigin, find_second_models
@@ -46,7 +46,7 @@ from muster.trainer.train.trials import report_verdict, trial_of
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 
 
-def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
+def train(run: WorkerRun, ranks: RankPosition, rank_state: RankState) -> int:
     """Train to the end, or to an agreed stop. Returns the exit code; raises the errors of `errors.py`."""
     device = sharding.choose_device(ranks)  # first: without its GPUs nothing of the rest is worth the wait
     division = data_parallel(run.training, ranks)
@@ -76,7 +76,7 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
     size, count = replace(origin.model.size(), second=beside), layout.division.size
     rank_state.memory = fitting.advice(size, run.training, layout.need, count, ranks.nodes, host)
     try:
-        trainer = Trainer(run, ranks, rank_state, origin, data, device, layout, second)
+        trainer = RankTrainer(run, ranks, rank_state, origin, data, device, layout, second)
         trainer.load()
         try:
             return trainer.run_to_the_end()
@@ -93,18 +93,18 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
         raise OutOfMemory(f"{rank_state.memory}\n{_first_line(error)}") from error
 
 
-class Trainer:
+class RankTrainer:
     """The parts of one rank, assembled in the order in which they need each other."""
 
     def __init__(
         self,
-        run: Run,
-        ranks: Ranks,
+        run: WorkerRun,
+        ranks: RankPosition,
         rank_state: RankState,
-        origin: Origin,
-        data: Data,
+        origin: RunOrigin,
+        data: RunData,
         device: torch.device,
-        layout: sharding.Layout,
+        layout: sharding.ShardLayout,
         second: Mapping[str, SecondOrigin] | None = None,
     ) -> None:
         config = run.training
@@ -112,7 +112,7 @@ class Trainer:
         if config.parallel.compile:
             must_have_compiler()
             rank_state.activity.deadlines.expect_compilation()
-        self.progress = Progress(
+        self.progress = JobProgress(
             steps=total_steps(config, data.train.samples_per_epoch),
             cursor=DataCursor(seed=config.seed, epoch=0, sample=0),
             trial=trial_of(config),
@@ -123,7 +123,7 @@ class Trainer:
         loaded = {path: LoadedSecond.load(each, config, layout, device) for path, each in (second or {}).items()}
         rollouts = assembly.rollouts(run, origin, ranks, data, model, loaded.get(REWARD_MODEL))
         self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state, loaded, rollouts)
-        self.best = Best.of(config.evaluation)
+        self.best = BestMetric.of(config.evaluation)
         self.reference: str | None = None  # the digest of what the reference model says of the data
         metrics = assembly.serve_metrics(run, origin, ranks, rank_state)
         metrics.learning.watch_balance(lambda: load_balancing.last(model.module))
@@ -143,11 +143,11 @@ class Trainer:
             self.samples.close()
         self.profiler.close(wait=not self.rank_state.stop_wanted)
 
-    def open_loader(self) -> Loader:
+    def open_loader(self) -> RankLoader:
         """Open the training data where this run stands in it."""
         samples, micro_batch = self.run.training.samples_per_step(), self.run.training.loader_micro_batch
         model = self.step.model
-        return Loader(self.data.train, self.progress.cursor, samples, micro_batch, model.division, model.device)
+        return RankLoader(self.data.train, self.progress.cursor, samples, micro_batch, model.division, model.device)
 
     # --- where we stand ---
 
@@ -261,7 +261,7 @@ class Trainer:
             loader.close()
         return self._finished()
 
-    def advance(self, loader: Loader) -> TrainState | None:
+    def advance(self, loader: RankLoader) -> TrainState | None:
         """One step, and what is due after it: evaluation, records, a save. The state to commit where all ranks stop."""
         outcome = self.step.run(self.progress.step + 1, loader, self._requests)
         self.progress.advance(outcome)
@@ -290,10 +290,10 @@ class Trainer:
         self.profiler.stepped(self.progress.step, outcome.requests.profile and not last)
         return None
 
-    def _requests(self) -> Requests:
+    def _requests(self) -> StepRequests:
         """Return this rank's requests for the end of the step that is under way."""
         step = self.progress.step + 1
-        return Requests(
+        return StepRequests(
             stop=self.rank_state.stop_wanted,
             save=self.checkpoints.due(step),
             snapshot=self.checkpoints.snapshot_due(step, self.step.last_seconds),
@@ -312,7 +312,7 @@ class Trainer:
         every = self.run.training.evaluation.every if self.run.training.evaluation else 0
         return bool(every) and (self.progress.step % every == 0 or self.progress.step == self.progress.steps)
 
-    def _evaluate(self, evaluator: Evaluator) -> HeldOutResult:
+    def _evaluate(self, evaluator: HeldOutEvaluator) -> HeldOutResult:
         with self.rank_state.activity.during(TrainerPhase.EVALUATION):
             result = evaluator.run(self.step.model.model, all_reduce_sum, lambda: self.rank_state.stop_wanted)
             if self.samples is not None and not result.stop:
@@ -348,7 +348,9 @@ class Trainer:
         return ExitCode.DONE
 
 
-def _say_what_is_trained(run: Run, origin: Origin, layout: sharding.Layout, ranks: Ranks, device: torch.device) -> None:
+def _say_what_is_trained(
+    run: WorkerRun, origin: RunOrigin, layout: sharding.ShardLayout, ranks: RankPosition, device: torch.device
+) -> None:
     """Report what is going to be trained, and warn of slow attention."""
     precision = run.training.precision
     say(
@@ -360,7 +362,7 @@ def _say_what_is_trained(run: Run, origin: Origin, layout: sharding.Layout, rank
         say(f"warning: attention computes what is masked, too, and takes more time and memory, for {ADVICE}")
 
 
-def _beside(run: Run, origin: Origin) -> str:
+def _beside(run: WorkerRun, origin: RunOrigin) -> str:
     adapter = run.training.adapter
     return f", of which the {origin.model.size().learning:,} of {adapter.kind} learn alone" if adapter else ""
 

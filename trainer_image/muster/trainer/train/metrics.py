@@ -219,7 +219,7 @@ class StragglerMetrics:
                 self._ratio.labels(str(entry.rank)).set(entry.ratio)
 
 
-class Metrics:
+class RankMetrics:
     """The metrics of one rank, in a registry of its own.
 
     `heartbeat` is called at every scrape, for the phase and the seconds. `hardware_share` is HFU divided by MFU.

@@ -20,7 +20,7 @@ from muster.storage.errors import Refused
 from muster.storage.model_folder import CONFIG, ModelFolder, open_folder
 from muster.trainer.checkpoint import DamagedCommit, UnusableCommit, newest_readable, read_commit
 from muster.trainer.checkpoint.failures import GoneCommit
-from muster.trainer.config import Run
+from muster.trainer.config import WorkerRun
 from muster.trainer.data import (
     Tokenizer,
     add_tokens,
@@ -50,7 +50,7 @@ FIXED = tuple(NO_EVALUATION)
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunOrigin:
     """Starting point of a run. Where both `resume` and `weights` are None, it has the model's own initial weights."""
 
     model: ModelDefinition
@@ -59,7 +59,7 @@ class Origin:
     weights: tuple[str, int] | None = None  # folder and step of another job's commit
 
 
-def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
+def find_origin(run: WorkerRun, report: Callable[[str], None]) -> RunOrigin:
     """Read what the orders name; the weights themselves are loaded later. Raises UserError, StorageError.
 
     `report` is called with a line of text when a damaged commit is set aside for the one before it.
@@ -69,14 +69,14 @@ def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
     return fresh_origin(run.training)
 
 
-def fresh_origin(training: TrainingConfig) -> Origin:
+def fresh_origin(training: TrainingConfig) -> RunOrigin:
     """Return the starting point of a job with this configuration that has no commits yet. Raises UserError,
     StorageError."""
     origin = _as_trained(_begun(training), training)
     return replace(origin, tokenizer=templated(origin.tokenizer, training.data))
 
 
-def as_packable(config: TrainingConfig, origin: Origin, report: Callable[[str], None]) -> TrainingConfig:
+def as_packable(config: TrainingConfig, origin: RunOrigin, report: Callable[[str], None]) -> TrainingConfig:
     """The configuration with a document to a row, where the model's class would let packed ones see each other. Raises
     UserError for pairs, whose sides share a row."""
     if not origin.model.packs and config.task in PREFERENCE_TASKS:
@@ -90,7 +90,7 @@ def as_packable(config: TrainingConfig, origin: Origin, report: Callable[[str], 
     return config.model_copy(update={"data": config.data.model_copy(update={"packing": False})})
 
 
-def _begun(training: TrainingConfig) -> Origin:
+def _begun(training: TrainingConfig) -> RunOrigin:
     if training.model.from_ is not None:
         return _from_commit(training, training.model.from_)
     if training.model.source is not None:
@@ -100,10 +100,10 @@ def _begun(training: TrainingConfig) -> Origin:
     tokenizer = load_tokenizer(training.data.tokenizer)
     model = DecoderModel(architecture, training.whole_adapter, _score_head(training, tokenizer))
     _vocabularies_fit(tokenizer, model, f"data.tokenizer {training.data.tokenizer}", "the model")
-    return Origin(model, tokenizer)
+    return RunOrigin(model, tokenizer)
 
 
-def _as_trained(origin: Origin, training: TrainingConfig) -> Origin:
+def _as_trained(origin: RunOrigin, training: TrainingConfig) -> RunOrigin:
     """Return the origin with the weights frozen that the configuration names. Raises UserError for patterns of weights
     that the model does not have."""
     if not (training.freeze or training.optimizer.groups):
@@ -113,7 +113,7 @@ def _as_trained(origin: Origin, training: TrainingConfig) -> Origin:
     return replace(origin, model=model)
 
 
-def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
+def _resumed(run: WorkerRun, report: Callable[[str], None]) -> RunOrigin:
     commit = newest_readable(run.folder, run.resume_step, report, lambda commit: _must_be_described(commit, run))
     changes = changed(commit.config, run.document)
     if changes:
@@ -123,10 +123,10 @@ def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
             + "\nundo these changes, or submit a new job with model.from to start from this checkpoint's weights"
         )
     model = definition_of(commit, run.folder, run.training.whole_adapter)
-    return Origin(model, tokenizer_from_commit(commit.tokenizer), resume=commit)
+    return RunOrigin(model, tokenizer_from_commit(commit.tokenizer), resume=commit)
 
 
-def _must_be_described(commit: Commit, run: Run) -> None:
+def _must_be_described(commit: Commit, run: WorkerRun) -> None:
     """Raises UnusableCommit, or UserError for what a newer Muster may know, where model or tokenizer can't be built."""
     definition_of(commit, run.folder, run.training.whole_adapter)
     try:
@@ -135,7 +135,7 @@ def _must_be_described(commit: Commit, run: Run) -> None:
         raise UnusableCommit(f"the checkpoint at step {commit.step} in {run.folder}: {error}") from None
 
 
-def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
+def _from_commit(training: TrainingConfig, source: FromCommit) -> RunOrigin:
     if source.uri is None:
         raise UserError(
             f"model.from.job {source.job!r} was not resolved to a checkpoint folder: submit through the API, "
@@ -155,11 +155,11 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
     _must_be_its_own(training.data.tokenizer, tokenizer, model, where, "the checkpoint's")
     _vocabularies_fit(tokenizer, model, "its tokenizer", where)
     _must_be_within_positions(training, model, where)
-    return Origin(model, tokenizer, weights=(source.uri, commit.step))
+    return RunOrigin(model, tokenizer, weights=(source.uri, commit.step))
 
 
 @final_errors_are_the_users("model.source")
-def _from_folder(training: TrainingConfig, source: str) -> Origin:
+def _from_folder(training: TrainingConfig, source: str) -> RunOrigin:
     from muster.trainer.models import transformers_model
 
     folder = open_folder(open_files(source))
@@ -181,7 +181,7 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
     _must_be_its_own(training.data.tokenizer, own, model, where, "the folder's")
     _vocabularies_fit(tokenizer, model, "its tokenizer", where)
     _must_be_within_positions(training, model, where)
-    return Origin(model, tokenizer)
+    return RunOrigin(model, tokenizer)
 
 
 def _score_head(training: TrainingConfig, tokenizer: Tokenizer, config: str | None = None) -> ScoreHead | None:

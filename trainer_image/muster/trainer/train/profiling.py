@@ -21,12 +21,12 @@ from muster.contract.profiles import RANKS_MAX, REQUEST_KEY, STEPS_MAX, Profile,
 from muster.contract.signals import TrainerPhase
 from muster.storage.opening import open_store
 from muster.storage.store import Store
-from muster.trainer.config import Ranks, Run
+from muster.trainer.config import RankPosition, WorkerRun
 from muster.trainer.errors import StorageError
-from muster.trainer.train.activity import Activity
+from muster.trainer.train.activity import RankActivity
 from muster.trainer.train.records import say
 from muster.trainer.train.reduction import all_reduce_sum
-from muster.trainer.train.tracing import Trace, keep_begun, keep_trace
+from muster.trainer.train.tracing import StepTrace, keep_begun, keep_trace
 
 # Between two looks for a request. Of S3 that is 17,280 requests a day, for less than a cent; whoever asks waits for at
 # most so long, beside the steps themselves.
@@ -65,11 +65,11 @@ class RequestWatch:
 class StepProfiler:
     """Begins and ends the traces of this rank, at steps at which every rank does."""
 
-    def __init__(self, run: Run, ranks: Ranks, device: torch.device, activity: Activity) -> None:
+    def __init__(self, run: WorkerRun, ranks: RankPosition, device: torch.device, activity: RankActivity) -> None:
         self._run, self._ranks, self._device, self._activity = run, ranks, device, activity
         self._watch = RequestWatch(run.folder, run.attempt) if ranks.rank == 0 else None
         self._profile: Profile | None = None  # the one that is under way, on every rank
-        self._trace: Trace | None = None  # of this rank, where it is asked for
+        self._trace: StepTrace | None = None  # of this rank, where it is asked for
         self._fault = ""
         self._writing: list[threading.Thread] = []
 
@@ -159,7 +159,7 @@ class StepProfiler:
 
     def _start(self) -> None:
         folder = self._run.worker_dir / f"profile-rank-{self._ranks.rank}"
-        self._trace = Trace(folder, self._ranks.rank, self._device)
+        self._trace = StepTrace(folder, self._ranks.rank, self._device)
         self._trace.start()
 
     def _at_boundary(self, step: int) -> None:

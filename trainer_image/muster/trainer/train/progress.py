@@ -16,11 +16,11 @@ from muster.storage.opening import open_store
 from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.data.loader import advanced
 from muster.trainer.train.step import StepOutcome
-from muster.trainer.train.trials import Trial
+from muster.trainer.train.trials import TrainingTrial
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """Progress of the job."""
 
     steps: int  # of the whole job
@@ -30,7 +30,7 @@ class Progress:
     # The stretches of the data's order that were left out, as {epoch, sample, samples}.
     skipped_data: list[dict[str, int]] = field(default_factory=list)
     skipped_now: bool = False  # whether this attempt left one out
-    trial: Trial | None = None  # what the run is made to find out; None where it is made to learn
+    trial: TrainingTrial | None = None  # what the run is made to find out; None where it is made to learn
 
     @property
     def over(self) -> bool:

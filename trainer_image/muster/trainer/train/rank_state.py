@@ -16,7 +16,7 @@ from muster.contract.signals import Heartbeat, RankFailure, SlowRank, StepRecord
 from muster.storage.small_files import write_whole
 from muster.trainer.launch.stack_dumps import main_thread_stands
 from muster.trainer.tracking.processes import FAULTS
-from muster.trainer.train.activity import Activity
+from muster.trainer.train.activity import RankActivity
 from muster.trainer.train.heartbeats import HeartbeatThread
 
 DATA_WINDOW_SECONDS = 60.0
@@ -132,7 +132,7 @@ class RankState:
         self._metrics_port: int | None = None
         self._failure = FailureRecord(directory / RANK_FAILURE.format(rank=rank))
         self.heartbeats = HeartbeatThread(directory / HEARTBEAT.format(rank=rank), self.heartbeat, self._stop)
-        self.activity = Activity(started_at, self.heartbeats.wake)
+        self.activity = RankActivity(started_at, self.heartbeats.wake)
 
     # --- what the main thread tells ---
 

@@ -16,12 +16,12 @@ from muster.contract import flops
 from muster.contract.redaction import redact
 from muster.contract.signals import RANKS_TOLD_MAX, StepRecord
 from muster.contract.text import plural
-from muster.trainer.config import Ranks
+from muster.trainer.config import RankPosition
 from muster.trainer.train.evaluation import HeldOutResult
-from muster.trainer.train.metrics import Metrics, StepLog
+from muster.trainer.train.metrics import RankMetrics, StepLog
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.step import StepOutcome
-from muster.trainer.train.straggler_timer import Stragglers
+from muster.trainer.train.straggler_timer import StragglerDetector
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class StepReporter:
     """Tells the heartbeat, Prometheus, the log and people of every step. Only rank 0 has a log and compares ranks."""
 
     def __init__(
-        self, directory: Path, metrics: Metrics, rank_state: RankState, ranks: Ranks, records: RecordMaker
+        self, directory: Path, metrics: RankMetrics, rank_state: RankState, ranks: RankPosition, records: RecordMaker
     ) -> None:
         self.metrics, self.records = metrics, records
         self._rank_state, self._ranks = rank_state, ranks
-        self._stragglers = Stragglers(ranks.world)
+        self._stragglers = StragglerDetector(ranks.world)
         self._log = StepLog(directory) if ranks.rank == 0 else None
         rank_state.heartbeats.before_each_beat(self._log.flush if self._log else None)
 

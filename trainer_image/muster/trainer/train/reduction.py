@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muster.trainer.config import Ranks
-from muster.trainer.train.tasks.objective import Totals, means
+from muster.trainer.config import RankPosition
+from muster.trainer.train.tasks.objective import LossTotals, means
 
 
 @dataclass(frozen=True)
-class Requests:
+class StepRequests:
     """Requests for the end of a step: all ranks stop after it, save its state, keep its state in memory, or begin a
     trace."""
 
@@ -32,7 +32,7 @@ class RankReport:
     """Report of one rank on a step, without the loss and the count, which are still on the device."""
 
     tokens: int  # inputs that are not padding
-    requests: Requests  # what this rank asks for
+    requests: StepRequests  # what this rank asks for
     work_seconds: float  # of this rank's own work in the step before
 
 
@@ -43,7 +43,7 @@ class StepReport:
     loss: float  # summed over the data-parallel shares
     count: float  # of the terms of the loss, summed over the shares
     tokens: int  # inputs that are not padding, summed over the shares
-    requests: Requests  # what any rank asked for
+    requests: StepRequests  # what any rank asked for
     work_seconds: tuple[float, ...]  # of the step before, by global rank
     squared_norm: float  # of the gradients as they are, over the whole model
     values: dict[str, float] = field(default_factory=dict)  # what the objective reports by name, as means
@@ -63,7 +63,7 @@ class PackedReport:
         return PackedReport(self.vector, self.names, dist.all_reduce(self.vector, async_op=True))
 
 
-def pack_step_report(totals: Totals, own: RankReport, ranks: Ranks) -> PackedReport:
+def pack_step_report(totals: LossTotals, own: RankReport, ranks: RankPosition) -> PackedReport:
     """Pack what this rank reports into a vector. `totals` is on the device and not read here, because reading it would
     wait for the device.
     """
@@ -93,7 +93,7 @@ def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: i
         loss=loss / ranks_per_share,
         count=count / ranks_per_share,
         tokens=int(tokens) // ranks_per_share,
-        requests=Requests(stop > 0, save > 0, snapshot > 0, profile > 0),
+        requests=StepRequests(stop > 0, save > 0, snapshot > 0, profile > 0),
         work_seconds=tuple(work),
         squared_norm=square,
         values=means(packed.names, sums),

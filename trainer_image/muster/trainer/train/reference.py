@@ -21,9 +21,9 @@ from safetensors import numpy as safetensors
 from muster.contract.checkpoint import reference_key
 from muster.storage.errors import NotFound
 from muster.storage.opening import open_store
-from muster.trainer.config import Ranks
-from muster.trainer.data import Data
-from muster.trainer.data.batch import Batch
+from muster.trainer.config import RankPosition
+from muster.trainer.data import RunData
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import Float32s
 from muster.trainer.data.pairs import PairPacking
 from muster.trainer.errors import StorageError, UserError
@@ -36,7 +36,13 @@ PROGRESS_SECONDS = 10.0
 
 
 def compute_reference(
-    model: ParallelModel, data: Data, micro_batch: int, ranks: Ranks, folder: str, report: Report, alive: Report
+    model: ParallelModel,
+    data: RunData,
+    micro_batch: int,
+    ranks: RankPosition,
+    folder: str,
+    report: Report,
+    alive: Report,
 ) -> str:
     """Let the model, as it is now, score all pairs of `data`, which carry the result from here on. Collective.
 
@@ -53,7 +59,7 @@ def compute_reference(
     return digest
 
 
-def read_reference(digest: str, data: Data, folder: str) -> None:
+def read_reference(digest: str, data: RunData, folder: str) -> None:
     """Give the pairs of `data` what `compute_reference` stored in the job's `folder` under `digest`.
 
     Raises StorageError where it is gone or damaged, and UserError where it says nothing of a part of the data.
@@ -71,7 +77,7 @@ def read_reference(digest: str, data: Data, folder: str) -> None:
     _give(_parts(data), safetensors.load(content))
 
 
-def _parts(data: Data) -> list[PairPacking]:
+def _parts(data: RunData) -> list[PairPacking]:
     sets = (data.train, *data.held_out)
     return [part for each in sets for part in each.parts if isinstance(part, PairPacking)]
 
@@ -90,7 +96,7 @@ def _give(parts: Sequence[PairPacking], values: dict[str, Float32s]) -> None:
 
 @torch.no_grad()
 def _scored(
-    model: ParallelModel, part: PairPacking, micro_batch: int, ranks: Ranks, report: Report, alive: Report
+    model: ParallelModel, part: PairPacking, micro_batch: int, ranks: RankPosition, report: Report, alive: Report
 ) -> Float32s:
     """float32 [pairs, 2] in the order of the packing's members. Every rank makes equally many passes."""
     scores = torch.zeros((len(part.members), 2), dtype=torch.float32)
@@ -98,7 +104,7 @@ def _scored(
     model.model.eval()
     for done, rows in enumerate(_dealt(part.samples, micro_batch, ranks)):
         blanks = micro_batch - len(rows)
-        batch = Batch.of([part.row(row) for row in [*rows, *[0] * blanks]], unscored=blanks).to(model.device)
+        batch = TokenBatch.of([part.row(row) for row in [*rows, *[0] * blanks]], unscored=blanks).to(model.device)
         log_probs = answers(model.model, batch).log_probs.cpu()
         for row, of_row in zip(rows, log_probs, strict=False):
             first, last = int(part.edges[row]), int(part.edges[row + 1])
@@ -114,7 +120,7 @@ def _scored(
     return np.ascontiguousarray(scores.cpu().numpy())
 
 
-def _dealt(samples: int, micro_batch: int, ranks: Ranks) -> Iterator[list[int]]:
+def _dealt(samples: int, micro_batch: int, ranks: RankPosition) -> Iterator[list[int]]:
     """The rows of each of this rank's passes."""
     for number in range(math.ceil(samples / (micro_batch * ranks.world))):
         first = (number * ranks.world + ranks.rank) * micro_batch

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from muster.trainer.data.answers import after_turn
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import unscored_row
-from muster.trainer.data.prompts import Prompt
+from muster.trainer.data.prompts import ModelPrompt
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.models.forward_model import ForwardModel
-from muster.trainer.train.writing import Written
+from muster.trainer.train.writing import WrittenTokens
 
 
 class RewardScores:
@@ -24,13 +24,13 @@ class RewardScores:
         self._after = after_turn(tokenizer)
 
     @torch.no_grad()
-    def of(self, prompts: Sequence[Prompt], written: Sequence[Written]) -> Tensor:
+    def of(self, prompts: Sequence[ModelPrompt], written: Sequence[WrittenTokens]) -> Tensor:
         """fp64 [answers]. Collective: every rank gives equally many answers."""
         texts = [self._text(*each) for each in zip(prompts, written, strict=True)]
         groups = (texts[begin : begin + self._rows_at_once] for begin in range(0, len(texts), self._rows_at_once))
         return torch.cat([self._scored(group) for group in groups])
 
-    def _text(self, prompt: Prompt, answer: Written) -> list[int]:
+    def _text(self, prompt: ModelPrompt, answer: WrittenTokens) -> list[int]:
         """Prompt and answer as a conversation of the data would be: with what the template writes behind a turn. One
         that was cut off stands as it is."""
         ends = () if answer.end is None else (answer.end, *self._after.get(answer.end, ()))
@@ -38,8 +38,8 @@ class RewardScores:
 
     def _scored(self, texts: Sequence[Sequence[int]]) -> Tensor:
         longest = max(map(len, texts))
-        rows = Batch.of([unscored_row(text, longest, self._pad) for text in texts])
+        rows = TokenBatch.of([unscored_row(text, longest, self._pad) for text in texts])
         values = rows.values.to(self._beside.device)
-        batch = Batch(values)
+        batch = TokenBatch(values)
         scores: Tensor = self._beside.module(batch.tokens, batch.positions, batch.documents)
         return scores[:, 0, 0].double().cpu()

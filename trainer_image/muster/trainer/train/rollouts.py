@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from muster.contract.objectives import Grpo
 from muster.contract.training import TrainingConfig
-from muster.trainer.data import Dataset, StepBatch
-from muster.trainer.data.batch import Batch
-from muster.trainer.data.packing import Sample, unscored_row
-from muster.trainer.data.prompts import Prompt
+from muster.trainer.data import SampleSet, StepBatch
+from muster.trainer.data.batch import TokenBatch
+from muster.trainer.data.packing import PackedSample, unscored_row
+from muster.trainer.data.prompts import ModelPrompt
 from muster.trainer.data.shuffle import mix
 from muster.trainer.models.generation import likeliest_of
-from muster.trainer.train.answering import Scoring
+from muster.trainer.train.answering import AnswerScoring
 from muster.trainer.train.reward_model import RewardScores
-from muster.trainer.train.tasks.grpo import Rollout
-from muster.trainer.train.writing import ROWS_AT_ONCE, Choose, Writer, Written
+from muster.trainer.train.tasks.grpo import RolloutBatch
+from muster.trainer.train.writing import ROWS_AT_ONCE, Choose, TokenWriter, WrittenTokens
 
 SAME = 1e-8  # rewards that differ by less differ by rounding
 STD_FLOOR = 1e-4  # added to a standard deviation before it divides, as in TRL
@@ -31,16 +31,16 @@ STD_FLOOR = 1e-4  # added to a standard deviation before it divides, as in TRL
 SILENT_STEPS = 10
 
 
-class Rollouts:
+class RolloutMaker:
     """Lets the model answer the prompts of each step, and rewards the answers."""
 
     def __init__(
         self,
         training: TrainingConfig,
-        data: Dataset,
-        scoring: Scoring,
+        data: SampleSet,
+        scoring: AnswerScoring,
         module: nn.Module,
-        writer: Writer,
+        writer: TokenWriter,
         pad: int,
         judge: RewardScores | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class Rollouts:
                 "for this model, or the verifiers score something that it never or always does"
             )
 
-    def _written(self, rows: Sequence[Prompt], luck: Sequence[int]) -> list[Written]:
+    def _written(self, rows: Sequence[ModelPrompt], luck: Sequence[int]) -> list[WrittenTokens]:
         training, at_once = self._module.training, ROWS_AT_ONCE * self._training.batch.micro_batch
         self._module.eval()
         config = self._config
@@ -90,7 +90,7 @@ class Rollouts:
         return written
 
     def _rewarded(
-        self, rows: Sequence[Prompt], written: Sequence[Written], judged: Tensor | None
+        self, rows: Sequence[ModelPrompt], written: Sequence[WrittenTokens], judged: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """fp32 advantages [answers], and what is told of each, in the order of the objective's names. `judged` are the
         reward model's scores fp64 [answers], where there is one."""
@@ -107,11 +107,11 @@ class Rollouts:
 
     def _micro(
         self,
-        rows: Sequence[Prompt],
-        written: Sequence[Written],
+        rows: Sequence[ModelPrompt],
+        written: Sequence[WrittenTokens],
         made: tuple[Tensor, Tensor],
         device: torch.device,
-    ) -> tuple[Batch, ...]:
+    ) -> tuple[TokenBatch, ...]:
         advantage, reported = made
         own, names = len(advantage), reported.shape[1]
         size = self._training.batch.micro_batch
@@ -124,8 +124,8 @@ class Rollouts:
             samples = [self._row(prompt, answer, counts, longest) for prompt, answer, counts in some]
             blank = len(samples) - len(advantage[here])
             batches.append(
-                Rollout(
-                    Batch.of(samples).values.to(device),
+                RolloutBatch(
+                    TokenBatch.of(samples).values.to(device),
                     torch.cat((advantage[here], torch.zeros(blank))).to(device),
                     torch.cat((reported[here], torch.zeros(blank, names))).to(device),
                     torch.tensor(counted, dtype=torch.float32).to(device),
@@ -133,7 +133,7 @@ class Rollouts:
             )
         return tuple(batches)
 
-    def _row(self, prompt: Prompt, answer: Written, counts: bool, length: int) -> Sample:
+    def _row(self, prompt: ModelPrompt, answer: WrittenTokens, counts: bool, length: int) -> PackedSample:
         ends = [] if answer.end is None else [answer.end]
         whole = [*prompt.ids, *answer.tokens, *ends]
         row = unscored_row(whole, length, self._pad)

@@ -21,7 +21,7 @@ def round_stochastically(values: Tensor, noise: Tensor) -> Tensor:
     return bits.add_(noise).bitwise_and_(-65_536).view(torch.float32).to(torch.bfloat16)
 
 
-class Noise:
+class RoundingNoise:
     """Noise for rounding, by key. `device` is where it is made; a GPU makes other numbers than a CPU."""
 
     def __init__(self, device: torch.device) -> None:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from muster.contract.samples import Sample, Samples, samples_key
 from muster.storage.opening import open_store
-from muster.trainer.config import Ranks, Run
+from muster.trainer.config import RankPosition, WorkerRun
 from muster.trainer.data import Tokenizer, chat_prompt
 from muster.trainer.data.answers import ends_of_turn
 from muster.trainer.errors import StorageError, UserError
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.train.records import say
-from muster.trainer.train.writing import Writer
+from muster.trainer.train.writing import TokenWriter
 
 WRITE_SECONDS_MAX = 30.0  # that the end of a job waits for its last samples
 
@@ -33,8 +33,8 @@ class SampleMaker:
 
     def __init__(
         self,
-        run: Run,
-        ranks: Ranks,
+        run: WorkerRun,
+        ranks: RankPosition,
         definition: ModelDefinition,
         module: nn.Module,
         tokenizer: Tokenizer,
@@ -47,7 +47,7 @@ class SampleMaker:
         self._config = run.training.evaluation.generate
         answers = run.training.task != "pretrain" and bool(tokenizer.template or tokenizer.chat)
         ends = ends_of_turn(tokenizer) if answers else frozenset({tokenizer.eos})
-        self._writer = Writer(module, definition, tokenizer, ends, ranks, device)
+        self._writer = TokenWriter(module, definition, tokenizer, ends, ranks, device)
         self._prompts = [_ids(prompt, tokenizer, answers) for prompt in self._config.prompts]
         self._writing: threading.Thread | None = None
 

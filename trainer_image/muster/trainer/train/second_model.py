@@ -27,8 +27,8 @@ from muster.trainer.models.forward_model import ForwardModel
 from muster.trainer.models.from_commit import definition_of
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.models.scoring import ScoreHead
-from muster.trainer.models.sharding import Layout
-from muster.trainer.train.origin import Origin
+from muster.trainer.models.sharding import ShardLayout
+from muster.trainer.train.origin import RunOrigin
 
 CHANGED = (
     "{field} {words}: has other weights than when the job began ({what}), so what was learnt until now came from "
@@ -57,7 +57,7 @@ class LoadedSecond:
     described: dict[str, Any]
 
     @staticmethod
-    def load(origin: SecondOrigin, training: TrainingConfig, layout: Layout, device: torch.device) -> LoadedSecond:
+    def load(origin: SecondOrigin, training: TrainingConfig, layout: ShardLayout, device: torch.device) -> LoadedSecond:
         """Build it and read its weights. Collective."""
         model = ForwardModel(origin.model, training, layout, device, values=origin.commit is None)
         if origin.commit is None:
@@ -89,7 +89,7 @@ class LoadedSecond:
         return UserError(CHANGED.format(field=self.field, words=self.words, what=what))
 
 
-def find_second_models(training: TrainingConfig, origin: Origin) -> dict[str, SecondOrigin]:
+def find_second_models(training: TrainingConfig, origin: RunOrigin) -> dict[str, SecondOrigin]:
     """The second models of a job, by the paths of their fields.
 
     `origin` is what the job begins with: a resumed one has the step of the commit that it had before. Raises UserError
@@ -98,7 +98,7 @@ def find_second_models(training: TrainingConfig, origin: Origin) -> dict[str, Se
     return {field: _found(field, given, training, origin) for field, given in second_models(training).items()}
 
 
-def _found(field: str, given: SecondModel, training: TrainingConfig, origin: Origin) -> SecondOrigin:
+def _found(field: str, given: SecondModel, training: TrainingConfig, origin: RunOrigin) -> SecondOrigin:
     scores = field == REWARD_MODEL
     if given.source is not None:
         read = final_errors_are_the_users(f"{field}.source")(_of_folder)
@@ -111,7 +111,7 @@ def _found(field: str, given: SecondModel, training: TrainingConfig, origin: Ori
     return second
 
 
-def _step(field: str, origin: Origin) -> int | None:
+def _step(field: str, origin: RunOrigin) -> int | None:
     """The step of the commit that a second model is to be of; None: of the one that its field names."""
     if origin.resume is not None:
         step: int | None = (origin.resume.state.get(_key(field)) or {}).get("step")
@@ -154,7 +154,7 @@ def _of_commit(field: str, words: str, source: FromCommit, step: int | None) -> 
     return SecondOrigin(field, words, model, commit, source.uri), tokenizer_from_commit(commit.tokenizer)
 
 
-def _must_predict(teacher: SecondOrigin, training: TrainingConfig, origin: Origin) -> None:
+def _must_predict(teacher: SecondOrigin, training: TrainingConfig, origin: RunOrigin) -> None:
     where = f"{teacher.field} {teacher.words}"
     if teacher.model.scores is not None:
         raise UserError(f"{where}: scores texts and predicts no tokens; name the model that it was trained from")
@@ -162,7 +162,7 @@ def _must_predict(teacher: SecondOrigin, training: TrainingConfig, origin: Origi
         raise UserError(f"{where}: can't take packed rows: {teacher.model.why_not_packed}; set data.packing false")
 
 
-def _must_score(scorer: SecondOrigin, training: TrainingConfig, origin: Origin) -> None:
+def _must_score(scorer: SecondOrigin, training: TrainingConfig, origin: RunOrigin) -> None:
     where = f"{scorer.field} {scorer.words}"
     if scorer.model.scores is None:
         raise UserError(
@@ -176,7 +176,7 @@ def _must_score(scorer: SecondOrigin, training: TrainingConfig, origin: Origin) 
         )
 
 
-def _must_fit(second: SecondOrigin, own: Tokenizer, training: TrainingConfig, origin: Origin) -> None:
+def _must_fit(second: SecondOrigin, own: Tokenizer, training: TrainingConfig, origin: RunOrigin) -> None:
     tokenizer = origin.tokenizer
     where = f"{second.field} {second.words}"
     if _vocabulary(own) != _vocabulary(tokenizer):

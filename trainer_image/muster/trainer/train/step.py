@@ -14,8 +14,8 @@ from torch import Tensor
 
 from muster.contract.checkpoint import DataCursor
 from muster.contract.training import TrainingConfig
-from muster.trainer.config import Ranks
-from muster.trainer.data import Loader, StepBatch
+from muster.trainer.config import RankPosition
+from muster.trainer.data import RankLoader, StepBatch
 from muster.trainer.errors import NumericError
 from muster.trainer.models.sharding import ParallelModel
 from muster.trainer.train.numeric_guard import NumericGuard
@@ -24,17 +24,17 @@ from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.reduction import (
     PackedReport,
     RankReport,
-    Requests,
     StepReport,
+    StepRequests,
     all_reduce_step_report,
     pack_step_report,
 )
-from muster.trainer.train.rollouts import Rollouts
+from muster.trainer.train.rollouts import RolloutMaker
 from muster.trainer.train.schedule import learning_rate
 from muster.trainer.train.second_model import LoadedSecond
 from muster.trainer.train.straggler_timer import StragglerTimer
 from muster.trainer.train.tasks.choice import objective_of
-from muster.trainer.train.tasks.objective import Totals
+from muster.trainer.train.tasks.objective import LossTotals
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StepOutcome:
     data_wait_seconds: float  # for which this rank waited for its batch
     skipped: str  # why nothing was learnt from the batch, else empty
     cursor: DataCursor  # where the data stands after this step
-    requests: Requests  # what any rank asked for
+    requests: StepRequests  # what any rank asked for
     work_seconds: tuple[float, ...]  # of each rank's own work in the step before, by global rank
     values: dict[str, float]  # what the objective reports by name
 
@@ -65,10 +65,10 @@ class TrainStep:
         config: TrainingConfig,
         steps: int,
         model: ParallelModel,
-        ranks: Ranks,
+        ranks: RankPosition,
         rank_state: RankState,
         second: Mapping[str, LoadedSecond] | None = None,
-        rollouts: Rollouts | None = None,
+        rollouts: RolloutMaker | None = None,
     ) -> None:
         self.model, self.steps, self.rollouts = model, steps, rollouts
         self.optimizer = make_optimizer(model.module, config.optimizer, config.seed)
@@ -86,7 +86,7 @@ class TrainStep:
         )
         self._work_seconds = 0.0
 
-    def run(self, number: int, loader: Loader, requests: Callable[[], Requests]) -> StepOutcome:
+    def run(self, number: int, loader: RankLoader, requests: Callable[[], StepRequests]) -> StepOutcome:
         """Step `number`, from its batch to the update. `requests` returns what this rank asks for, and is called once
         the batch is known.
 
@@ -99,13 +99,13 @@ class TrainStep:
             doing.does("rollouts")
             batch = self.rollouts.of(batch)
         passes = self._config.grpo.iterations if self._config.grpo else 1
-        skipped = [self._learn(number, batch, lambda: Requests(False, False, False))[-1] for _ in range(passes - 1)]
+        skipped = [self._learn(number, batch, lambda: StepRequests(False, False, False))[-1] for _ in range(passes - 1)]
         report, loss, norm, rate, why = self._learn(number, batch, requests)
         self.last_seconds = time.perf_counter() - began
         return self._outcome(number, batch, report, loss, norm, rate, why if all(skipped) else "")
 
     def _learn(
-        self, number: int, batch: StepBatch, requests: Callable[[], Requests]
+        self, number: int, batch: StepBatch, requests: Callable[[], StepRequests]
     ) -> tuple[StepReport, float, float, float, str]:
         """One update by the batch. Returns what all ranks reported, loss, gradient norm and learning rate, and why
         nothing was learnt."""
@@ -154,12 +154,12 @@ class TrainStep:
             values=report.values,
         )
 
-    def _backward(self, batch: StepBatch, requests: Callable[[], Requests]) -> PackedReport:
+    def _backward(self, batch: StepBatch, requests: Callable[[], StepRequests]) -> PackedReport:
         """Forward and backward over the micro-batches. Returns this rank's report, which is packed before the last
         backward pass; where every rank will have all gradients, it is added up behind that pass."""
         # Gradients are averaged over ranks, and their sum is wanted.
         weight = self._loss_scale.value * self.model.averaged_over / self._config.batch.tokens_per_step
-        totals = Totals(self.objective.names, self.model.device)
+        totals = LossTotals(self.objective.names, self.model.device)
         packed: PackedReport | None = None
         doing = self._rank_state.activity
         for index, micro in enumerate(batch.micro):

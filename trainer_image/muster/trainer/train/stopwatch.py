@@ -9,7 +9,7 @@ from collections.abc import Callable
 ACCOUNTS = ("init", "data", "load", "productive", "data_wait", "checkpoint", "evaluation", "drain")
 
 
-class Stopwatch:
+class PhaseStopwatch:
     """Books every moment since the process started to one account.
 
     `started_at` is when the process started, in seconds since the epoch; the time until now goes to `init`.

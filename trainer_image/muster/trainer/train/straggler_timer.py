@@ -100,7 +100,7 @@ class StragglerTimer:
         return float(span[0].elapsed_time(span[1]) / 1000 if self._cuda else span[1] - span[0])
 
 
-class Stragglers:
+class StragglerDetector:
     """Detection of slow ranks, and of the step since which each is slow. It is given every rank's work of every
     step."""
 

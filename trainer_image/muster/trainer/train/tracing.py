@@ -24,7 +24,7 @@ MEMORY_ROWS = 50  # of the table
 TABLE_SECONDS_MAX = 60  # that torch may take to sum up its events
 
 
-class Trace:
+class StepTrace:
     """A recording that is under way. Its files go below `folder`, which is a new one."""
 
     def __init__(self, folder: Path, rank: int, device: torch.device) -> None:
@@ -92,7 +92,7 @@ def keep_begun(folder: str, begun: Profile) -> None:
         say(f"profile: warning: {error}")
 
 
-def keep_trace(folder: str, of: Profile, done: RankProfile, files: tuple[Path, ...], trace: Trace | None) -> None:
+def keep_trace(folder: str, of: Profile, done: RankProfile, files: tuple[Path, ...], trace: StepTrace | None) -> None:
     """Write a rank's files into the job's folder, and last the document that names them; then they go here."""
     kept, fault = [], done.fault
     try:

@@ -23,7 +23,7 @@ LEARNT_SHARE: Final = 0.05  # of the first loss: what is left where samples were
 ROWS, BAR = 20, 40
 
 
-class Trial(Protocol):
+class TrainingTrial(Protocol):
     """Protocol of a trial, by which a run finds something out instead of training a model."""
 
     @property
@@ -34,16 +34,16 @@ class Trial(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-def trial_of(training: TrainingConfig) -> Trial | None:
+def trial_of(training: TrainingConfig) -> TrainingTrial | None:
     """Return the trial of a configuration; None for a run that trains a model."""
     if training.optimizer.range_test is not None:
         return RangeTest()
     if training.data.overfit is not None:
-        return Overfit(training.data.overfit, math.ceil(training.data.overfit / training.samples_per_step()))
+        return OverfitTrial(training.data.overfit, math.ceil(training.data.overfit / training.samples_per_step()))
     return None
 
 
-def report_verdict(trial: Trial, folder: str, say: Callable[[str], None]) -> None:
+def report_verdict(trial: TrainingTrial, folder: str, say: Callable[[str], None]) -> None:
     """Say it, and keep it with the numbers. A store that fails costs the file alone."""
     words = trial.verdict()
     for line in words.splitlines():
@@ -114,7 +114,7 @@ class RangeTest:
         self._means.append(self._mean / (1 - SMOOTHING ** len(self.losses)))
 
 
-class Overfit:
+class OverfitTrial:
     """Trial that checks whether the loss of a few samples, seen again and again, falls to nearly nothing."""
 
     over = False

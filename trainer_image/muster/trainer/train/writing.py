@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from muster.trainer.config import Ranks
+from muster.trainer.config import RankPosition
 from muster.trainer.data import Tokenizer
 from muster.trainer.models.definition import ModelDefinition
-from muster.trainer.models.generation import Continuation
+from muster.trainer.models.generation import TokenContinuation
 
 # Rows without gradients keep their keys and values alone, a small part of what a row that is learnt from keeps: so many
 # times as many are written at once. Half would waste a GPU on short rows; at double, long answers of a model with as
@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 8
 Choose = Callable[[Tensor, int, int], list[int]]
 
 
-class Written(NamedTuple):
+class WrittenTokens(NamedTuple):
     """Tokens that followed a prompt, and the token by which the model ended them; None where they were cut off."""
 
     tokens: list[int]
@@ -35,7 +35,7 @@ class Written(NamedTuple):
         return self.end is not None
 
 
-class Writer:
+class TokenWriter:
     """Continues prompts token by token, with a key-value cache. `module` is the model without DDP's wrapper; whoever
     calls decides whether it drops out. `ends` are the tokens that end an answer.
 
@@ -48,7 +48,7 @@ class Writer:
         definition: ModelDefinition,
         tokenizer: Tokenizer,
         ends: frozenset[int],
-        ranks: Ranks,
+        ranks: RankPosition,
         device: torch.device,
     ) -> None:
         self._module, self._definition, self._ranks, self._device = module, definition, ranks, device
@@ -58,7 +58,7 @@ class Writer:
     @torch.no_grad()
     def write(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, choose: Choose, at_once: int | None = None
-    ) -> list[Written]:
+    ) -> list[WrittenTokens]:
         """Return the continuation of each prompt, computing `at_once` of them in a pass, or all. Collective: every rank
         gives equally many prompts, of any length."""
         # Rows of different lengths are padded, which only models that keep documents apart are sure to bear.
@@ -66,8 +66,10 @@ class Writer:
         groups = ((first, prompts[first : first + size]) for first in range(0, len(prompts), size))
         return [row for first, group in groups for row in self._rows(group, max_tokens, choose, first)]
 
-    def _rows(self, prompts: Sequence[Sequence[int]], max_tokens: int, choose: Choose, first: int) -> list[Written]:
-        rows = Continuation(self._module, prompts, 0, self._definition.position_limit, self._device)
+    def _rows(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, choose: Choose, first: int
+    ) -> list[WrittenTokens]:
+        rows = TokenContinuation(self._module, prompts, 0, self._definition.position_limit, self._device)
         tokens = [list[int]() for _ in prompts]
         ends: list[int | None] = [None for _ in prompts]
         for turn in range(max_tokens):
@@ -80,7 +82,7 @@ class Writer:
             if not self._any_rank(None in ends):
                 break
             rows.append(chosen)
-        return [Written(*row) for row in zip(tokens, ends, strict=True)]
+        return [WrittenTokens(*row) for row in zip(tokens, ends, strict=True)]
 
     def _any_rank(self, goes_on: bool) -> bool:
         if self._ranks.world == 1:

@@ -11,13 +11,13 @@ from muster.contract.data_formats import columns_of
 from muster.contract.evaluation_config import Evaluation
 from muster.contract.verifiers import Verifier
 from muster.trainer.errors import UserError
-from muster.trainer.verify.scorers import Scorer, scorer
+from muster.trainer.verify.scorers import AnswerScorer, scorer
 
 ANSWER: Final = "answer"  # where a record has no such column, what its assistant says
 _JSON: Final = (str, int, float, list, dict)
 
 
-class References:
+class ReferenceColumns:
     """The columns that verifiers need of each record. Raises UserError for a verifier that can't be made ready."""
 
     def __init__(self, verifiers: Sequence[Verifier]) -> None:
@@ -26,7 +26,7 @@ class References:
         self._recipe = sorted({f"{each.kind} {each.column}" for each in verifiers if each.column})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return References, (self._verifiers,)  # another process makes its own scorers
+        return ReferenceColumns, (self._verifiers,)  # another process makes its own scorers
 
     @property
     def columns(self) -> frozenset[str]:
@@ -52,15 +52,15 @@ class References:
             raise ValueError(f"column {odd} is a {type(columns[odd]).__name__}, which no verifier reads") from None
 
 
-def evaluated_sources(evaluation: Evaluation) -> Iterator[tuple[Source, References | None]]:
+def evaluated_sources(evaluation: Evaluation) -> Iterator[tuple[Source, ReferenceColumns | None]]:
     """Every source that is evaluated on alone, and what verifiers read of its records."""
     yield from ((source, None) for source in evaluation.data)
     for each in evaluation.sets.values():
-        references = References(each.answers.verifiers) if each.answers else None
+        references = ReferenceColumns(each.answers.verifiers) if each.answers else None
         yield from ((source, references) for source in each.data)
 
 
-def _ready(verifier: Verifier) -> Scorer:
+def _ready(verifier: Verifier) -> AnswerScorer:
     try:
         return scorer(verifier)
     except ValueError as error:

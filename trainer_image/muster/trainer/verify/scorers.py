@@ -22,7 +22,7 @@ _NUMBER: Final = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,
 _FENCE: Final = "```"
 
 
-class Completion(NamedTuple):
+class ModelCompletion(NamedTuple):
     """Text that a model wrote, its prompt, and the columns of the record that the prompt came from."""
 
     prompt: str
@@ -30,20 +30,20 @@ class Completion(NamedTuple):
     columns: Columns
 
 
-class Score(NamedTuple):
+class AnswerScore(NamedTuple):
     """Score that a verifier gives an answer."""
 
     value: float  # between 0 and 1
     limit: str | None = None  # which of LIMITS stopped the program that is the answer
 
 
-class Scorer(Protocol):
+class AnswerScorer(Protocol):
     """A verifier, ready to score."""
 
     def check(self, columns: Columns) -> None:
         """Raises ValueError for a record by which no answer could be scored, with what is wrong in it."""
 
-    def score(self, completion: Completion) -> Score:
+    def score(self, completion: ModelCompletion) -> AnswerScore:
         """Never raises, whatever the answer is."""
 
 
@@ -57,9 +57,9 @@ class ExactMatchScorer:
         if not self._plain(columns[self._config.column]):
             raise ValueError(f"column {self._config.column} is empty; exactMatch has nothing to compare with")
 
-    def score(self, completion: Completion) -> Score:
+    def score(self, completion: ModelCompletion) -> AnswerScore:
         said = self._plain(_behind(completion.text, self._config.after))
-        return Score(float(said == self._plain(completion.columns[self._config.column])))
+        return AnswerScore(float(said == self._plain(completion.columns[self._config.column])))
 
     def _plain(self, value: Any) -> str:
         text = text_of(value).strip()
@@ -80,9 +80,9 @@ class RegexScorer:
             except ValueError as error:
                 raise ValueError(f"column {self._column}: {error}") from None
 
-    def score(self, completion: Completion) -> Score:
+    def score(self, completion: ModelCompletion) -> AnswerScore:
         expression = self._all or matcher(text_of(completion.columns[str(self._column)]))
-        return Score(float(expression.isinstance_python(completion.text)))
+        return AnswerScore(float(expression.isinstance_python(completion.text)))
 
 
 class JsonSchemaScorer:
@@ -99,12 +99,12 @@ class JsonSchemaScorer:
             except ValueError as error:
                 raise ValueError(f"column {self._column}: {error}") from None
 
-    def score(self, completion: Completion) -> Score:
+    def score(self, completion: ModelCompletion) -> AnswerScore:
         try:
             document = json.loads(_block(completion.text), parse_constant=_no_number)
-            return Score(float((self._all or self._of(completion.columns)).is_valid(document)))
+            return AnswerScore(float((self._all or self._of(completion.columns)).is_valid(document)))
         except (ValueError, RecursionError):
-            return Score(0.0)
+            return AnswerScore(0.0)
 
     def _of(self, columns: Columns) -> Any:
         value = columns[str(self._column)]
@@ -123,14 +123,14 @@ class NumericAnswerScorer:
                 f"column {self._config.column} is {text_of(columns[self._config.column])[:60]!r}, which has no number"
             )
 
-    def score(self, completion: Completion) -> Score:
+    def score(self, completion: ModelCompletion) -> AnswerScore:
         said = last_number(_behind(completion.text, self._config.after))
         expected = last_number(text_of(completion.columns[self._config.column]))
         assert expected is not None, "references were checked"
         if said is None:
-            return Score(0.0)
+            return AnswerScore(0.0)
         allowed = max(self._config.tolerance, self._config.relative_tolerance * abs(expected))
-        return Score(float(abs(said - expected) <= allowed))
+        return AnswerScore(float(abs(said - expected) <= allowed))
 
 
 class UnitTestsScorer:
@@ -148,14 +148,14 @@ class UnitTestsScorer:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ValueError(f"column {self._config.column} is no Python program: {error}") from None
 
-    def score(self, completion: Completion) -> Score:
+    def score(self, completion: ModelCompletion) -> AnswerScore:
         tests = str(completion.columns[self._config.column])
         limits = self._config.timeout_seconds, self._config.memory_megabytes
         ended = unit_tests.run(_block(completion.text), tests, *limits)
-        return Score(float(ended.passed), ended.limit)
+        return AnswerScore(float(ended.passed), ended.limit)
 
 
-_MAKERS: Final[dict[str, Callable[[Any], Scorer]]] = {
+_MAKERS: Final[dict[str, Callable[[Any], AnswerScorer]]] = {
     "exact_match": ExactMatchScorer,
     "regex": RegexScorer,
     "json_schema": JsonSchemaScorer,
@@ -164,7 +164,7 @@ _MAKERS: Final[dict[str, Callable[[Any], Scorer]]] = {
 }
 
 
-def scorer(verifier: Verifier) -> Scorer:
+def scorer(verifier: Verifier) -> AnswerScorer:
     """Make a verifier ready. Raises ValueError for a schema that is none."""
     return _MAKERS[verifier.kind](getattr(verifier, verifier.kind))
 

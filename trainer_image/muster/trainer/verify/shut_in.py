@@ -75,7 +75,7 @@ def _give_up(megabytes: int, seconds: float) -> Iterator[str]:
 
 def _close_files() -> None:
     """Keep the interpreter and the libraries, to be read; nothing may be written."""
-    rules = landlock.Ruleset()
+    rules = landlock.LandlockRules()
     for path in {*_SYSTEM, sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path))}:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -24,33 +24,33 @@ START_SECONDS = 10.0  # that Python may take to start, beside the program's own 
 _ENVIRONMENT: Final = {"LANG": "C.UTF-8"}  # nothing of the trainer's own, where secrets may be
 
 
-class Outcome(NamedTuple):
+class TestOutcome(NamedTuple):
     """Outcome of a program and its tests."""
 
     passed: bool  # both ran without an exception, in time and within the memory
     limit: str | None = None  # the one of LIMITS that stopped it
 
 
-class _Ended(NamedTuple):
+class _EndedProcess(NamedTuple):
     code: int | None  # None: it was killed after its time
     said: str
     seconds: float = 0.0
 
 
-def run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int) -> Outcome:
+def run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int) -> TestOutcome:
     """Run `program` and then `tests`."""
     word = secrets.token_hex(16)  # the process says it when all has run: a program that ends it early knows no word
     ended = _run(program, tests, timeout_seconds, memory_megabytes, word)
     if ended.said.startswith(word):
-        return Outcome(True)
-    return Outcome(False, _limit(ended, timeout_seconds))
+        return TestOutcome(True)
+    return TestOutcome(False, _limit(ended, timeout_seconds))
 
 
 @functools.cache
 def what_is_closed() -> tuple[str, ...]:
     """Return the restrictions of a program on this machine. Raises ValueError where it could not be kept from the
     network."""
-    ended = _run("", "", START_SECONDS, 512, "closed") if seccomp.known() else _Ended(CAN_NOT_BE_SHUT_IN, "")
+    ended = _run("", "", START_SECONDS, 512, "closed") if seccomp.known() else _EndedProcess(CAN_NOT_BE_SHUT_IN, "")
     if not ended.said.startswith("closed"):
         raise ValueError(
             "verifier unitTests runs programs that a model wrote, and this machine can't keep them from the network "
@@ -59,7 +59,7 @@ def what_is_closed() -> tuple[str, ...]:
     return tuple(ended.said.splitlines()[1:])
 
 
-def _run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int, word: str) -> _Ended:
+def _run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int, word: str) -> _EndedProcess:
     order = {"program": program, "tests": tests, "word": word, "megabytes": memory_megabytes}
     order["seconds"] = timeout_seconds
     # Files (in memory) instead of pipes: nobody waits for a process that does not read, nor reads what one writes
@@ -80,10 +80,10 @@ def _run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int
             process.kill()
             process.wait()
         said.seek(0)
-        return _Ended(code, said.read(1 << 10).decode(errors="replace"), time.monotonic() - began)
+        return _EndedProcess(code, said.read(1 << 10).decode(errors="replace"), time.monotonic() - began)
 
 
-def _limit(ended: _Ended, timeout_seconds: float) -> str | None:
+def _limit(ended: _EndedProcess, timeout_seconds: float) -> str | None:
     """The limit that ended a process which has not passed; None where it was none."""
     if ended.code in (None, -signal.SIGALRM, -signal.SIGXCPU):
         return OUT_OF_TIME

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from muster.contract.names import GROUP
 from muster.kube.client import Object
-from muster.operator.kubernetes.gangs.protocol import GangRef, Item
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.gangs.protocol import GangObject, GangRef
+from muster.operator.kubernetes.pods import PodState
 
 
-class Builtin:
+class BuiltinScheduler:
     kind = "builtin"
     places = True
     gate: str | None = f"{GROUP}/gang"
 
-    def objects(self, gang: GangRef) -> tuple[Item, ...]:
+    def objects(self, gang: GangRef) -> tuple[GangObject, ...]:
         return ()
 
     def decorate(self, pod: Object, gang: GangRef) -> None:
@@ -25,7 +25,7 @@ class Builtin:
     def status_path(self, gang: GangRef) -> str | None:
         return None
 
-    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+    def waiting(self, pods: tuple[PodState, ...], group: Object | None) -> str:
         return ""  # the nodes are held; what is missing then is told by the pods themselves
 
     def lost(self, group: Object | None) -> str:

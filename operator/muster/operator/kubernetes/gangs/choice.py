@@ -9,25 +9,25 @@ from dataclasses import replace
 
 from muster.contract.status import Phase
 from muster.kube import paths
-from muster.kube.client import STRATEGIC, Client, Object
+from muster.kube.client import STRATEGIC, ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.operator.kubernetes.gangs import kueue, workload
-from muster.operator.kubernetes.gangs.builtin import Builtin
-from muster.operator.kubernetes.gangs.coscheduling import Coscheduling
-from muster.operator.kubernetes.gangs.kai import Kai
-from muster.operator.kubernetes.gangs.kueue import Kueue
-from muster.operator.kubernetes.gangs.protocol import Gang, GangRef, Misnamed, Unserved
-from muster.operator.kubernetes.gangs.volcano import Volcano
+from muster.operator.kubernetes.gangs.builtin import BuiltinScheduler
+from muster.operator.kubernetes.gangs.coscheduling import CoschedulingPlugin
+from muster.operator.kubernetes.gangs.kai import KaiScheduler
+from muster.operator.kubernetes.gangs.kueue import KueueScheduler
+from muster.operator.kubernetes.gangs.protocol import GangRef, GangScheduler, MisnamedObject, UnservedApi
+from muster.operator.kubernetes.gangs.volcano import VolcanoScheduler
 from muster.operator.kubernetes.gangs.workload import WorkloadGang
-from muster.operator.kubernetes.jobs import Job
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.jobs import CachedJob
+from muster.operator.kubernetes.pods import PodState
 from muster.operator.kubernetes.render import owner_reference
 from muster.operator.pacing import APIS_SECONDS, GROUP_RUNNING_SECONDS, GROUP_WAITING_SECONDS
 
 _HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
 
 
-class Gangs:
+class GangSchedulers:
     """The adapter to each gang scheduler, and the groups that the schedulers keep for the jobs.
 
     `enqueue` is called with the uid of a job whose group changed. `on_error` is called with what failed and will be
@@ -35,11 +35,11 @@ class Gangs:
     """
 
     def __init__(
-        self, client: Client, enqueue: Callable[[str], None], on_error: Callable[[str, Exception], None]
+        self, client: ApiClient, enqueue: Callable[[str], None], on_error: Callable[[str, Exception], None]
     ) -> None:
         self._client, self._enqueue, self._on_error = client, enqueue, on_error
         self._versions: tuple[str | None, str | None] = (None, None)  # of Kueue's and of Kubernetes' Workload
-        self._gangs: dict[str, Gang] = all_gangs(None, None)
+        self._gangs: dict[str, GangScheduler] = all_gangs(None, None)
         self._groups: dict[str, Object] = {}
         self._looked: dict[str, float] = {}
         self._released: dict[str, int] = {}
@@ -71,14 +71,14 @@ class Gangs:
             except OSError as error:
                 self._on_error("served APIs", error)
 
-    def of(self, job: Job) -> Gang:
+    def of(self, job: CachedJob) -> GangScheduler:
         return self._gangs[job.spec.gang.scheduler.kind]
 
-    def group(self, job: Job) -> Object | None:
+    def group(self, job: CachedJob) -> Object | None:
         """The group's object as last seen."""
         return self._groups.get(job.uid)
 
-    def follow(self, job: Job, pods: tuple[Pod, ...]) -> None:
+    def follow(self, job: CachedJob, pods: tuple[PodState, ...]) -> None:
         """Keep an eye on the job's group while it has one; clear away what is left of it when the nodes are given back.
         Returns at once.
         """
@@ -96,17 +96,17 @@ class Gangs:
         for cache in (self._groups, self._looked, self._released):
             cache.pop(uid, None)
 
-    def _start(self, job: Job, work: object) -> None:
+    def _start(self, job: CachedJob, work: object) -> None:
         assert asyncio.iscoroutine(work), "we made it"
         task = self._tasks[job.uid] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._tasks.pop(job.uid, None))
 
-    async def _look(self, job: Job, gang: Gang) -> None:
+    async def _look(self, job: CachedJob, gang: GangScheduler) -> None:
         self._looked[job.uid] = time.monotonic()
         try:
             path = gang.status_path(gang_ref(job))
             group = await self._client.get(path) if path else None
-        except (Unserved, Misnamed):
+        except (UnservedApi, MisnamedObject):
             return
         except OSError as error:
             if not isinstance(error, ApiError) or error.status != 404:
@@ -121,7 +121,7 @@ class Gangs:
         if _version(before) != _version(group):
             self._enqueue(job.uid)
 
-    async def _clear(self, job: Job, gang: Gang, pods: tuple[Pod, ...]) -> None:
+    async def _clear(self, job: CachedJob, gang: GangScheduler, pods: tuple[PodState, ...]) -> None:
         """The groups of reservations before this one: nobody can use them any more."""
         self._groups.pop(job.uid, None)
         try:
@@ -155,19 +155,19 @@ class Gangs:
         return None
 
 
-def all_gangs(kueue_version: str | None, workload_version: str | None) -> dict[str, Gang]:
-    gangs: tuple[Gang, ...] = (
-        Builtin(),
-        Kueue(kueue_version),
-        Coscheduling(),
-        Volcano(),
-        Kai(),
+def all_gangs(kueue_version: str | None, workload_version: str | None) -> dict[str, GangScheduler]:
+    gangs: tuple[GangScheduler, ...] = (
+        BuiltinScheduler(),
+        KueueScheduler(kueue_version),
+        CoschedulingPlugin(),
+        VolcanoScheduler(),
+        KaiScheduler(),
         WorkloadGang(workload_version),
     )
     return {gang.kind: gang for gang in gangs}
 
 
-async def release_pod(client: Client, pod: Pod) -> None:
+async def release_pod(client: ApiClient, pod: PodState) -> None:
     """A pod that has ended, or whose node was given up, is kept only by Kueue's finalizer: take that away."""
     change = {"metadata": {"$deleteFromPrimitiveList/finalizers": [kueue.FINALIZER]}}
     try:
@@ -177,7 +177,7 @@ async def release_pod(client: Client, pod: Pod) -> None:
             raise
 
 
-def gang_ref(job: Job) -> GangRef:
+def gang_ref(job: CachedJob) -> GangRef:
     """The gang of the job's current attempt."""
     return GangRef(
         namespace=job.namespace,

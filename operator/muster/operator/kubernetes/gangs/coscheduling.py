@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import (
+    GangObject,
     GangRef,
-    Item,
     describe_scheduler_wait,
     minimal_resources,
     pod_group,
 )
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.pods import PodState
 
 API = "scheduling.x-k8s.io/v1alpha1"
 LABEL = "scheduling.x-k8s.io/pod-group"
@@ -19,7 +19,7 @@ SCHEDULER = "scheduler-plugins-scheduler"
 TIMEOUT_SECONDS = 60
 
 
-class Coscheduling:
+class CoschedulingPlugin:
     """The coscheduling plugin. `scheduler` is the name under which the cluster runs the scheduler that has it."""
 
     kind = "coscheduling"
@@ -29,7 +29,7 @@ class Coscheduling:
     def __init__(self, scheduler: str = SCHEDULER) -> None:
         self._scheduler = scheduler
 
-    def objects(self, gang: GangRef) -> tuple[Item, ...]:
+    def objects(self, gang: GangRef) -> tuple[GangObject, ...]:
         spec = {
             "minMember": gang.size,
             "minResources": minimal_resources(gang),
@@ -47,7 +47,7 @@ class Coscheduling:
     def status_path(self, gang: GangRef) -> str | None:
         return None  # its PodGroup counts, and says no reasons
 
-    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+    def waiting(self, pods: tuple[PodState, ...], group: Object | None) -> str:
         return describe_scheduler_wait("coscheduling", pods)
 
     def lost(self, group: Object | None) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import (
+    GangObject,
     GangRef,
-    Item,
-    Misnamed,
+    MisnamedObject,
     condition,
     describe_scheduler_wait,
     pod_group,
 )
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.pods import PodState
 
 API = "scheduling.run.ai/v2alpha2"
 QUEUE_LABEL = "kai.scheduler/queue"
@@ -24,14 +24,14 @@ GROUP_ANNOTATION = "pod-group-name"
 MIN_MEMBER = "kai.scheduler/batch-min-member"
 
 
-class Kai:
+class KaiScheduler:
     kind = "kai"
     places = False
     gate: str | None = None
 
-    def objects(self, gang: GangRef) -> tuple[Item, ...]:
+    def objects(self, gang: GangRef) -> tuple[GangObject, ...]:
         if not gang.queue:
-            raise Misnamed("KAI schedules nothing without a queue: name one in spec.gang.scheduler.queue")
+            raise MisnamedObject("KAI schedules nothing without a queue: name one in spec.gang.scheduler.queue")
         spec: Object = {"minMember": gang.size, "queue": gang.queue}
         if gang.spec.priority_class_name:
             spec["priorityClassName"] = gang.spec.priority_class_name
@@ -50,7 +50,7 @@ class Kai:
     def status_path(self, gang: GangRef) -> str | None:
         return self.objects(gang)[0].place
 
-    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+    def waiting(self, pods: tuple[PodState, ...], group: Object | None) -> str:
         verdict = condition(group, "Unschedulable") or next(
             iter(((group or {}).get("status") or {}).get("schedulingConditions") or ()), {}
         )

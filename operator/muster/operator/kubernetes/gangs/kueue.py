@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from muster.kube import paths
 from muster.kube.client import Object
-from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Misnamed, Unserved, condition, unplaced
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.gangs.protocol import (
+    GangObject,
+    GangRef,
+    MisnamedObject,
+    UnservedApi,
+    condition,
+    unplaced,
+)
+from muster.operator.kubernetes.pods import PodState
 
 API_GROUP = "kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
@@ -22,7 +29,7 @@ FINALIZER = f"{API_GROUP}/managed"
 FORCEFULLY = f"{API_GROUP}/safe-to-forcefully-delete"
 
 
-class Kueue:
+class KueueScheduler:
     """Kueue. `version` is that of its API which the API server serves, or None if Kueue is not installed."""
 
     kind = "kueue"
@@ -32,11 +39,11 @@ class Kueue:
     def __init__(self, version: str | None) -> None:
         self.version = version
 
-    def objects(self, gang: GangRef) -> tuple[Item, ...]:
+    def objects(self, gang: GangRef) -> tuple[GangObject, ...]:
         if self.version is None:
-            raise Unserved("Kueue is not installed in this cluster (no kueue.x-k8s.io API)")
+            raise UnservedApi("Kueue is not installed in this cluster (no kueue.x-k8s.io API)")
         if not gang.queue:
-            raise Misnamed(
+            raise MisnamedObject(
                 f"no queue is named: label the job {QUEUE}, or name it in spec.gang.scheduler.queue (a LocalQueue)"
             )
         return ()
@@ -63,7 +70,7 @@ class Kueue:
             return None
         return paths.group(f"{API_GROUP}/{self.version}", gang.namespace, "workloads", gang.group)
 
-    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+    def waiting(self, pods: tuple[PodState, ...], group: Object | None) -> str:
         waiting = unplaced(pods)
         if not waiting:
             return ""

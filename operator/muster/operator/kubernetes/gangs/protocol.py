@@ -8,14 +8,14 @@ from typing import Protocol
 from muster.contract.spec import JobSpec
 from muster.kube import paths
 from muster.kube.client import Object
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.pods import PodState
 
 
-class Unserved(OSError):
+class UnservedApi(OSError):
     """Error that something the gang needs is not installed or not enabled in this cluster; the message names it."""
 
 
-class Misnamed(ValueError):
+class MisnamedObject(ValueError):
     """The job names what is not in this cluster, or does not name what it has to; the message says what."""
 
 
@@ -43,7 +43,7 @@ class GangRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class GangObject:
     """An object of a gang. `path` is that of its collection; `needs` says in words what has to be installed for it."""
 
     path: str
@@ -55,13 +55,13 @@ class Item:
         return f"{self.path}/{self.body['metadata']['name']}"
 
 
-class Gang(Protocol):
+class GangScheduler(Protocol):
     kind: str
     places: bool  # Muster chooses the nodes itself; else the scheduler does
     gate: str | None  # behind which pods are made where some were refused; lifted from the whole gang together
 
-    def objects(self, gang: GangRef) -> tuple[Item, ...]:
-        """Return the objects that must exist before the pods, in this order. Raises Unserved, Misnamed."""
+    def objects(self, gang: GangRef) -> tuple[GangObject, ...]:
+        """Return the objects that must exist before the pods, in this order. Raises UnservedApi, MisnamedObject."""
 
     def decorate(self, pod: Object, gang: GangRef) -> None:
         """Make the pod one of the gang."""
@@ -72,7 +72,7 @@ class Gang(Protocol):
     def status_path(self, gang: GangRef) -> str | None:
         """Path of the object that reports the group's state; None if only the pods show it."""
 
-    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+    def waiting(self, pods: tuple[PodState, ...], group: Object | None) -> str:
         """Return why the gang has no nodes yet, in the scheduler's words; empty once every pod has one."""
 
     def lost(self, group: Object | None) -> str:
@@ -82,12 +82,12 @@ class Gang(Protocol):
         """Paths of objects to delete when the job has given its nodes back."""
 
 
-def unplaced(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+def unplaced(pods: tuple[PodState, ...]) -> tuple[PodState, ...]:
     """Return the pods that have no node and have not ended."""
     return tuple(pod for pod in pods if not pod.node and not pod.over and not pod.deleting)
 
 
-def describe_scheduler_wait(name: str, pods: tuple[Pod, ...], reason: str = "") -> str:
+def describe_scheduler_wait(name: str, pods: tuple[PodState, ...], reason: str = "") -> str:
     """`waiting` of a scheduler that says its reasons in its group's conditions (told), or in those of the pods."""
     waiting = unplaced(pods)
     if not waiting:
@@ -104,7 +104,7 @@ def condition(group: Object | None, kind: str) -> Object:
     return match
 
 
-def pod_group(api: str, gang: GangRef, spec: Object, needs: str, kind: str = "PodGroup") -> Item:
+def pod_group(api: str, gang: GangRef, spec: Object, needs: str, kind: str = "PodGroup") -> GangObject:
     """An object of that API that belongs to the job."""
     plural = f"{kind.lower()}s"
     meta = {
@@ -114,7 +114,7 @@ def pod_group(api: str, gang: GangRef, spec: Object, needs: str, kind: str = "Po
         "ownerReferences": [gang.owner],
     }
     body = {"apiVersion": api, "kind": kind, "metadata": meta, "spec": spec}
-    return Item(paths.group(api, gang.namespace, plural), body, needs)
+    return GangObject(paths.group(api, gang.namespace, plural), body, needs)
 
 
 def minimal_resources(gang: GangRef) -> Object:

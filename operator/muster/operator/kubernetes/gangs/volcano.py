@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import (
+    GangObject,
     GangRef,
-    Item,
     condition,
     describe_scheduler_wait,
     minimal_resources,
     pod_group,
 )
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.pods import PodState
 
 API = "scheduling.volcano.sh/v1beta1"
 ANNOTATION = "scheduling.k8s.io/group-name"
 QUEUE = "default"
 
 
-class Volcano:
+class VolcanoScheduler:
     kind = "volcano"
     places = False
     gate: str | None = None
 
-    def objects(self, gang: GangRef) -> tuple[Item, ...]:
+    def objects(self, gang: GangRef) -> tuple[GangObject, ...]:
         spec: Object = {
             "minMember": gang.size,
             "minResources": minimal_resources(gang),
@@ -43,7 +43,7 @@ class Volcano:
     def status_path(self, gang: GangRef) -> str | None:
         return self.objects(gang)[0].place
 
-    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+    def waiting(self, pods: tuple[PodState, ...], group: Object | None) -> str:
         verdict = condition(group, "Unschedulable")
         return describe_scheduler_wait(
             "Volcano", pods, verdict.get("message", "") if verdict.get("status") == "True" else ""

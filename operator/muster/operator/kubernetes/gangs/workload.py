@@ -10,14 +10,14 @@ from __future__ import annotations
 from muster.contract.names import GROUP, KIND
 from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import (
+    GangObject,
     GangRef,
-    Item,
-    Unserved,
+    UnservedApi,
     condition,
     describe_scheduler_wait,
     pod_group,
 )
-from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.pods import PodState
 
 API_GROUP = "scheduling.k8s.io"
 VERSIONS = ("v1beta1", "v1alpha2", "v1alpha1")  # the newest first
@@ -35,7 +35,7 @@ class WorkloadGang:
     def __init__(self, version: str | None) -> None:
         self.version = version
 
-    def objects(self, gang: GangRef) -> tuple[Item, ...]:
+    def objects(self, gang: GangRef) -> tuple[GangObject, ...]:
         api, policy = self._api(), {"gang": {"minCount": gang.size}}
         owner = {"apiGroup": GROUP, "kind": KIND, "name": gang.job}
         if self.version == "v1alpha1":
@@ -66,7 +66,7 @@ class WorkloadGang:
     def status_path(self, gang: GangRef) -> str | None:
         return None if self.version == "v1alpha1" else self.objects(gang)[-1].place
 
-    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+    def waiting(self, pods: tuple[PodState, ...], group: Object | None) -> str:
         verdict = condition(group, "PodGroupScheduled") or condition(group, "PodGroupInitiallyScheduled")
         return describe_scheduler_wait(
             "the scheduler", pods, verdict.get("message", "") if verdict.get("status") == "False" else ""
@@ -80,7 +80,7 @@ class WorkloadGang:
 
     def _api(self) -> str:
         if self.version is None:
-            raise Unserved(
+            raise UnservedApi(
                 f"the API server serves no Workload of {API_GROUP}; Kubernetes has it from 1.35 on, behind the feature "
                 "gates GenericWorkload and GangScheduling, and its API is switched on by --runtime-config"
             )

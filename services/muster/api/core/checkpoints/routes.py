@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
 
 from muster.api.core.access import find_job
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Principal, reads, writes
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
@@ -19,7 +19,7 @@ from muster.api.core.http.openapi import AT, UID, problems, shown
 from muster.api.core.http.path_parts import JobId, without_action
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.contract.base import UserError
 from muster.contract.checkpoint import commit_key
 from muster.contract.replies import Checkpoint, CheckpointDetail, CheckpointEvaluation, CheckpointList, Pin
@@ -171,7 +171,7 @@ async def mark_commit(services: Services, caller: Principal, job_id: str, step: 
     if marked["changed"]:
         done = "pinned" if pin else "unpinned"
         async with services.database.write() as session:
-            record(session, caller, Act(f"checkpoint.{done}", row.id, row.project, after={"step": step}))
+            record(session, caller, AuditedAct(f"checkpoint.{done}", row.id, row.project, after={"step": step}))
     return marked
 
 
@@ -197,7 +197,7 @@ _add_verb("pin", "Keep a checkpoint", "Keep a checkpoint whatever the retention 
 _add_verb("unpin", "Take a pin back", "Leave a checkpoint to the retention policy again. Repeating it is harmless.")
 
 
-def _list(commits: CommitListing, folder: Address) -> list[dict[str, Any]]:
+def _list(commits: CommitListing, folder: StorageAddress) -> list[dict[str, Any]]:
     commit_list, pins = commits.read(folder), pinned(commits.store(folder))
     return [_document(folder, commit, commit.step in pins) for commit in commit_list]
 
@@ -230,20 +230,20 @@ def _mark(commits: CommitListing, row: JobRow, step: int, is_pin: bool) -> dict[
         return {"step": step, "pinned": True, "changed": changed}
 
 
-def _newest(commits: tuple[CommitSummary, ...], best: bool, folder: Address) -> int:
+def _newest(commits: tuple[CommitSummary, ...], best: bool, folder: StorageAddress) -> int:
     if not commits:
         raise ApiError("checkpoint_not_found", f"{folder} holds no checkpoint yet.")
     return next((commit.step for commit in reversed(commits) if commit.best or not best), commits[-1].step)
 
 
-def commit_folder(row: JobRow) -> Address:
+def commit_folder(row: JobRow) -> StorageAddress:
     if (folder := folder_of(row)) is None:
         raise ApiError("checkpoint_not_found", f"Job {row.name!r} does not say where it commits.")
     return folder
 
 
 @contextlib.contextmanager
-def explained(folder: Address) -> Iterator[None]:
+def explained(folder: StorageAddress) -> Iterator[None]:
     """Raise what storage says as the API's refusals."""
     try:
         yield
@@ -256,7 +256,7 @@ def explained(folder: Address) -> Iterator[None]:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
 
 
-def _document(folder: Address, commit: CommitSummary, is_pinned: bool) -> dict[str, Any]:
+def _document(folder: StorageAddress, commit: CommitSummary, is_pinned: bool) -> dict[str, Any]:
     checkpoint = Checkpoint(
         step=commit.step,
         kind=commit.kind,

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from muster.contract.base import dump, known_part
 from muster.contract.fleet import FleetReport
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
-from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound, RawChange
+from muster.local.cluster import AlreadyExists, LocalCluster, NotFound, RawChange, VersionConflict
 from muster.secrets.box import SecretBox, SecretsLocked
 
 _CONFLICTS_MAX = 20
@@ -49,7 +49,7 @@ class FoundJob:
 
 
 @dataclass(frozen=True)
-class Secret:
+class SecretName:
     """Name of a secret, with its project and the namespace where the project's jobs run."""
 
     project: str
@@ -78,7 +78,7 @@ class ApplyResult:
     error: str = ""
 
 
-class Cluster(Protocol):
+class JobCluster(Protocol):
     name: str
 
     async def apply(self, jobs: Sequence[DesiredJob]) -> list[ApplyResult]:
@@ -114,11 +114,11 @@ class Cluster(Protocol):
         """Apply these limits (contract.admission) to users who bypass the API, in place of the previous ones."""
         ...
 
-    async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
+    async def write_secret(self, secret: SecretName, data: Mapping[str, str]) -> None:
         """Keep these entries under that name in place of those before. Raises SecretRefused."""
         ...
 
-    async def delete_secret(self, secret: Secret) -> None:
+    async def delete_secret(self, secret: SecretName) -> None:
         """Idempotent. Raises SecretRefused."""
         ...
 
@@ -141,14 +141,14 @@ def shown_spec(document: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-class Local:
+class LocalJobCluster:
     """muster.local.LocalCluster, asked in a thread."""
 
     name = "local"
 
     def __init__(self, cluster: LocalCluster, secrets: SecretBox | None = None) -> None:
         self._cluster = cluster
-        self._secrets = secrets or SecretBox(State(cluster.path.parent).secret_key)
+        self._secrets = secrets or SecretBox(StateFolder(cluster.path.parent).secret_key)
 
     async def apply(self, jobs: Sequence[DesiredJob]) -> list[ApplyResult]:
         return await asyncio.to_thread(self._apply_all, jobs)
@@ -187,7 +187,7 @@ class Local:
     async def write_limits(self, entries: Mapping[str, str]) -> None:
         """Do nothing: on one machine only the owner of the API's files can bypass the API."""
 
-    async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
+    async def write_secret(self, secret: SecretName, data: Mapping[str, str]) -> None:
         def write() -> None:
             payload = self._secrets.seal(secret.project, secret.name, data)
             self._cluster.write_secret(secret.project, secret.name, payload)
@@ -197,7 +197,7 @@ class Local:
         except SecretsLocked as locked:
             raise SecretRefused(str(locked)) from None
 
-    async def delete_secret(self, secret: Secret) -> None:
+    async def delete_secret(self, secret: SecretName) -> None:
         await asyncio.to_thread(self._cluster.write_secret, secret.project, secret.name, None)
 
     def renew_secrets(self) -> tuple[str, ...]:
@@ -250,7 +250,7 @@ class Local:
                 job = self._cluster.get(desired.uid)
                 spec = job.spec.model_copy(update={"suspend": desired.spec.suspend, "cancel": desired.spec.cancel})
                 self._cluster.write_spec(desired.uid, spec, job.metadata.resource_version)
-            except Conflict:
+            except VersionConflict:
                 continue  # a status was written between the two; both writers are short
             except NotFound:
                 return ApplyResult(desired.uid, Outcome.GONE)

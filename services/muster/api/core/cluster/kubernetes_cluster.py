@@ -15,16 +15,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import structlog
 
 from muster.api.core.cluster import kubernetes_secrets
-from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, Secret, shown_spec
+from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, SecretName, shown_spec
 from muster.api.core.cluster.kubernetes_config_maps import read_nodes, write_limits, write_quotas
 from muster.api.core.cluster.pod_logs import PodLogs
 from muster.contract.base import dump
 from muster.contract.fleet import FleetReport
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
 from muster.contract.quotas import ProjectQuota
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.kube.timestamps import seconds_of
 from muster.kube.watch import Reflector
@@ -43,7 +43,7 @@ class KubernetesCluster:
     name = "kubernetes"
 
     def __init__(
-        self, client: Client, live: Callable[[], Awaitable[set[str]]], layout: State, watch_namespace: str = ""
+        self, client: ApiClient, live: Callable[[], Awaitable[set[str]]], layout: StateFolder, watch_namespace: str = ""
     ) -> None:
         self._client, self._live = client, live
         self._logs = PodLogs(client, layout, lambda uid: self._jobs.get(uid))
@@ -105,10 +105,10 @@ class KubernetesCluster:
     async def write_limits(self, entries: Mapping[str, str]) -> None:
         await write_limits(self._client, self._client.connection.namespace, entries)
 
-    async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
+    async def write_secret(self, secret: SecretName, data: Mapping[str, str]) -> None:
         await kubernetes_secrets.write(self._client, secret, data)
 
-    async def delete_secret(self, secret: Secret) -> None:
+    async def delete_secret(self, secret: SecretName) -> None:
         await kubernetes_secrets.delete(self._client, secret)
 
     async def nodes(self) -> FleetReport | None:

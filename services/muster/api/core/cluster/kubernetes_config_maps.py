@@ -12,11 +12,11 @@ from muster.contract.base import dump_json
 from muster.contract.fleet import NODES, NODES_KEY, FleetReport
 from muster.contract.quotas import QUOTAS, ProjectQuota
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
 
 
-async def read_nodes(client: Client, namespace: str) -> FleetReport | None:
+async def read_nodes(client: ApiClient, namespace: str) -> FleetReport | None:
     """Return the operator's report, or None if it has not made one yet. Raises ApiError, and ValueError for a report
     that can't be read."""
     try:
@@ -32,7 +32,7 @@ async def read_nodes(client: Client, namespace: str) -> FleetReport | None:
         raise ValueError(f"ConfigMap {namespace}/{NODES} can't be understood: {error}") from error
 
 
-async def write_quotas(client: Client, namespace: str, quotas: Mapping[str, ProjectQuota | None]) -> None:
+async def write_quotas(client: ApiClient, namespace: str, quotas: Mapping[str, ProjectQuota | None]) -> None:
     """Say what these projects may hold; None for no limit. What is written there of others stays. Raises ApiError."""
     data = {project: dump_json(quota) if quota else None for project, quota in quotas.items()}
     try:
@@ -47,7 +47,7 @@ async def write_quotas(client: Client, namespace: str, quotas: Mapping[str, Proj
             await client.create(paths.core(namespace, "configmaps"), body)
 
 
-async def write_limits(client: Client, namespace: str, entries: Mapping[str, str]) -> None:
+async def write_limits(client: ApiClient, namespace: str, entries: Mapping[str, str]) -> None:
     """Write all limits in place of the previous ones. Raises ApiError."""
     meta = {"name": LIMITS, "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": "muster"}}
     body: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": dict(entries)}

@@ -9,16 +9,16 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 
-from muster.api.core.cluster.cluster import Secret, SecretRefused
+from muster.api.core.cluster.cluster import SecretName, SecretRefused
 from muster.contract.names import Label
 from muster.kube import paths
-from muster.kube.client import JSON_PATCH, METADATA, Client, Object
+from muster.kube.client import JSON_PATCH, METADATA, ApiClient, Object
 from muster.kube.errors import ApiError
 
 _MANAGER = "app.kubernetes.io/managed-by"
 
 
-async def write(client: Client, secret: Secret, data: Mapping[str, str]) -> None:
+async def write(client: ApiClient, secret: SecretName, data: Mapping[str, str]) -> None:
     """Make the Secret, or replace its entries. Raises SecretRefused, OSError."""
     meta = {"name": secret.name, "namespace": secret.namespace, "labels": _labels(secret)}
     body: Object = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": dict(data)}
@@ -36,7 +36,7 @@ async def write(client: Client, secret: Secret, data: Mapping[str, str]) -> None
         raise _refused(error, secret) from None
 
 
-async def delete(client: Client, secret: Secret) -> None:
+async def delete(client: ApiClient, secret: SecretName) -> None:
     """Raises SecretRefused, OSError."""
     try:
         meta = (await _patch(client, secret))["metadata"]
@@ -47,7 +47,7 @@ async def delete(client: Client, secret: Secret) -> None:
             raise _refused(error, secret) from None
 
 
-async def _patch(client: Client, secret: Secret, *changes: Object) -> Object:
+async def _patch(client: ApiClient, secret: SecretName, *changes: Object) -> Object:
     """Change the Secret if it is the project's, and return its metadata."""
     tests = [
         {"op": "test", "path": f"/metadata/labels/{label.replace('/', '~1')}", "value": value}
@@ -56,7 +56,7 @@ async def _patch(client: Client, secret: Secret, *changes: Object) -> Object:
     return await client.patch(_path(secret), [*tests, *changes], kind=JSON_PATCH, accept=METADATA)
 
 
-def _refused(error: ApiError, secret: Secret, patched: bool = True) -> SecretRefused:
+def _refused(error: ApiError, secret: SecretName, patched: bool = True) -> SecretRefused:
     where = f"namespace {secret.namespace!r}"
     if error.status == 403:
         return SecretRefused(
@@ -73,11 +73,11 @@ def _refused(error: ApiError, secret: Secret, patched: bool = True) -> SecretRef
     return SecretRefused(f"the cluster does not keep the Secret (status {error.status}, {error.reason or 'no reason'})")
 
 
-def _labels(secret: Secret) -> dict[str, str]:
+def _labels(secret: SecretName) -> dict[str, str]:
     return {_MANAGER: "muster", Label.PROJECT: secret.project}
 
 
-def _path(secret: Secret) -> str:
+def _path(secret: SecretName) -> str:
     return paths.core(secret.namespace, "secrets", secret.name)
 
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
 
-from muster.api.core.cluster.cluster import Cluster, Local
-from muster.api.core.settings import Settings
+from muster.api.core.cluster.cluster import JobCluster, LocalJobCluster
+from muster.api.core.settings import ApiSettings
 from muster.local.cluster import LocalCluster
 from muster.secrets.box import SecretBox, SecretsLocked
 
@@ -17,17 +17,17 @@ log = structlog.get_logger("muster.api")
 
 @contextlib.asynccontextmanager
 async def open_cluster(
-    settings: Settings, cluster: Cluster | None, live: Callable[[], Awaitable[set[str]]]
-) -> AsyncIterator[Cluster]:
+    settings: ApiSettings, cluster: JobCluster | None, live: Callable[[], Awaitable[set[str]]]
+) -> AsyncIterator[JobCluster]:
     if cluster is not None or settings.cluster == "local":
         yield cluster or _local_cluster(settings)
         return
     from muster.api.core.cluster.kubernetes_cluster import KubernetesCluster
-    from muster.kube.client import Client
+    from muster.kube.client import ApiClient
     from muster.kube.connection import connect
 
     # Any number of connections: each log that is followed holds one.
-    async with Client(connect(settings.kubeconfig), "muster-api", at_once=0) as client:
+    async with ApiClient(connect(settings.kubeconfig), "muster-api", at_once=0) as client:
         there = KubernetesCluster(client, live, settings.layout, settings.watch_namespace)
         try:
             yield there
@@ -35,9 +35,9 @@ async def open_cluster(
             await there.close()
 
 
-def _local_cluster(settings: Settings) -> Local:
+def _local_cluster(settings: ApiSettings) -> LocalJobCluster:
     box = SecretBox(settings.secret_key_file or settings.layout.secret_key, settings.secret_kms_key_id)
-    local = Local(LocalCluster(settings.layout.cluster), box)
+    local = LocalJobCluster(LocalCluster(settings.layout.cluster), box)
     try:
         if lost := local.renew_secrets():
             log.warning("no key opens these secrets: set them anew, or put their key back", secrets=", ".join(lost))

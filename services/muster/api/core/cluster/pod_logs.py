@@ -15,10 +15,10 @@ from pathlib import Path
 
 import structlog
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import LOG, STEP_LOG, worker_name
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
 
 log = structlog.get_logger("muster.api.kubernetes")
@@ -37,7 +37,7 @@ Worker = tuple[str, int, int]  # job id, attempt, worker
 class PodLogs:
     """Logs of pods, copied into the state folder. `find` gives a job's object as it was last seen."""
 
-    def __init__(self, client: Client, layout: State, find: Callable[[str], Object | None]) -> None:
+    def __init__(self, client: ApiClient, layout: StateFolder, find: Callable[[str], Object | None]) -> None:
         self._client, self._layout, self._find = client, layout, find
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._heard: dict[Worker, asyncio.Event] = {}
@@ -101,7 +101,7 @@ class PodLogs:
         try:
             while (path := self._path(key)) is not None:
                 try:
-                    copy = _Copy(self._layout.worker(*key), steps=key[2] == 0)
+                    copy = _LogCopy(self._layout.worker(*key), steps=key[2] == 0)
                     async for piece in self._client.stream(path, container=CONTAINER, follow="true"):
                         copy.add(piece)
                         self._heard[key].set()
@@ -137,7 +137,7 @@ class PodLogs:
             file.write_text(f"{tail.rstrip()}\n")
 
 
-class _Copy:
+class _LogCopy:
     """A worker's log as a file, and of worker 0 its step records as another. What is there already is skipped: the API
     server always begins at the beginning.
     """

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeDecorator
 
-from muster.api.core.database.postgresql import NO_SERVER, NO_WRITER, Servers, read_only
+from muster.api.core.database.postgresql import NO_SERVER, NO_WRITER, DatabaseServers, read_only
 from muster.api.core.errors import ApiError, commit_unanswered, database_busy, database_unavailable, disk_full
 
 # What goes wrong while connecting comes from asyncpg as it is: SQLAlchemy wraps only what statements raise.
@@ -36,7 +36,7 @@ RACES_MAX = 3
 T = TypeVar("T")
 
 
-class Json(TypeDecorator[Any]):
+class JsonText(TypeDecorator[Any]):
     """JSON as ASCII text: the same on SQLite and PostgreSQL, and no character that either of them refuses."""
 
     impl = Text
@@ -65,7 +65,7 @@ class Database:
         self.timeout_seconds = timeout_seconds
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.file = Path(self.url.database) if self.is_sqlite and self.url.database else None
-        self._servers = Servers(self.url, timeout_seconds)
+        self._servers = DatabaseServers(self.url, timeout_seconds)
         self.engine = _sqlite(url, timeout_seconds) if self.is_sqlite else self._servers.engine()
         self.sessions = type("Session", (Session,), {})  # a class of this database's own, whose events may be heard
         self.session_info: dict[str, Any] = {}  # what each session carries as its `info`

@@ -14,11 +14,11 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from muster.api.core.background import Work
+from muster.api.core.background import BackgroundWork
 from muster.api.core.database.db import NO_CONNECTION, Database
 from muster.api.core.database.postgresql import takes_writes
 from muster.api.core.errors import database_unavailable
-from muster.api.core.hub import Hub
+from muster.api.core.hub import NotificationHub
 
 log = structlog.get_logger("muster.api.notifications")
 
@@ -29,16 +29,16 @@ BATCH = 500
 _NOTIFY = "SELECT count(pg_notify($1, id)) FROM unnest($2::text[]) AS id"
 
 
-class Notifications:
+class NotificationChannel:
     """One connection, outside the pool, that listens and notifies; it is replaced when it is lost."""
 
-    def __init__(self, database: Database, hub: Hub) -> None:
+    def __init__(self, database: Database, hub: NotificationHub) -> None:
         self._database, self._hub = database, hub
         self._connection: AsyncConnection | None = None
         self._driver: Any = None  # asyncpg's connection in it
         self._untold = hub.untold = set()
         # Not needed: behind a pooler that knows no LISTEN, streams ask as often as they do on SQLite.
-        self.work = Work(
+        self.work = BackgroundWork(
             "notifications", self.step, PROBE_SECONDS, NOTIFY_SECONDS_MIN, wake=hub.has_untold, needed=False
         )
 

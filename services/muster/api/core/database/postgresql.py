@@ -27,7 +27,7 @@ PING_AFTER_SECONDS = 5.0
 LOOK_FOR_WRITER_SECONDS = 5.0
 
 
-class Servers:
+class DatabaseServers:
     """The servers of one database's URL. `connect` is SQLAlchemy's `async_creator_fn`.
 
     asyncpg has one time-out for all hosts together: a first one whose machine is silent would take all of it, and the

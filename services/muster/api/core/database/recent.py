@@ -26,7 +26,7 @@ _KEPT_MAX = 10_000
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
+class RecentAnswers(Generic[T]):
     """Answers by their questions, made of rows of these tables."""
 
     def __init__(self, *tables: type[Table]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, MetaData, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from muster.api.core.database.db import Json
+from muster.api.core.database.db import JsonText
 
 # SQLite counts rows by INTEGER only, and AUTOINCREMENT keeps it from giving a number twice.
 Serial = BigInteger().with_variant(Integer(), "sqlite")
@@ -22,7 +22,7 @@ class Table(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {int: BigInteger(), dict[str, Any]: Json()}  # noqa: RUF012
+    type_annotation_map = {int: BigInteger(), dict[str, Any]: JsonText()}  # noqa: RUF012
 
 
 class JobRow(Table):

@@ -12,7 +12,7 @@ from muster.api.core.database.db import Database
 from muster.api.core.database.tables import JobRow
 from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt, GoodputState, JobStatus
-from muster.contract.throughput import Measured, setup_of
+from muster.contract.throughput import MeasuredSpeed, setup_of
 from muster.contract.training import TrainingConfig
 
 JOBS_MAX = 500  # the newest; speeds of long ago are of another Muster
@@ -20,7 +20,7 @@ JOBS_MAX = 500  # the newest; speeds of long ago are of another Muster
 STEPS_MIN = 10
 
 
-async def measured(database: Database, caller: Principal) -> tuple[Measured, ...]:
+async def measured(database: Database, caller: Principal) -> tuple[MeasuredSpeed, ...]:
     """Return the measured speeds of the newest jobs that have trained and that the caller may see."""
     query = select(JobRow.name, JobRow.spec, JobRow.status).order_by(JobRow.seq.desc()).limit(JOBS_MAX)
     if caller.visible_projects is not None:
@@ -30,7 +30,7 @@ async def measured(database: Database, caller: Principal) -> tuple[Measured, ...
     return tuple(record for name, spec, status in rows if (record := _record(name, spec, status)) is not None)
 
 
-def _record(name: str, spec: dict[str, Any], status: dict[str, Any]) -> Measured | None:
+def _record(name: str, spec: dict[str, Any], status: dict[str, Any]) -> MeasuredSpeed | None:
     """Return the job's measured speed, or None for a program, a job that has reported no speed, or one that a newer
     Muster wrote."""
     try:
@@ -48,7 +48,9 @@ def _record(name: str, spec: dict[str, Any], status: dict[str, Any]) -> Measured
     attempt, speed = next(((a, mean) for a, mean in means if mean is not None), (trained[-1], at_last))
     if not speed:
         return None
-    return Measured(name, setup_of(training), speed, attempt.world_size, attempt.instance_type, attempt.gpus_per_worker)
+    return MeasuredSpeed(
+        name, setup_of(training), speed, attempt.world_size, attempt.instance_type, attempt.gpus_per_worker
+    )
 
 
 def _mean(training: TrainingConfig, attempt: Attempt) -> float | None:

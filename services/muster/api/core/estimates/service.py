@@ -10,9 +10,9 @@ from muster.api.core.errors import ApiError
 from muster.api.core.estimates.records import measured
 from muster.api.core.services import Services
 from muster.api.core.submission.drafts import invalid_job
-from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.service import SubmissionService
 from muster.contract.address import parse_address
-from muster.contract.base import Problem, UserError
+from muster.contract.base import DocumentProblem, UserError
 from muster.contract.estimate import NO_ESTIMATE, Estimate
 from muster.contract.job_inputs import with_addresses
 from muster.contract.spec import Submission
@@ -26,11 +26,11 @@ SECONDS_MAX = 15.0
 
 async def estimate(services: Services, caller: Principal, submission: Submission) -> Estimate:
     """Raises ApiError invalid_job and model_unreadable, and what `draft` raises."""
-    drafted = await services[Submissions].draft(caller, submission)
+    drafted = await services[SubmissionService].draft(caller, submission)
     if drafted.faults:
         raise invalid_job(drafted.faults)
     if drafted.spec.training is None:
-        raise invalid_job((Problem("spec.program", NO_ESTIMATE),))
+        raise invalid_job((DocumentProblem("spec.program", NO_ESTIMATE),))
     source = drafted.spec.training.model.source
     if source and services.settings.cluster == "kubernetes" and parse_address(source).scheme == "file":
         raise ApiError("model_unreadable", f"{source} lies on the workers' disks, which the API does not see.")
@@ -42,7 +42,7 @@ async def estimate(services: Services, caller: Principal, submission: Submission
     try:
         return await services.folders.run(folder, work, seconds=SECONDS_MAX)
     except UserError as error:
-        raise invalid_job((Problem(_place(drafted.spec.training), str(error)),)) from None
+        raise invalid_job((DocumentProblem(_place(drafted.spec.training), str(error)),)) from None
     except StorageError as error:
         raise ApiError("model_unreadable", f"{error}") from None
 

@@ -17,19 +17,19 @@ import structlog
 
 from muster.api.core import evaluation_rows
 from muster.api.core.acting import acting_for, platform_for
-from muster.api.core.background import Work
+from muster.api.core.background import BackgroundWork
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import EvaluationRow, EvaluationRunRow, JobRow
 from muster.api.core.errors import ApiError
 from muster.api.core.evaluations.decisions import REFUSED, Decision, Run, Situation, decide
 from muster.api.core.events import repository as events
 from muster.api.core.events.types import events_between
-from muster.api.core.idempotency import Attempted, hash_of
+from muster.api.core.idempotency import AttemptedRequest, hash_of
 from muster.api.core.jobs import repository as job_rows
 from muster.api.core.jobs import service as jobs
 from muster.api.core.services import Services
 from muster.api.core.submission.drafts import parse_submission
-from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.service import SubmissionService
 from muster.api.core.submission.storing import ExtraRows
 from muster.contract.address import parse_address
 from muster.contract.base import dump
@@ -51,7 +51,7 @@ _NAME_LENGTH_MAX = 48
 _NOT_COPIED = ("suspend", "cancel")
 
 
-class EvaluationWork(Work):
+class EvaluationWork(BackgroundWork):
     """The controller's rounds."""
 
 
@@ -159,13 +159,13 @@ async def _start(services: Services, seen: _Seen, steps: Sequence[int]) -> str:
 async def _submit(services: Services, caller: Principal, seen: _Seen, step: int) -> None:
     evaluation_id = seen.row.id
     document = document_of(seen.row, seen.evaluation.target_id, step)
-    attempted = Attempted(caller.token, _ROUTE, f"{evaluation_id}/step-{step}", hash_of(document))
+    attempted = AttemptedRequest(caller.token, _ROUTE, f"{evaluation_id}/step-{step}", hash_of(document))
     extra = ExtraRows(
         rows=lambda job_id: [_run_row(evaluation_id, step, job_id)],
         data={"evaluation": evaluation_id, "step": step},
         note=f", the evaluation {seen.row.name} of step {step} of job {seen.after['job']}",
     )
-    await services[Submissions].submit(caller, parse_submission(Document(document)), attempted, extra)
+    await services[SubmissionService].submit(caller, parse_submission(Document(document)), attempted, extra)
 
 
 def document_of(row: JobRow, target_id: str, step: int) -> dict[str, Any]:

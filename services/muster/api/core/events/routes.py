@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
-from muster.api.core.access import Reader, find_job
+from muster.api.core.access import StreamReader, find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.database.tables import EventRow, JobRow
 from muster.api.core.errors import ApiError, invalid_parameter
@@ -102,7 +102,7 @@ async def list_events(
     if last_event_id is not None and _is_over(row) and start >= row.last_event:
         return Response(status_code=204)  # tells EventSource not to come again
     return sse.stream(
-        _follow(services, Reader(services, caller, row.project), job_id, start, kinds),
+        _follow(services, StreamReader(services, caller, row.project), job_id, start, kinds),
         services.settings.stream_ping_seconds,
         services.streams.one_of(caller.person),
     )
@@ -122,7 +122,7 @@ async def _list(services: Services, row: JobRow, after: int, limit: int, kinds: 
 
 
 async def _follow(
-    services: Services, reader: Reader, job_id: str, after: int, kinds: tuple[str, ...]
+    services: Services, reader: StreamReader, job_id: str, after: int, kinds: tuple[str, ...]
 ) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
     deadline = clock() + services.settings.stream_seconds_max

@@ -122,7 +122,7 @@ async def read_nodes(services: ServicesDependency, caller: Caller) -> JSONRespon
 
 
 @dataclass(frozen=True)
-class Overview:
+class FleetOverview:
     """The answers of both routes, of the queue only its beginning; and how many wait, by their project."""
 
     nodes: dict[str, Any]
@@ -130,7 +130,7 @@ class Overview:
     waiting: Mapping[str, int]
 
 
-async def overview(services: Services, caller: Principal, waiting_max: int) -> Overview:
+async def overview(services: Services, caller: Principal, waiting_max: int) -> FleetOverview:
     """Return the queues and nodes for a page. Only the beginning of a long queue is read: nobody looks at more, and
     reading all of it takes seconds."""
     report, note = await _report(services)
@@ -145,7 +145,7 @@ async def overview(services: Services, caller: Principal, waiting_max: int) -> O
     places = {seq: position for seq, (position, _) in positions.items()}
     queued, items = queue_documents(jobs, quotas, caller, places)
     queues = {"asOf": rfc3339(time.time()), "queued": queued, "items": items}
-    return Overview(_nodes(report, note, jobs, caller), queues, Counter(seen.values()))
+    return FleetOverview(_nodes(report, note, jobs, caller), queues, Counter(seen.values()))
 
 
 def _nodes(report: FleetReport | None, note: str, jobs: list[LiveJob], caller: Principal) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from muster.api.core.errors import ApiError
-from muster.contract.base import InvalidDocument, M, Problem, parse
+from muster.contract.base import DocumentProblem, InvalidDocument, M, parse
 from muster.documents.document import Document, DocumentError
 from muster.documents.reader import Format, read
 
@@ -54,7 +54,7 @@ def document_of(body: bytes, form: Format) -> Document:
     try:
         return read(body, form)
     except DocumentError as error:
-        fault = Problem("", error.message, None, *(error.place or (None, None)))
+        fault = DocumentProblem("", error.message, None, *(error.place or (None, None)))
         raise ApiError("invalid_document", f"The body can't be read: {error}.", errors=(fault,)) from None
 
 

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from muster.api.core.errors import MEDIA_TYPE, ApiError, problem_body, problem_headers
-from muster.api.core.observability import Metrics
+from muster.api.core.observability import ApiMetrics
 from muster.api.core.settings import is_loopback
 
 log = structlog.get_logger("muster.api.request")
@@ -35,7 +35,7 @@ _QUIET = ("/healthz", "/readyz", "/metrics")
 class RequestLog:
     """Accepts or makes `x-request-id`, puts it into the reply and every log line, counts and times the request."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,7 +124,7 @@ class BodyLimits:
         waits = headers.get("expect", "").lower() == "100-continue"  # nothing is on its way until somebody asks for it
         streams = _is_upload(scope)
         bytes_max = None if streams else self.bytes_max
-        body = _Body(receive, send, bytes_max, self.seconds_max, on_its_way=not waits and _comes(headers))
+        body = _RequestBody(receive, send, bytes_max, self.seconds_max, on_its_way=not waits and _comes(headers))
         if bytes_max is not None and length.isdigit() and int(length) > bytes_max:
             await _refuse(scope, body.send, ApiError("body_too_large", str(BodyTooLarge(self.bytes_max).detail)))
             return
@@ -139,7 +139,7 @@ def _comes(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
-class _Body:
+class _RequestBody:
     """One request's body on its way to the app: `on_its_way` says that there is more of it than the app has taken."""
 
     def __init__(

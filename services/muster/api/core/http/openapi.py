@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from muster.api.core.errors import KINDS, MEDIA_TYPE, ApiError, problem_body
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 
 _REF = "#/components/schemas/{model}"
 AT = 1_795_000_000.0  # when examples happen, in seconds since the epoch
@@ -60,7 +60,9 @@ _PROBLEM_REF = {"$ref": _REF.format(model="Problem")}
 
 
 def _example(code: str) -> dict[str, Any]:
-    faults = (Problem("spec.training.optimizer.learningRate", "unknown key", "lr"),) if code == "invalid_job" else ()
+    faults = (
+        (DocumentProblem("spec.training.optimizer.learningRate", "unknown key", "lr"),) if code == "invalid_job" else ()
+    )
     return problem_body(ApiError(code, KINDS[code].advice, errors=faults), "/api/v1/jobs", "8c0a4c3c9f3b4d0f")
 
 

@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from muster.api.core.errors import ApiError
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 
 
 async def known_parameters_only(request: Request) -> None:
@@ -24,7 +24,7 @@ async def known_parameters_only(request: Request) -> None:
     faults = tuple(_fault(name, names) for name in request.query_params if _whole(name) not in names)
     many = {str(field.alias) for field in route.dependant.query_params if _is_list(field.field_info.annotation)}
     for name in {name for name in names if name not in many and len(request.query_params.getlist(name)) > 1}:
-        faults += (Problem(f"query.{name}", "is given more than once and has one value; say it once"),)
+        faults += (DocumentProblem(f"query.{name}", "is given more than once and has one value; say it once"),)
     if faults:
         raise ApiError("invalid_parameter", f"{faults[0]}", errors=faults)
 
@@ -39,7 +39,7 @@ def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) is list or any(get_origin(part) is list for part in get_args(annotation))
 
 
-def _fault(name: str, names: list[str]) -> Problem:
+def _fault(name: str, names: list[str]) -> DocumentProblem:
     folded = {word.lower(): word for word in names}
     near = difflib.get_close_matches(name.replace("_", "").lower(), folded, n=1, cutoff=0.6)
-    return Problem(f"query.{name[:80]}", "unknown parameter", folded[near[0]] if near else None)
+    return DocumentProblem(f"query.{name[:80]}", "unknown parameter", folded[near[0]] if near else None)

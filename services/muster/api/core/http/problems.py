@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from muster.api.core.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 
 log = structlog.get_logger("muster.api")
 
@@ -40,10 +40,10 @@ def answer_errors(app: FastAPI, translate: Callable[[Request, ApiError], ApiErro
     app.add_exception_handler(HTTPException, http)
 
 
-def _fault(entry: dict[str, object]) -> Problem:
+def _fault(entry: dict[str, object]) -> DocumentProblem:
     place = ".".join(str(part) for part in entry["loc"])  # type: ignore[attr-defined]
     message = str(entry["msg"])
-    return Problem(place, message[0].lower() + message[1:])
+    return DocumentProblem(place, message[0].lower() + message[1:])
 
 
 def _of_http(request: Request, error: HTTPException) -> ApiError:

@@ -33,10 +33,12 @@ def stream(
     frames: AsyncGenerator[str, None], ping_seconds: float, room: AbstractContextManager[None] | None = None
 ) -> StreamingResponse:
     """Response that streams these frames. It holds `room` while it is sent, and is a refusal where that raises."""
-    return _Stream(room or nullcontext(), _with_pings(frames, ping_seconds), media_type=MEDIA_TYPE, headers=_HEADERS)
+    return _EventResponse(
+        room or nullcontext(), _with_pings(frames, ping_seconds), media_type=MEDIA_TYPE, headers=_HEADERS
+    )
 
 
-class _Stream(StreamingResponse):
+class _EventResponse(StreamingResponse):
     def __init__(self, room: AbstractContextManager[None], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._room = room

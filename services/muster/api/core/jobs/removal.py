@@ -10,14 +10,14 @@ from typing import Any
 from sqlalchemy import Text, delete, select, type_coerce
 
 from muster.api.core.access import checked, find_job
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
 from muster.api.core.jobs import repository
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.contract.base import UserError
 from muster.contract.checkpoint import COMMITS
 from muster.storage.errors import StorageError
@@ -47,13 +47,15 @@ async def remove(services: Services, caller: Principal, job_id: str, with_commit
         row = checked(caller, await repository.get(session, job_id, lock=True), job_id, act=True)
         _refuse_live(row)
         before = {"name": row.name, "owner": row.owner, "phase": row.phase}
-        record(session, caller, Act("job.deleted", row.id, row.project, before, {"checkpoints": not with_commits}))
+        record(
+            session, caller, AuditedAct("job.deleted", row.id, row.project, before, {"checkpoints": not with_commits})
+        )
         await session.execute(delete(JobRow).where(JobRow.id == row.id))
     services.hub.tell(job_id)
 
 
 async def _in_folder(
-    services: Services, folder: Address, work: Callable[..., None], *arguments: Any, seconds: float | None = None
+    services: Services, folder: StorageAddress, work: Callable[..., None], *arguments: Any, seconds: float | None = None
 ) -> None:
     try:
         await services.folders.run(folder, work, *arguments, seconds=seconds)
@@ -92,7 +94,7 @@ def _origins(spec: dict[str, Any]) -> str:
     return " ".join(str(source.get("uri") or "") for source in (*sources, *inputs))
 
 
-def _refuse_pins(commits: CommitListing, row: JobRow, folder: Address) -> None:
+def _refuse_pins(commits: CommitListing, row: JobRow, folder: StorageAddress) -> None:
     try:
         steps = pinned(commits.store(folder))
     except (StorageError, UserError) as error:
@@ -127,7 +129,7 @@ async def _leave_cluster(services: Services, row: JobRow) -> None:
             row = await repository.get(session, row.id) or row
 
 
-def _delete_commits(commits: CommitListing, row: JobRow, folder: Address) -> None:
+def _delete_commits(commits: CommitListing, row: JobRow, folder: StorageAddress) -> None:
     """The COMMITs first: half of what they name is never taken for a commit."""
     try:
         store = commits.store(folder)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.database.tables import EventRow, JobRow, LabelRow
 from muster.api.core.events.repository import event_values
 from muster.api.core.events.types import NewEvent
-from muster.contract.address import Address, AddressError, job_folder
+from muster.contract.address import AddressError, StorageAddress, job_folder
 from muster.contract.status import Phase
 
 
@@ -39,7 +39,7 @@ class NewJob:
 
 
 @dataclass(frozen=True)
-class Filter:
+class JobFilter:
     """Filter of jobs. Every given condition must hold: the phase is any of `phases`, and every label has exactly its
     value."""
 
@@ -143,7 +143,7 @@ async def phases_among(session: AsyncSession, phases: Collection[str]) -> set[st
     return set(matches.all())
 
 
-async def page(session: AsyncSession, chosen: Filter, before_seq: int | None, limit: int) -> list[JobRow]:
+async def page(session: AsyncSession, chosen: JobFilter, before_seq: int | None, limit: int) -> list[JobRow]:
     """The newest jobs older than `before_seq`, newest first."""
     query = _filtered(select(JobRow), chosen).order_by(JobRow.seq.desc()).limit(limit)
     if before_seq is not None:
@@ -162,7 +162,7 @@ ORDERS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-async def ordered(session: AsyncSession, selection: Filter, order: str, offset: int, limit: int) -> list[JobRow]:
+async def ordered(session: AsyncSession, selection: JobFilter, order: str, offset: int, limit: int) -> list[JobRow]:
     """A piece of the list in one of ORDERS, for people who turn pages; programs read on by `page`."""
     chosen = _filtered(select(JobRow.seq), selection).order_by(*ORDERS[order]).offset(offset).limit(limit)
     # Their numbers first: to sort the rows themselves moves the specs and statuses of all that match.
@@ -171,13 +171,13 @@ async def ordered(session: AsyncSession, selection: Filter, order: str, offset: 
     return [rows[seq] for seq in seqs if seq in rows]
 
 
-async def count_by_phase(session: AsyncSession, chosen: Filter) -> dict[str, int]:
+async def count_by_phase(session: AsyncSession, chosen: JobFilter) -> dict[str, int]:
     """Return the number of jobs that match the filter in each phase."""
     query = _filtered(select(JobRow.phase, func.count()), chosen).group_by(JobRow.phase)
     return {phase: int(count) for phase, count in (await session.execute(query)).all()}
 
 
-def _filtered(query: Select[Any], chosen: Filter) -> Select[Any]:
+def _filtered(query: Select[Any], chosen: JobFilter) -> Select[Any]:
     if chosen.phases:
         query = query.where(JobRow.phase.in_(chosen.phases))
     if chosen.name is not None:
@@ -222,7 +222,7 @@ async def live_in_cluster(session: AsyncSession) -> set[str]:
     return set((await session.scalars(query)).all())
 
 
-def folder_of(row: JobRow) -> Address | None:
+def folder_of(row: JobRow) -> StorageAddress | None:
     """Return the job's checkpoint folder, or None if its spec names none (it was not submitted through this API)."""
     base = (row.spec.get("checkpoint") or {}).get("uri")
     try:

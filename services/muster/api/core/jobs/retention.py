@@ -11,13 +11,13 @@ from sqlalchemy import delete, exists, select
 
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import EventRow, JobRow
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 
 JOBS_AT_ONCE = 100  # of a round; the next one goes on
 NAMES_AT_ONCE = 500  # of a statement
 
 
-async def drop_old(database: Database, layout: State, before: float) -> list[str]:
+async def drop_old(database: Database, layout: StateFolder, before: float) -> list[str]:
     """Drop it of jobs that ended before then, but for the last event of each, which says how it ended. Returns the ids
     of jobs that had something; whatever ends this in the middle leaves them to be found again."""
     earlier = (EventRow.job_id == JobRow.id, EventRow.number < JobRow.last_event)
@@ -33,7 +33,7 @@ async def drop_old(database: Database, layout: State, before: float) -> list[str
     return ids
 
 
-async def drop_left(database: Database, layout: State, before: float) -> None:
+async def drop_left(database: Database, layout: StateFolder, before: float) -> None:
     """Remove the logs and step metrics of such jobs on this machine's disk: each replica has its own, and another one
     may have dropped the events by which they are found."""
     names = await asyncio.to_thread(_untouched, layout.jobs, before)

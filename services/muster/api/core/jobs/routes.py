@@ -17,7 +17,7 @@ from muster.api.core.http.openapi import problems, shown
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL, JobId
 from muster.api.core.jobs import examples, removal, repository, service
-from muster.api.core.jobs.repository import Filter
+from muster.api.core.jobs.repository import JobFilter
 from muster.api.core.jobs.schemas import job_document, job_summary
 from muster.api.core.services import ServicesDependency
 from muster.contract.replies import Job, JobList
@@ -56,7 +56,7 @@ async def list_jobs(
     """Returns the jobs of the projects that the caller may see, newest first. Filters can be combined. The cursor stays
     valid while jobs are added."""
     visible = caller.visible_projects
-    chosen = Filter(tuple(phase or ()), name, namespace, _labels(label), live, project, owner, visible)
+    chosen = JobFilter(tuple(phase or ()), name, namespace, _labels(label), live, project, owner, visible)
     before = seq_of(cursor) if cursor else None
     async with services.database.read() as session:
         await _refuse_unknown_phases(session, chosen.phases)

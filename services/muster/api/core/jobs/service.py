@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from muster.api.core.access import checked
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
@@ -65,7 +65,7 @@ async def _change(
         event = request(row)
         if event is not None:
             row.spec_version += 1
-            record(session, caller, Act(event.type, row.id, row.project, before, _requested_flags(row)))
+            record(session, caller, AuditedAct(event.type, row.id, row.project, before, _requested_flags(row)))
         elif row.live:
             row.relayed_version = row.spec_version - 1
         if (row.spec.get("program") or {}).get("after"):  # an evaluation, which the cluster never has

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.contract.names import LOG
 from muster.storage import numbered_folders
 from muster.storage.small_files import open_regular
@@ -25,8 +25,8 @@ _POSITION = re.compile(r"(\d{1,9})/((?:\d{1,9}:\d{1,15})(?:,\d{1,9}:\d{1,15})*)?
 
 
 @dataclass(frozen=True)
-class Logs:
-    layout: State
+class JobLogs:
+    layout: StateFolder
     uid: str
 
     def attempts(self) -> list[int]:
@@ -40,7 +40,7 @@ class Logs:
 
 
 @dataclass(frozen=True)
-class Page:
+class LogPage:
     """A piece of a log. Offsets are in bytes of the file; `at_end` says that nothing more is in it now."""
 
     text: str
@@ -57,17 +57,17 @@ def reading(file: Path) -> BinaryIO:
     return os.fdopen(open_regular(file), "rb")
 
 
-def page(file: Path, offset: int, bytes_max: int = PAGE_BYTES_MAX) -> Page:
+def page(file: Path, offset: int, bytes_max: int = PAGE_BYTES_MAX) -> LogPage:
     """Return at most so many bytes from `offset`, by default a megabyte, ending with a whole line if there is one."""
     try:
         with reading(file) as handle:
             offset, raw = _read(handle, offset, bytes_max)
             at_end = not handle.read(1)
     except FileNotFoundError:
-        return Page("", offset, offset, True)
+        return LogPage("", offset, offset, True)
     if not at_end and (cut := raw.rfind(b"\n") + 1):
         raw = raw[:cut]
-    return Page(raw.decode(errors="replace"), offset, offset + len(raw), at_end)
+    return LogPage(raw.decode(errors="replace"), offset, offset + len(raw), at_end)
 
 
 def _read(handle: BinaryIO, offset: int, size: int) -> tuple[int, bytes]:
@@ -108,7 +108,7 @@ def _begin_of_tail(handle: BinaryIO, end: int, lines: int, floor: int) -> int:
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """A line of a log. `position` is where a reader that was cut off goes on after it."""
 
     attempt: int
@@ -117,10 +117,10 @@ class Line:
     position: str
 
 
-class Follower:
+class LogFollower:
     """Reader of the chosen workers' logs, one attempt after the other. `worker` is None for all of them."""
 
-    def __init__(self, logs: Logs, attempt: int | None, worker: int | None) -> None:
+    def __init__(self, logs: JobLogs, attempt: int | None, worker: int | None) -> None:
         self.logs, self.worker = logs, worker
         self.attempt = attempt  # None: no attempt has begun
         self.offsets: dict[int, int] = {}
@@ -143,7 +143,7 @@ class Follower:
             f"{worker}:{offset}" for worker, offset in sorted(self.offsets.items())
         )
 
-    def lines(self, final: bool) -> list[Line]:
+    def lines(self, final: bool) -> list[LogLine]:
         """Return the lines that were added since the last call. If `final`, that includes a last line without a line
         break."""
         if self.attempt is None:
@@ -161,7 +161,7 @@ class Follower:
         assert self.attempt is not None
         return [self.worker] if self.worker is not None else self.logs.workers(self.attempt)
 
-    def _of(self, attempt: int, worker: int, final: bool) -> Iterator[Line]:
+    def _of(self, attempt: int, worker: int, final: bool) -> Iterator[LogLine]:
         offset = self.offsets.get(worker, 0)
         try:
             with reading(self.logs.file(attempt, worker)) as handle:
@@ -171,7 +171,7 @@ class Follower:
         for piece in _pieces(raw, final and len(raw) < _CHUNK_BYTES):
             offset += len(piece)
             self.offsets[worker] = offset
-            yield Line(attempt, worker, piece.rstrip(b"\r\n").decode(errors="replace"), self.position)
+            yield LogLine(attempt, worker, piece.rstrip(b"\r\n").decode(errors="replace"), self.position)
 
 
 def _pieces(raw: bytes, final: bool) -> Iterator[bytes]:

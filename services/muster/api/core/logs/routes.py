@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
-from muster.api.core.access import Reader, find_job
+from muster.api.core.access import StreamReader, find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, invalid_parameter
@@ -19,7 +19,7 @@ from muster.api.core.http import sse
 from muster.api.core.http.openapi import problems, shown
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs import repository
-from muster.api.core.logs.files import Follower, Line, Logs, page, tail_offset
+from muster.api.core.logs.files import JobLogs, LogFollower, LogLine, page, tail_offset
 from muster.api.core.services import Services, ServicesDependency
 from muster.contract.replies import LogPage
 
@@ -73,7 +73,7 @@ async def read_logs(
 ) -> Response:
     """Returns the log of a worker: its standard output and standard error. Logs are kept after the worker is gone."""
     row = await find_job(services, caller, job_id)
-    logs = Logs(services.settings.layout, job_id)
+    logs = JobLogs(services.settings.layout, job_id)
     streaming = sse.wanted(request, follow)
     number = None if worker == "all" else int(worker)
     if number is None and not streaming:
@@ -87,11 +87,11 @@ async def read_logs(
     if not streaming:
         assert number is not None
         return await _page(request, row, logs, attempts, chosen, number, tail, offset)
-    follower = Follower(logs, chosen, number)
+    follower = LogFollower(logs, chosen, number)
     await run_in_threadpool(_begin, follower, tail, last_event_id)
     if last_event_id is not None and not row.live and await run_in_threadpool(_is_exhausted, follower, attempt):
         return Response(status_code=204)
-    reader = Reader(services, caller, row.project)
+    reader = StreamReader(services, caller, row.project)
     lines = _follow(services, reader, row, follower, pinned=attempt is not None)
     return sse.stream(lines, services.settings.stream_ping_seconds, services.streams.one_of(caller.person))
 
@@ -99,7 +99,7 @@ async def read_logs(
 async def _page(
     request: Request,
     row: JobRow,
-    logs: Logs,
+    logs: JobLogs,
     attempts: list[int],
     attempt: int | None,
     worker: int,
@@ -133,7 +133,7 @@ async def _page(
     return JSONResponse(document)
 
 
-def _begin(follower: Follower, tail: int | None, last_event_id: str | None) -> None:
+def _begin(follower: LogFollower, tail: int | None, last_event_id: str | None) -> None:
     if last_event_id is not None:
         try:
             follower.resume(last_event_id)
@@ -145,16 +145,16 @@ def _begin(follower: Follower, tail: int | None, last_event_id: str | None) -> N
         follower.start_at_tail(tail)
 
 
-def _is_exhausted(follower: Follower, pinned: int | None) -> bool:
+def _is_exhausted(follower: LogFollower, pinned: int | None) -> bool:
     """Return whether the reader of a finished job has everything. A copy of the follower is read, because the follower
     itself has yet to return what is found."""
-    probe = Follower(follower.logs, follower.attempt, follower.worker)
+    probe = LogFollower(follower.logs, follower.attempt, follower.worker)
     probe.offsets = dict(follower.offsets)
     return not probe.lines(final=True) and (pinned is not None or not probe.next_attempt())
 
 
 async def _follow(
-    services: Services, reader: Reader, row: JobRow, follower: Follower, pinned: bool
+    services: Services, reader: StreamReader, row: JobRow, follower: LogFollower, pinned: bool
 ) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
     deadline, looked = clock() + services.settings.stream_seconds_max, clock()
@@ -180,7 +180,7 @@ async def _follow(
                 row, looked = await _look(services, row), clock()
 
 
-def _has_later(follower: Follower) -> bool:
+def _has_later(follower: LogFollower) -> bool:
     return any(number > (follower.attempt or 0) for number in follower.logs.attempts())
 
 
@@ -192,5 +192,5 @@ async def _look(services: Services, row: JobRow) -> JobRow:
         return row
 
 
-def _frame(line: Line) -> str:
+def _frame(line: LogLine) -> str:
     return sse.frame({"attempt": line.attempt, "worker": line.worker, "line": line.text}, "log", line.position)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from muster.api.core.metrics.steps import Axis, History, Record, Span, evaluation_columns, training_columns
-from muster.api.core.metrics.tables import BLOCK_RECORDS, Extent, Table
+from muster.api.core.metrics.steps import AttemptSpan, Axis, Record, StepHistory, evaluation_columns, training_columns
+from muster.api.core.metrics.tables import BLOCK_RECORDS, SeriesExtent, StepTable
 
 AXES: tuple[Axis, ...] = ("step", "tokens", "seconds")
 _ENDLESS = float("inf")
@@ -29,20 +29,20 @@ class CurveQuery:
 
 
 @dataclass(frozen=True)
-class _Bucket:
+class _CurveBucket:
     """Records of one span and what their series come to."""
 
-    span: Span
+    span: AttemptSpan
     begin: int
     end: int
-    extents: Mapping[str, Extent]
+    extents: Mapping[str, SeriesExtent]
 
     @property
     def middle(self) -> int:
         return (self.begin + self.end - 1) // 2
 
 
-def curves_document(history: History, query: CurveQuery) -> dict[str, Any]:
+def curves_document(history: StepHistory, query: CurveQuery) -> dict[str, Any]:
     """Curves as REST gives them, without the attempts' boundaries."""
     trained = _part(history.trained, query)
     total = sum(len(span) for span in trained)
@@ -57,50 +57,52 @@ def curves_document(history: History, query: CurveQuery) -> dict[str, Any]:
     }
 
 
-def _part(spans: Sequence[Span], query: CurveQuery) -> list[Span]:
+def _part(spans: Sequence[AttemptSpan], query: CurveQuery) -> list[AttemptSpan]:
     parts = [span.between(query.axis, query.low, query.high) for span in spans]
     return [span for span in parts if len(span)]
 
 
-def _buckets(spans: Sequence[Span], points: int, columns: Any) -> Iterator[_Bucket]:
+def _buckets(spans: Sequence[AttemptSpan], points: int, columns: Any) -> Iterator[_CurveBucket]:
     total = sum(len(span) for span in spans)
     width = max(1, -(-total // points))
     for span in spans:
         yield from _from_file(span, width, columns) if width < BLOCK_RECORDS else _from_blocks(span, width, columns)
 
 
-def _from_file(span: Span, width: int, columns: Any) -> Iterator[_Bucket]:
+def _from_file(span: AttemptSpan, width: int, columns: Any) -> Iterator[_CurveBucket]:
     records = list(span.records(range(span.begin, span.end)))
     for begin in range(span.begin, span.end, width):
         end = min(begin + width, span.end)
-        yield _Bucket(span, begin, end, _extents(span.table, records[begin - span.begin : end - span.begin], columns))
+        yield _CurveBucket(
+            span, begin, end, _extents(span.table, records[begin - span.begin : end - span.begin], columns)
+        )
 
 
-def _from_blocks(span: Span, width: int, columns: Any) -> Iterator[_Bucket]:
+def _from_blocks(span: AttemptSpan, width: int, columns: Any) -> Iterator[_CurveBucket]:
     """Yield whole blocks, and the records themselves at the span's ends, where it cuts a block."""
     step = -(-width // BLOCK_RECORDS) * BLOCK_RECORDS
     cuts = sorted({span.begin, *range(-(-span.begin // step) * step, span.end, step), span.end})
     for begin, end in pairwise(cuts):
         first, last = -(-begin // BLOCK_RECORDS), end // BLOCK_RECORDS
         if first > last:  # within one block
-            yield _Bucket(span, begin, end, _extents(span.table, list(span.records(range(begin, end))), columns))
+            yield _CurveBucket(span, begin, end, _extents(span.table, list(span.records(range(begin, end))), columns))
             continue
         edges = [*range(begin, first * BLOCK_RECORDS), *range(last * BLOCK_RECORDS, end)]
         edge_extents = _extents(span.table, list(span.records(edges)), columns) if edges else {}
         whole = {name: series.extent(first, last) for name, series in span.table.series.items()}
-        yield _Bucket(span, begin, end, _joined(edge_extents, whole))
+        yield _CurveBucket(span, begin, end, _joined(edge_extents, whole))
 
 
-def _extents(table: Table, records: Sequence[Record], columns: Any) -> dict[str, Extent]:
+def _extents(table: StepTable, records: Sequence[Record], columns: Any) -> dict[str, SeriesExtent]:
     """Return the extents of the series that the table knows, which bounds their number."""
     extents = {}
     for name, column in columns(records).items():
         if name in table.series and (values := [value for value in column if value is not None]):
-            extents[name] = Extent(min(values), max(values), sum(values), len(values))
+            extents[name] = SeriesExtent(min(values), max(values), sum(values), len(values))
     return extents
 
 
-def _joined(some: Mapping[str, Extent], others: Mapping[str, Extent | None]) -> dict[str, Extent]:
+def _joined(some: Mapping[str, SeriesExtent], others: Mapping[str, SeriesExtent | None]) -> dict[str, SeriesExtent]:
     joined = dict(some)
     for name, extent in others.items():
         if extent is not None:
@@ -109,7 +111,7 @@ def _joined(some: Mapping[str, Extent], others: Mapping[str, Extent | None]) -> 
     return joined
 
 
-def _drawn(buckets: Sequence[_Bucket]) -> dict[str, Any]:
+def _drawn(buckets: Sequence[_CurveBucket]) -> dict[str, Any]:
     """Columns: what the axes say at the middle of each bucket, and of each series the mean, the least and the most.
 
     `min` and `max` are left out where no bucket of the series has two values.

@@ -13,7 +13,7 @@ from muster.api.core.access import find_job
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import AttemptRow
 from muster.api.core.metrics.curves import CurveQuery, curves_document
-from muster.api.core.metrics.steps import History, StepLogs
+from muster.api.core.metrics.steps import StepHistory, StepLogs
 from muster.api.core.services import Services
 from muster.contract.times import epoch_seconds, rfc3339_or_none
 
@@ -33,7 +33,7 @@ def _document(services: Services, job_id: str, query: CurveQuery, attempts: Sequ
     return {"startedAt": rfc3339_or_none(history.started), **curves_document(history, query), "attempts": boundaries}
 
 
-def _boundary(attempt: dict[str, Any], history: History) -> dict[str, Any]:
+def _boundary(attempt: dict[str, Any], history: StepHistory) -> dict[str, Any]:
     """Return the boundary of an attempt, which starts at the step that it resumes from and at the time of its
     creation."""
     step, created = int(attempt.get("resumeStep") or 0), epoch_seconds(attempt.get("createdAt") or 0.0)
@@ -50,7 +50,7 @@ def _boundary(attempt: dict[str, Any], history: History) -> dict[str, Any]:
     }
 
 
-def tokens_at(history: History, step: int) -> int:
+def tokens_at(history: StepHistory, step: int) -> int:
     """Return the tokens that were trained up to and including the step."""
     for span in reversed(history.trained):
         index = bisect.bisect_right(span.table.steps, step, span.begin, span.end) - 1

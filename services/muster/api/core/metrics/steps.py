@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from muster.api.core.metrics.tables import Table, column_of, finite
-from muster.contract.layout import State
+from muster.api.core.metrics.tables import StepTable, column_of, finite
+from muster.contract.layout import StateFolder
 from muster.contract.names import STEP_LOG
 from muster.storage import numbered_folders
 from muster.storage.small_files import open_regular
@@ -47,8 +47,8 @@ class StepFile:
     path: Path
     attempt: int
     offset: int = 0
-    trained: Table = field(default_factory=Table)
-    evaluated: Table = field(default_factory=Table)
+    trained: StepTable = field(default_factory=StepTable)
+    evaluated: StepTable = field(default_factory=StepTable)
     tokens: int = 0
     last_step: int = -1
     last_at: float = 0.0
@@ -82,7 +82,7 @@ class StepFile:
 
     def _add(self, complete: bytes) -> None:
         lines = complete.split(b"\n")[:-1]
-        kept = [_Kept(place, record) for place, record in _placed(lines, self.offset) if self._is_next(record)]
+        kept = [_KeptRecord(place, record) for place, record in _placed(lines, self.offset) if self._is_next(record)]
         for kept_record in kept:
             self._note(kept_record)
         self._fold(self.trained, [each for each in kept if each.step > 0], training_columns)
@@ -95,14 +95,14 @@ class StepFile:
         self.last_step = step
         return True
 
-    def _note(self, kept: _Kept) -> None:
+    def _note(self, kept: _KeptRecord) -> None:
         tokens = kept.record.get("tokens")
         if isinstance(tokens, int) and 0 <= tokens < _AXIS_MAX - self.tokens:
             self.tokens += tokens
         self.last_at = max(self.last_at, finite(kept.record.get("at")) or 0.0)
         kept.tokens, kept.at = self.tokens, self.last_at
 
-    def _fold(self, table: Table, kept: Sequence[_Kept], columns: Any) -> None:
+    def _fold(self, table: StepTable, kept: Sequence[_KeptRecord], columns: Any) -> None:
         first = len(table)
         table.steps.extend(each.step for each in kept)
         table.tokens.extend(each.tokens for each in kept)
@@ -111,7 +111,7 @@ class StepFile:
         table.add_values(first, columns([each.record for each in kept]))
 
 
-class _Kept:
+class _KeptRecord:
     """A record on its way into the tables."""
 
     __slots__ = ("at", "place", "record", "tokens")
@@ -176,7 +176,7 @@ def _named(records: Sequence[Record], key: str, prefix: str = "") -> dict[str, l
 
 
 @dataclass(frozen=True)
-class Span:
+class AttemptSpan:
     """Records of one attempt that still count: those from `begin` up to `end` of its table.
 
     `tokens` were trained in the attempts before, `started` is the time of the job's first record.
@@ -184,7 +184,7 @@ class Span:
 
     attempt: int
     path: Path
-    table: Table
+    table: StepTable
     begin: int
     end: int
     tokens: int = 0
@@ -200,7 +200,7 @@ class Span:
             return self.tokens + self.table.tokens[index]
         return self.table.at[index] - self.started
 
-    def between(self, axis: Axis, low: float, high: float) -> Span:
+    def between(self, axis: Axis, low: float, high: float) -> AttemptSpan:
         """The part whose records lie there, both ends included."""
         column: Mapping[Axis, tuple[array[Any], float]] = {
             "step": (self.table.steps, 0),
@@ -210,7 +210,7 @@ class Span:
         values, base = column[axis]
         begin = bisect.bisect_left(values, low - base, self.begin, self.end)
         end = bisect.bisect_right(values, high - base, begin, self.end)
-        return Span(self.attempt, self.path, self.table, begin, end, self.tokens, self.started)
+        return AttemptSpan(self.attempt, self.path, self.table, begin, end, self.tokens, self.started)
 
     def records(self, indices: Iterable[int]) -> Iterator[Record]:
         """The records themselves; an empty one for a line that has changed since, or is gone."""
@@ -225,20 +225,20 @@ class Span:
 
 
 @dataclass(frozen=True)
-class History:
+class StepHistory:
     """The steps of all attempts, each step once, as the newest attempt that trained it recorded it.
 
     `started` is the time of the first record, None before there is one; `unread` bytes of records are still to be read.
     """
 
-    trained: tuple[Span, ...]
-    evaluated: tuple[Span, ...]
+    trained: tuple[AttemptSpan, ...]
+    evaluated: tuple[AttemptSpan, ...]
     started: float | None
     unread: int
 
 
 @dataclass
-class _Job:
+class _JobSteps:
     lock: threading.Lock = field(default_factory=threading.Lock)
     files: dict[int, StepFile] = field(default_factory=dict)
 
@@ -250,12 +250,12 @@ class _Job:
 class StepLogs:
     """Thread-safe reader of step logs. It caches what it read of the jobs that were requested last."""
 
-    def __init__(self, layout: State) -> None:
+    def __init__(self, layout: StateFolder) -> None:
         self._layout = layout
-        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._jobs: OrderedDict[str, _JobSteps] = OrderedDict()
         self._lock = threading.Lock()
 
-    def history(self, uid: str) -> History:
+    def history(self, uid: str) -> StepHistory:
         job = self._job(uid)
         with job.lock:
             left = READ_BYTES_MAX
@@ -267,9 +267,9 @@ class StepLogs:
         self._forget_others()
         return merged_history
 
-    def _job(self, uid: str) -> _Job:
+    def _job(self, uid: str) -> _JobSteps:
         with self._lock:
-            job = self._jobs.setdefault(uid, _Job())
+            job = self._jobs.setdefault(uid, _JobSteps())
             self._jobs.move_to_end(uid)
             return job
 
@@ -281,7 +281,7 @@ class StepLogs:
                 records -= forgotten.records
 
 
-def merged(files: Sequence[StepFile]) -> History:
+def merged(files: Sequence[StepFile]) -> StepHistory:
     """Attempts in order; where one begins, what earlier ones recorded from there on is gone: those steps were lost."""
     begun = [file for file in files if file.first_step is not None]
     tables = [table for file in begun for table in (file.trained, file.evaluated) if len(table)]
@@ -294,20 +294,20 @@ def merged(files: Sequence[StepFile]) -> History:
         if end := trained[-1].end:
             tokens += file.trained.tokens[end - 1]
     unread = sum(file.unread for file in files)
-    return History(_held(trained), _held(evaluated), started, unread)
+    return StepHistory(_held(trained), _held(evaluated), started, unread)
 
 
-def _span(file: StepFile, table: Table, limit: int, tokens: int, started: float) -> Span:
+def _span(file: StepFile, table: StepTable, limit: int, tokens: int, started: float) -> AttemptSpan:
     """The table's records before the step from which on later attempts replace them."""
     end = bisect.bisect_left(table.steps, limit)
-    return Span(file.attempt, file.path, table, 0, end, tokens, started)
+    return AttemptSpan(file.attempt, file.path, table, 0, end, tokens, started)
 
 
-def _held(spans: Iterable[Span]) -> tuple[Span, ...]:
+def _held(spans: Iterable[AttemptSpan]) -> tuple[AttemptSpan, ...]:
     return tuple(span for span in spans if len(span))
 
 
-def thinned(spans: Sequence[Span], points: int) -> list[tuple[int, Record]]:
+def thinned(spans: Sequence[AttemptSpan], points: int) -> list[tuple[int, Record]]:
     """Return at most `points` records with their attempts, evenly spaced, with the first and the last among them."""
     total = sum(len(span) for span in spans)
     places = chosen(total, points)

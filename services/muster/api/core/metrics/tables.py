@@ -19,7 +19,7 @@ NAME_LENGTH_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class SeriesExtent:
     """Summary of some values of a series: the lowest, the highest, the sum and the count."""
 
     low: float
@@ -27,13 +27,13 @@ class Extent:
     total: float
     count: int
 
-    def joined(self, other: Extent) -> Extent:
+    def joined(self, other: SeriesExtent) -> SeriesExtent:
         low, high = min(self.low, other.low), max(self.high, other.high)
-        return Extent(low, high, self.total + other.total, self.count + other.count)
+        return SeriesExtent(low, high, self.total + other.total, self.count + other.count)
 
 
 @dataclass
-class Series:
+class BlockSeries:
     """One series by blocks. A block without a finite value has a count of 0."""
 
     low: array[float] = field(default_factory=lambda: array("d"))
@@ -54,16 +54,16 @@ class Series:
         self.total[block] += sum(values)
         self.count[block] += len(values)
 
-    def extent(self, begin: int, end: int) -> Extent | None:
+    def extent(self, begin: int, end: int) -> SeriesExtent | None:
         """Return the extent of the blocks from `begin` up to `end`, or None if they have no value."""
         count = sum(self.count[begin:end])
         if not count:
             return None
-        return Extent(min(self.low[begin:end]), max(self.high[begin:end]), sum(self.total[begin:end]), count)
+        return SeriesExtent(min(self.low[begin:end]), max(self.high[begin:end]), sum(self.total[begin:end]), count)
 
 
 @dataclass
-class Table:
+class StepTable:
     """Records in ascending order of their steps, none twice.
 
     `places` are the offsets of their lines, in bytes; `tokens` were trained in this attempt up to and including the
@@ -74,7 +74,7 @@ class Table:
     tokens: array[int] = field(default_factory=lambda: array("q"))
     at: array[float] = field(default_factory=lambda: array("d"))
     places: array[int] = field(default_factory=lambda: array("q"))
-    series: dict[str, Series] = field(default_factory=dict)
+    series: dict[str, BlockSeries] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -95,10 +95,10 @@ class Table:
         for series in self.series.values():
             series.extend(blocks)
 
-    def _series(self, name: str) -> Series | None:
+    def _series(self, name: str) -> BlockSeries | None:
         series = self.series.get(name)
         if series is None and len(self.series) < SERIES_MAX and len(name) <= NAME_LENGTH_MAX:
-            series = self.series[name] = Series()
+            series = self.series[name] = BlockSeries()
         return series
 
 

@@ -16,9 +16,9 @@ from muster.api.core.jobs import examples
 from muster.api.core.planning.whole_plan import whole_plan
 from muster.api.core.services import ServicesDependency
 from muster.api.core.submission import clone as cloning
-from muster.api.core.submission.drafts import Draft, parse_submission
+from muster.api.core.submission.drafts import SubmissionDraft, parse_submission
 from muster.api.core.submission.schemas import CloneRequest, JobDocument, plan_document
-from muster.api.core.submission.service import Submissions, Submitted
+from muster.api.core.submission.service import SubmissionService, SubmittedJob
 from muster.contract.replies import Job, Plan
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -35,7 +35,7 @@ _REFUSED = (
 )
 _NOTE = "The whole TrainingJob. Unknown keys are refused with their path."
 _PLAN: dict[str, Any] = plan_document(
-    Draft(
+    SubmissionDraft(
         examples.EXAMPLE_SUBMISSION.name,
         "default",
         "default",
@@ -100,10 +100,10 @@ async def submit_job(
     if dry_run:
         return JSONResponse(await whole_plan(services, caller, submission))
     again = attempted(key, "POST /jobs", document)
-    return _created(await services[Submissions].submit(caller, submission, again))
+    return _created(await services[SubmissionService].submit(caller, submission, again))
 
 
-def _created(submitted: Submitted) -> JSONResponse:
+def _created(submitted: SubmittedJob) -> JSONResponse:
     headers = {"Location": f"/api/v1/jobs/{submitted.document['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"

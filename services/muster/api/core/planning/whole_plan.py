@@ -11,9 +11,9 @@ from muster.api.core.errors import ApiError
 from muster.api.core.estimates.service import estimate
 from muster.api.core.services import Services
 from muster.api.core.submission.schemas import finding
-from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.service import SubmissionService
 from muster.contract.advice import start_with
-from muster.contract.base import Problem, dump
+from muster.contract.base import DocumentProblem, dump
 from muster.contract.estimate import NO_ESTIMATE, Estimate
 from muster.contract.spec import Submission
 from muster.contract.warnings import Warned
@@ -28,7 +28,7 @@ async def whole_plan(services: Services, caller: Principal, submission: Submissi
 
     A plan that would be refused is not estimated. Raises ApiError as a submission does.
     """
-    plan = await services[Submissions].plan(caller, submission)
+    plan = await services[SubmissionService].plan(caller, submission)
     if not plan["accepted"]:
         return plan
     admitted = plan["admission"] or {}
@@ -36,7 +36,7 @@ async def whole_plan(services: Services, caller: Principal, submission: Submissi
         start := start_with(admitted["code"], admitted["because"], plan["job"]["spec"])
     ):
         words = f"no room will ever come free for it here. {start}"
-        plan = {**plan, "warnings": [*plan["warnings"], finding("warning", Problem("spec.gang", words))]}
+        plan = {**plan, "warnings": [*plan["warnings"], finding("warning", DocumentProblem("spec.gang", words))]}
     if submission.spec.program is not None:
         return {**plan, "notEstimated": NO_ESTIMATE}
     try:
@@ -64,4 +64,4 @@ def _with_estimate(plan: dict[str, Any], estimated: Estimate) -> dict[str, Any]:
 
 
 def _findings(code: str, warned: tuple[Warned, ...]) -> list[dict[str, str]]:
-    return [finding(code, Problem(each.path, each.message)) for each in warned]
+    return [finding(code, DocumentProblem(each.path, each.message)) for each in warned]

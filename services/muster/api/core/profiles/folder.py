@@ -21,7 +21,7 @@ from muster.contract.profiles import (
     rank_document,
 )
 from muster.storage.errors import NotFound, UnfitObject
-from muster.storage.store import Object, Store
+from muster.storage.store import Store, StoredObject
 
 NEWEST = 20
 DOCUMENT_BYTES_MAX = 100_000
@@ -50,7 +50,7 @@ def still_asked(store: Store, before: ProfileRequest, now: ProfileRequest) -> bo
     return not any(profile.id == before.id and profile.complete for profile in read_profiles(store))
 
 
-def find_artefact(store: Store, profile: str, file: str) -> Object | None:
+def find_artefact(store: Store, profile: str, file: str) -> StoredObject | None:
     """A file that people fetch; None for what is not there, or is none."""
     if place_of_profile(profile) is None or not is_artefact(file):
         return None

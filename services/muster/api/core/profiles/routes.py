@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
 from muster.api.core.access import find_job
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, invalid_parameter
@@ -23,14 +23,14 @@ from muster.api.core.http.ranges import ranged
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.profiles.folder import find_artefact, read_profiles, read_request, still_asked
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.contract.base import UserError, dump_json
 from muster.contract.gang import ranks_per_node
 from muster.contract.profiles import REQUEST_KEY, ProfileOrder, ProfileRequest, ProfilesReply
 from muster.contract.status import Phase
 from muster.contract.times import rfc3339
 from muster.storage.errors import StorageError
-from muster.storage.store import Object, Store
+from muster.storage.store import Store, StoredObject
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -119,7 +119,7 @@ async def request_profile(
     await _in_store(services, folder, lambda store: _ask(store, asked))
     async with services.database.write() as session:
         after = {"steps": order.steps, "ranks": list(order.ranks)}
-        record(session, caller, Act("profile.asked", row.id, row.project, after=after))
+        record(session, caller, AuditedAct("profile.asked", row.id, row.project, after=after))
     return JSONResponse(asked.model_dump(mode="json", by_alias=True), status_code=202)
 
 
@@ -159,7 +159,7 @@ async def fetch_profile(
     return await ranged(request, read, entry.bytes, entry.tag.strip('"'), f"{profile}-{file}")
 
 
-def _place(row: JobRow, order: ProfileOrder) -> tuple[Address, int]:
+def _place(row: JobRow, order: ProfileOrder) -> tuple[StorageAddress, int]:
     """Return the checkpoint folder and the number of the running attempt, which looks for requests there. Raises
     ApiError."""
     if not row.live:
@@ -176,7 +176,7 @@ def _place(row: JobRow, order: ProfileOrder) -> tuple[Address, int]:
     return folder, attempt
 
 
-def _list(store: Store, folder: Address) -> ProfilesReply:
+def _list(store: Store, folder: StorageAddress) -> ProfilesReply:
     return ProfilesReply(
         uri=str(folder.child("profiles")), items=tuple(read_profiles(store)), asked=read_request(store)
     )
@@ -190,7 +190,7 @@ def _ask(store: Store, asked: ProfileRequest) -> None:
     store.replace(REQUEST_KEY, dump_json(asked).encode())
 
 
-async def _in_store(services: Services, folder: Address, look: Any) -> Any:
+async def _in_store(services: Services, folder: StorageAddress, look: Any) -> Any:
     """Return the result of `look`, called in a thread. Raises ApiError storage_unavailable."""
     try:
         return await services.folders.run(folder, look, services.commits.store(folder))
@@ -198,7 +198,9 @@ async def _in_store(services: Services, folder: Address, look: Any) -> Any:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
 
 
-async def _blocks(services: Services, folder: Address, entry: Object, start: int, stop: int) -> AsyncIterator[bytes]:
+async def _blocks(
+    services: Services, folder: StorageAddress, entry: StoredObject, start: int, stop: int
+) -> AsyncIterator[bytes]:
     store = services.commits.store(folder)
     for at in range(start, stop, BLOCK_BYTES):
         into = bytearray(min(BLOCK_BYTES, stop - at))

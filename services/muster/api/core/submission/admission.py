@@ -10,7 +10,7 @@ from muster.api.core.access import named
 from muster.api.core.callers import Principal
 from muster.api.core.database.db import Database
 from muster.api.core.jobs import repository
-from muster.api.core.submission.drafts import Draft
+from muster.api.core.submission.drafts import SubmissionDraft
 from muster.api.core.submission.operator_previews import NoPreview, OperatorPreviews
 from muster.contract.preview import Preview, PreviewedEviction, PreviewQuestion
 
@@ -18,7 +18,7 @@ EVICTIONS_LISTED_MAX = 100
 
 
 async def admission(
-    database: Database, previews: OperatorPreviews, caller: Principal, drafted: Draft
+    database: Database, previews: OperatorPreviews, caller: Principal, drafted: SubmissionDraft
 ) -> dict[str, Any]:
     """The operator's answer; where there is none, `verdict` is unknown and `because` says why."""
     if drafted.spec.suspend:

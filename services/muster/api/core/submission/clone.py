@@ -14,13 +14,13 @@ from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import off_the_loop
-from muster.api.core.idempotency import Attempted
+from muster.api.core.idempotency import AttemptedRequest
 from muster.api.core.jobs import repository
 from muster.api.core.services import Services
 from muster.api.core.submission.drafts import parse_submission
-from muster.api.core.submission.service import Submissions, Submitted
+from muster.api.core.submission.service import SubmissionService, SubmittedJob
 from muster.api.core.submission.storing import ExtraRows
-from muster.contract.base import FAULTS_MAX, InvalidDocument, Problem, dump, parse
+from muster.contract.base import FAULTS_MAX, DocumentProblem, InvalidDocument, dump, parse
 from muster.contract.names import DEFAULT_PROJECT, JOB_NAME, Label
 from muster.contract.redaction import HIDDEN, redact_spec, without_env_values
 from muster.contract.spec import JobSpec
@@ -33,8 +33,8 @@ _NAME_LENGTH_MAX = 48
 
 
 async def clone(
-    services: Services, caller: Principal, job_id: str, changes: dict[str, Any], attempted: Attempted | None
-) -> Submitted:
+    services: Services, caller: Principal, job_id: str, changes: dict[str, Any], attempted: AttemptedRequest | None
+) -> SubmittedJob:
     """Raises ApiError job_not_found, invalid_job, name_taken."""
     for _ in range(_TRIES - 1):
         try:
@@ -47,18 +47,18 @@ async def clone(
 
 
 async def _clone(
-    services: Services, caller: Principal, job_id: str, changes: dict[str, Any], attempted: Attempted | None
-) -> Submitted:
+    services: Services, caller: Principal, job_id: str, changes: dict[str, Any], attempted: AttemptedRequest | None
+) -> SubmittedJob:
     async with services.database.read() as session:
         row = checked(caller, await repository.get(session, job_id), job_id)
         replay = await idempotency.recall(session, attempted)
         if replay is not None:
-            return Submitted(replay, replayed=True)
+            return SubmittedJob(replay, replayed=True)
         name = changes.get("name") or await free_name(session, row)
     changed = Document(_document(row, name, changes.get("spec") or {}, owns(caller, row)))
     submission = await off_the_loop(lambda: parse_submission(changed))
     extra = ExtraRows(data={"clonedFrom": row.id})
-    return await services[Submissions].submit(caller, submission, attempted, extra)
+    return await services[SubmissionService].submit(caller, submission, attempted, extra)
 
 
 async def free_name(session: AsyncSession, row: JobRow) -> str:
@@ -78,17 +78,19 @@ async def free_name(session: AsyncSession, row: JobRow) -> str:
 def parse_request(body: Document) -> dict[str, Any]:
     """Raises ApiError invalid_job."""
     document = body.data
-    faults: list[Problem] = []
+    faults: list[DocumentProblem] = []
     if not isinstance(document, dict):
-        faults.append(Problem("", "must be a mapping with name and spec, or nothing"))
+        faults.append(DocumentProblem("", "must be a mapping with name and spec, or nothing"))
     else:
         faults += [
-            Problem(str(key), "unknown key; there are name and spec") for key in document if key not in ("name", "spec")
+            DocumentProblem(str(key), "unknown key; there are name and spec")
+            for key in document
+            if key not in ("name", "spec")
         ]
         if not isinstance(document.get("name"), str | None):
-            faults.append(Problem("name", "must be text"))
+            faults.append(DocumentProblem("name", "must be text"))
         if not isinstance(document.get("spec"), dict | None):
-            faults.append(Problem("spec", "must be a mapping: the changes to the spec"))
+            faults.append(DocumentProblem("spec", "must be a mapping: the changes to the spec"))
     if faults:
         problems = tuple(body.located(fault) for fault in faults[:FAULTS_MAX])
         raise ApiError("invalid_job", f"The clone is not valid: {faults[0]}", errors=problems)

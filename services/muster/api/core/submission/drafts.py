@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.errors import ApiError
-from muster.api.core.submission.facts import Facts
-from muster.contract.base import InvalidDocument, Problem
+from muster.api.core.submission.facts import SubmissionFacts
+from muster.contract.base import DocumentProblem, InvalidDocument
 from muster.contract.redaction import redact, redact_values, secrets_in
 from muster.contract.spec import JobSpec, Submission, parse_job
 from muster.documents.document import Document
@@ -25,7 +25,7 @@ class InputCommit:
 
 
 @dataclass(frozen=True)
-class Draft:
+class SubmissionDraft:
     """A submission with every default filled in. `faults` say why it would be refused; without any it can be stored.
     `files` are the addresses of the uploaded files that it names, by their ids, and `inputs` the commits of other jobs.
 
@@ -38,19 +38,19 @@ class Draft:
     project: str
     labels: dict[str, str]
     spec: JobSpec
-    faults: tuple[Problem, ...] = ()
-    warnings: tuple[Problem, ...] = ()
+    faults: tuple[DocumentProblem, ...] = ()
+    warnings: tuple[DocumentProblem, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[InputCommit, ...] = ()
     conditions: tuple[Callable[[AsyncSession], Awaitable[None]], ...] = ()
     companions: tuple[Callable[[AsyncSession, str], Awaitable[None]], ...] = ()
 
-    def with_faults(self, *faults: Problem) -> Draft:
+    def with_faults(self, *faults: DocumentProblem) -> SubmissionDraft:
         return replace(self, faults=(*self.faults, *faults)) if faults else self
 
 
 # A step fills in or checks one thing. It does no IO but for looking whether paths of this machine exist.
-Step = Callable[[Draft, Facts], Draft]
+Step = Callable[[SubmissionDraft, SubmissionFacts], SubmissionDraft]
 
 
 def parse_submission(document: Document) -> Submission:
@@ -62,7 +62,7 @@ def parse_submission(document: Document) -> Submission:
         raise invalid_job(_without_secrets(located, secrets_in(document.data)), invalid.count) from None
 
 
-def invalid_job(faults: tuple[Problem, ...], count: int = 0) -> ApiError:
+def invalid_job(faults: tuple[DocumentProblem, ...], count: int = 0) -> ApiError:
     """The refusal of a job. `count` is how many faults there are in all, if not all of them are listed."""
     first, more = faults[0], len(faults) - 1
     rest = f" ({more} more in `errors`)" if more else ""
@@ -71,7 +71,7 @@ def invalid_job(faults: tuple[Problem, ...], count: int = 0) -> ApiError:
     return ApiError("invalid_job", f"The job is not valid: {first}{rest}", errors=faults)
 
 
-def _without_secrets(faults: tuple[Problem, ...], secrets: frozenset[str]) -> tuple[Problem, ...]:
+def _without_secrets(faults: tuple[DocumentProblem, ...], secrets: frozenset[str]) -> tuple[DocumentProblem, ...]:
     return tuple(
         replace(f, path=redact_values(f.path, secrets), message=redact_values(f.message, secrets))
         if f.path.startswith("spec.runtime")

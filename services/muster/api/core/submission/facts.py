@@ -11,13 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import project_not_found, project_role
 from muster.api.core.callers import Principal
-from muster.api.core.database.recent import Recent
+from muster.api.core.database.recent import RecentAnswers
 from muster.api.core.database.tables import FileRow, JobRow, ProjectRow, SecretRow
 from muster.api.core.jobs import repository
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.projects import DEFAULT_NAMESPACE, namespace_of
 from muster.api.core.services import Services
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.contract.address import parse_address
 from muster.contract.cluster_objects import objects_named
 from muster.contract.job_inputs import files_named, input_commits
@@ -67,9 +67,9 @@ class CommitOrigin:
 
 
 @dataclass(frozen=True)
-class Facts:
+class SubmissionFacts:
     caller: Principal
-    settings: Settings
+    settings: ApiSettings
     project: ProjectRow
     limits: ProjectLimits
     namespace_holder: str | None
@@ -85,8 +85,8 @@ class Facts:
 
 
 async def read_facts(
-    services: Services, projects: Recent[SubmissionProject], caller: Principal, submission: Submission
-) -> Facts:
+    services: Services, projects: RecentAnswers[SubmissionProject], caller: Principal, submission: Submission
+) -> SubmissionFacts:
     """Read the rows in one session, and then the folders of commits that the job names. A job that names nothing beside
     its project, which a burst of submissions shares, asks the database nothing.
 
@@ -94,7 +94,7 @@ async def read_facts(
     """
     spec, layout = submission.spec, services.settings.layout
     project = await _project(services, projects, caller, submission)
-    facts = Facts(caller, services.settings, project.row, project.limits, project.holder)
+    facts = SubmissionFacts(caller, services.settings, project.row, project.limits, project.holder)
     named, commits = files_named(spec), input_commits(spec)
     uses_secrets = any(use.kind == "secrets" for use in objects_named(spec.runtime))
     after = spec.program.after if spec.program is not None else None
@@ -133,7 +133,7 @@ async def read_facts(
 
 
 async def _project(
-    services: Services, projects: Recent[SubmissionProject], caller: Principal, submission: Submission
+    services: Services, projects: RecentAnswers[SubmissionProject], caller: Principal, submission: Submission
 ) -> SubmissionProject:
     project_name = submission.labels.get(Label.PROJECT) or caller.home
     project_role(caller, project_name, Role.MEMBER)

@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.database.tables import InputPinRow, JobRow
 from muster.api.core.services import Services
-from muster.api.core.submission.drafts import Draft, InputCommit, invalid_job
+from muster.api.core.submission.drafts import InputCommit, SubmissionDraft, invalid_job
 from muster.contract.address import parse_address
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 from muster.contract.checkpoint import commit_key
 from muster.storage import readers
 from muster.storage.errors import NotFound, StoreError
@@ -37,7 +37,7 @@ RETRY_SECONDS = 600.0  # after a failed renewal: a folder that may not be writte
 ROWS_AT_ONCE = 100  # of a round; the next one goes on
 
 
-async def reserve(services: Services, drafted: Draft, job_id: str) -> tuple[Draft, str]:
+async def reserve(services: Services, drafted: SubmissionDraft, job_id: str) -> tuple[SubmissionDraft, str]:
     """Mark the checkpoints that the job will read, and return the draft whose job keeps them, with a note on those that
     could not be kept. Raises ApiError invalid_job for a checkpoint that retention removed since it was looked for."""
     if not drafted.inputs:
@@ -49,7 +49,7 @@ async def reserve(services: Services, drafted: Draft, job_id: str) -> tuple[Draf
         except NotFound:
             await release(services, drafted, job_id)
             words = f"the checkpoint of step {each.step} in {each.folder} was just removed by retention; name another"
-            raise invalid_job((Problem(f"{each.path}.step", words),)) from None
+            raise invalid_job((DocumentProblem(f"{each.path}.step", words),)) from None
         except StoreError as error:
             unkept.append(f"the checkpoint of {each.path} can't be kept from retention yet: {error}")
 
@@ -65,7 +65,7 @@ async def reserve(services: Services, drafted: Draft, job_id: str) -> tuple[Draf
     return replace(drafted, companions=(*drafted.companions, remember)), note
 
 
-async def release(services: Services, drafted: Draft, job_id: str) -> None:
+async def release(services: Services, drafted: SubmissionDraft, job_id: str) -> None:
     """Take the marks of a job back that was not stored; what fails lapses by itself."""
     for each in drafted.inputs:
         await _release(services, each.folder, each.step, job_id)

@@ -10,7 +10,7 @@ from pathlib import Path
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from pydantic import ValidationError
 
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.contract.base import dump_json
 from muster.contract.preview import PATH, Preview, PreviewQuestion
 
@@ -29,7 +29,7 @@ class OperatorPreviews:
     """Client of the operator's previews. If the settings give no address, it asks the operator that works in the state
     folder."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ApiSettings) -> None:
         self._url: Callable[[], str] = lambda: settings.operator_url or _url_in(settings.layout.operator)
         self._token_file = settings.operator_token_file or settings.layout.webhook_token
         self._must_be_named = settings.cluster != "local"

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from muster.api.core.submission.drafts import Draft
-from muster.contract.base import Problem
+from muster.api.core.submission.drafts import SubmissionDraft
+from muster.contract.base import DocumentProblem
 from muster.contract.names import KIND
 from muster.contract.replies import API_VERSION
 from muster.contract.spec import JobSpec
@@ -48,7 +48,9 @@ class CloneRequest(BaseModel):
     )
 
 
-def plan_document(draft: Draft, refusals: list[dict[str, str]], admission: dict[str, Any] | None) -> dict[str, Any]:
+def plan_document(
+    draft: SubmissionDraft, refusals: list[dict[str, str]], admission: dict[str, Any] | None
+) -> dict[str, Any]:
     """Return the plan without an estimate (planning.py adds it)."""
     view = plan_view(draft.name, draft.namespace, draft.labels, draft.spec)
     view["job"]["project"] = draft.project
@@ -64,5 +66,5 @@ def plan_document(draft: Draft, refusals: list[dict[str, str]], admission: dict[
     }
 
 
-def finding(code: str, problem: Problem) -> dict[str, str]:
+def finding(code: str, problem: DocumentProblem) -> dict[str, str]:
     return {"code": code, "path": problem.path, "message": problem.message}

@@ -13,17 +13,17 @@ from sqlalchemy.exc import IntegrityError
 
 from muster.api.core import idempotency
 from muster.api.core.callers import Principal
-from muster.api.core.database.recent import Recent
+from muster.api.core.database.recent import RecentAnswers
 from muster.api.core.database.tables import ProjectRow
 from muster.api.core.errors import ApiError, database_unavailable
-from muster.api.core.idempotency import Attempted
+from muster.api.core.idempotency import AttemptedRequest
 from muster.api.core.jobs import repository
 from muster.api.core.projects import namespace_of
 from muster.api.core.services import Services
 from muster.api.core.submission import input_pins
 from muster.api.core.submission.admission import admission
-from muster.api.core.submission.drafts import Draft, Step, invalid_job
-from muster.api.core.submission.facts import Facts, SubmissionProject, read_facts
+from muster.api.core.submission.drafts import Step, SubmissionDraft, invalid_job
+from muster.api.core.submission.facts import SubmissionFacts, SubmissionProject, read_facts
 from muster.api.core.submission.operator_previews import OperatorPreviews
 from muster.api.core.submission.schemas import finding, plan_document
 from muster.api.core.submission.storing import NO_EXTRA_ROWS, ExtraRows, JobWriter, accepted
@@ -34,24 +34,25 @@ _TRIES = 3  # a lost race against another process is looked at anew; the second 
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedJob:
     """A job that was stored. `replayed` says that an earlier request with the same Idempotency-Key stored it."""
 
     document: dict[str, Any]
     replayed: bool
 
 
-class Submissions:
-    """Submissions of one app: what it knows is read once (`Facts`), and each of `steps` makes the next draft of it."""
+class SubmissionService:
+    """Submissions of one app: what it knows is read once (`SubmissionFacts`), and each of `steps` makes the next draft
+    of it."""
 
     def __init__(self, services: Services, steps: Sequence[Step]) -> None:
         self._services, self._steps = services, steps
         self._previews = OperatorPreviews(services.settings)
         self._writer = JobWriter(services.database)
-        self._projects = Recent[SubmissionProject](ProjectRow)
+        self._projects = RecentAnswers[SubmissionProject](ProjectRow)
         self._projects.watch(services.database.sessions)
 
-    async def draft(self, caller: Principal, submission: Submission) -> Draft:
+    async def draft(self, caller: Principal, submission: Submission) -> SubmissionDraft:
         """Fill in what depends on the platform and the project. Writes nothing.
 
         Raises ApiError project_not_found, or forbidden where the caller may not submit to the project.
@@ -60,10 +61,10 @@ class Submissions:
         # In a thread: steps look up every path that the job names. A sweep does so for each trial.
         return await asyncio.to_thread(self._drafted, submission, facts)
 
-    def _drafted(self, submission: Submission, facts: Facts) -> Draft:
+    def _drafted(self, submission: Submission, facts: SubmissionFacts) -> SubmissionDraft:
         labels = {key: value for key, value in submission.labels.items() if key not in (Label.PROJECT, Label.OWNER)}
         namespace = submission.namespace or namespace_of(facts.project)
-        first = Draft(submission.name, namespace, facts.project.name, labels, submission.spec)
+        first = SubmissionDraft(submission.name, namespace, facts.project.name, labels, submission.spec)
         return functools.reduce(lambda draft, step: step(draft, facts), self._steps, first)
 
     async def plan(self, caller: Principal, submission: Submission) -> dict[str, Any]:
@@ -87,9 +88,9 @@ class Submissions:
         self,
         caller: Principal,
         submission: Submission,
-        attempted: Attempted | None,
+        attempted: AttemptedRequest | None,
         extra: ExtraRows = NO_EXTRA_ROWS,
-    ) -> Submitted:
+    ) -> SubmittedJob:
         """Store the job, its first event and the reply in one commit. Raises ApiError; then nothing was stored."""
         drafted = await self.draft(caller, submission)
         if drafted.faults:
@@ -118,28 +119,28 @@ class Submissions:
                 stored = True
                 self._services.metrics.submissions.inc()
                 self._services.relay.wake.set()
-                return Submitted(new.document, replayed=False)
+                return SubmittedJob(new.document, replayed=False)
             raise database_unavailable()
         finally:
             if not stored:
                 await input_pins.release(self._services, drafted, job_id)
 
-    async def _replay(self, attempted: Attempted | None) -> Submitted | None:
+    async def _replay(self, attempted: AttemptedRequest | None) -> SubmittedJob | None:
         """The first reply to this request, if it has been answered before."""
         if attempted is None:
             return None
         async with self._services.database.read() as session:
             reply = await idempotency.recall(session, attempted)
-        return Submitted(reply, replayed=True) if reply is not None else None
+        return SubmittedJob(reply, replayed=True) if reply is not None else None
 
-    async def _refuse_taken_name(self, drafted: Draft) -> None:
+    async def _refuse_taken_name(self, drafted: SubmissionDraft) -> None:
         async with self._services.database.read() as session:
             holder = await repository.live_with_name(session, drafted.namespace, drafted.name)
         if holder is not None:
             raise _name_taken(drafted, holder)
 
 
-def _name_taken(drafted: Draft, holder: str) -> ApiError:
+def _name_taken(drafted: SubmissionDraft, holder: str) -> ApiError:
     detail = (
         f"Namespace {drafted.namespace!r} has a live job named {drafted.name!r} ({holder}). "
         "Choose another name, or wait for that job or cancel it."

@@ -15,16 +15,16 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core import idempotency
-from muster.api.core.audit import Act, act_values
+from muster.api.core.audit import AuditedAct, act_values
 from muster.api.core.callers import Principal
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import AuditRow, Table
 from muster.api.core.events.types import EventType, NewEvent
-from muster.api.core.idempotency import Attempted
+from muster.api.core.idempotency import AttemptedRequest
 from muster.api.core.jobs import repository
 from muster.api.core.jobs.repository import NewJob
 from muster.api.core.jobs.schemas import job_document
-from muster.api.core.submission.drafts import Draft
+from muster.api.core.submission.drafts import SubmissionDraft
 from muster.contract.base import dump
 from muster.contract.prices import Prices
 from muster.contract.status import JobStatus, Phase
@@ -50,7 +50,7 @@ NO_EXTRA_ROWS = ExtraRows()
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedJob:
     """A job that may be stored, with its first event, its line of the audit and the reply to whoever submitted it."""
 
     job: NewJob
@@ -58,8 +58,8 @@ class Accepted:
     audit: dict[str, Any]
     document: dict[str, Any]
     caller: Principal
-    drafted: Draft
-    attempted: Attempted | None
+    drafted: SubmissionDraft
+    attempted: AttemptedRequest | None
     extra: ExtraRows
 
     @property
@@ -68,7 +68,9 @@ class Accepted:
         return bool(self.drafted.conditions or self.drafted.companions) or self.extra.rows is not None
 
 
-def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, extra: ExtraRows, job_id: str) -> Accepted:
+def accepted(
+    caller: Principal, drafted: SubmissionDraft, attempted: AttemptedRequest | None, extra: ExtraRows, job_id: str
+) -> AcceptedJob:
     now = time.time()
     program = drafted.spec.program
     after = program.after if program is not None else None
@@ -98,9 +100,9 @@ def accepted(caller: Principal, drafted: Draft, attempted: Attempted | None, ext
     )
     data = {"name": job.name, "namespace": job.namespace} | extra.data
     created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted{extra.note}", data=data)
-    audit = act_values(caller, Act("job.submitted", job.id, job.project, after=data))
+    audit = act_values(caller, AuditedAct("job.submitted", job.id, job.project, after=data))
     document = job_document(repository.new_row(job), Prices(), caller.person)  # nothing has been spent yet
-    return Accepted(job, created, audit, document, caller, drafted, attempted, extra)
+    return AcceptedJob(job, created, audit, document, caller, drafted, attempted, extra)
 
 
 class JobWriter:
@@ -108,10 +110,10 @@ class JobWriter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: deque[tuple[Accepted, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[AcceptedJob, asyncio.Future[None]]] = deque()
         self._writing: asyncio.Task[None] | None = None
 
-    async def store(self, new: Accepted) -> None:
+    async def store(self, new: AcceptedJob) -> None:
         """Raises IntegrityError where its key was used before, or its name is a live job's; ApiError of its
         conditions and companions. Then nothing was stored."""
         if new.needs_more:
@@ -134,7 +136,7 @@ class JobWriter:
         finally:
             self._writing = None
 
-    async def _store_group(self, group: Sequence[tuple[Accepted, asyncio.Future[None]]]) -> None:
+    async def _store_group(self, group: Sequence[tuple[AcceptedJob, asyncio.Future[None]]]) -> None:
         try:
             await self._commit([new for new, _ in group])
         except IntegrityError as error:
@@ -149,12 +151,12 @@ class JobWriter:
         else:
             _end(group, None)
 
-    async def _commit(self, group: Sequence[Accepted]) -> None:
+    async def _commit(self, group: Sequence[AcceptedJob]) -> None:
         async with self._database.write() as session:
             await _store(session, group)
 
 
-def _end(group: Sequence[tuple[Accepted, asyncio.Future[None]]], error: BaseException | None) -> None:
+def _end(group: Sequence[tuple[AcceptedJob, asyncio.Future[None]]], error: BaseException | None) -> None:
     for _, stored in group:
         if stored.done():  # whoever waited was cancelled
             continue
@@ -166,7 +168,7 @@ def _end(group: Sequence[tuple[Accepted, asyncio.Future[None]]], error: BaseExce
             stored.cancel()
 
 
-async def _store(session: AsyncSession, group: Sequence[Accepted]) -> None:
+async def _store(session: AsyncSession, group: Sequence[AcceptedJob]) -> None:
     """Store the jobs. All processes take the names in one order, and then the keys: else two groups could wait for each
     other."""
     for new in group:

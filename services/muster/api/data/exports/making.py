@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.contract.base import UserError
 from muster.storage.errors import StorageError
 from muster.storage.opening import open_store
@@ -31,11 +31,11 @@ TOOL = "muster.trainer.convert.export"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportOrder:
     """Description of an exported model: the job's checkpoint and the format."""
 
     job_id: str
-    folder: Address  # the job's, where its commits are
+    folder: StorageAddress  # the job's, where its commits are
     step: int
     format: str
     dtype: str
@@ -48,7 +48,7 @@ class Wanted:
 
 
 @dataclass
-class Progress:
+class ExportProgress:
     """Progress of an export: the bytes read, of the total. `fault` says why it ended without a model, and `is_users`
     says that the request is to blame for that."""
 
@@ -66,18 +66,18 @@ class Progress:
         return bool(self.fault) and time.monotonic() - self.ended_at < FAILURE_SECONDS
 
 
-class Exports:
+class ModelExports:
     """The models that were made, below `root`, and those that are being made by this process."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._making: dict[tuple[Wanted, str], tuple[asyncio.Task[None], Progress]] = {}
+        self._making: dict[tuple[ExportOrder, str], tuple[asyncio.Task[None], ExportProgress]] = {}
 
-    def folder(self, order: Wanted) -> Path:
+    def folder(self, order: ExportOrder) -> Path:
         return self.root / order.job_id / order.name
 
-    def made(self, order: Wanted) -> bool:
+    def made(self, order: ExportOrder) -> bool:
         """Return whether the export exists and is complete. If it is, it is kept for a while longer."""
         try:
             os.utime(self.folder(order))
@@ -85,18 +85,18 @@ class Exports:
             return False
         return True
 
-    def begin(self, order: Wanted, to: str = "") -> tuple[Progress, bool]:
+    def begin(self, order: ExportOrder, to: str = "") -> tuple[ExportProgress, bool]:
         """See that it is being made, and written to `to` if that is given: how far that is, and whether it begins now.
 
         What was written to an address is not written there again until this has forgotten it.
         """
         if (running := self._making.get((order, to))) is not None and running[1].holds(to):
             return running[1], False
-        progress = Progress()
+        progress = ExportProgress()
         self._making[order, to] = (asyncio.create_task(self._run(order, to, progress)), progress)
         return progress, True
 
-    async def wait(self, order: Wanted, seconds: float, to: str = "") -> None:
+    async def wait(self, order: ExportOrder, seconds: float, to: str = "") -> None:
         """Wait until the export has ended, but at most so many seconds."""
         if (running := self._making.get((order, to))) is not None:
             await asyncio.wait([running[0]], timeout=seconds)
@@ -123,7 +123,7 @@ class Exports:
                 with contextlib.suppress(OSError):
                     job.rmdir()
 
-    async def _run(self, order: Wanted, to: str, progress: Progress) -> None:
+    async def _run(self, order: ExportOrder, to: str, progress: ExportProgress) -> None:
         try:
             async with self._room:
                 if not self.made(order):
@@ -138,7 +138,7 @@ class Exports:
         finally:
             progress.ended_at = time.monotonic()
 
-    async def _make(self, order: Wanted, progress: Progress) -> None:
+    async def _make(self, order: ExportOrder, progress: ExportProgress) -> None:
         """Raises UserError for what can't be asked of this commit, StorageError for what may be right later."""
         target = self.folder(order)
         await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def _reason(said: str, code: int) -> str:
         return f"the tool that makes the model ended with code {code}: {said[:300]}"
 
 
-def _send(folder: Path, to: str, progress: Progress) -> None:
+def _send(folder: Path, to: str, progress: ExportProgress) -> None:
     """Write every file below `folder` to a store. Raises StorageError, AddressError."""
     store = open_store(to)
     files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
 from muster.api.core.access import find_job
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.checkpoints.routes import Step
 from muster.api.core.database.tables import JobRow, ProjectRow
@@ -24,9 +24,9 @@ from muster.api.core.http.path_parts import JobId
 from muster.api.core.http.ranges import ranged
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services, ServicesDependency
-from muster.api.data.exports.making import Exports, Progress, Wanted, available
+from muster.api.data.exports.making import ExportOrder, ExportProgress, ModelExports, available
 from muster.api.data.exports.schemas import Dtype, Export, ExportRequest, Format
-from muster.api.data.exports.tar import Archive
+from muster.api.data.exports.tar import TarArchive
 from muster.contract.address import AddressError, parse_address
 from muster.contract.projects import ProjectLimits, is_under
 
@@ -92,7 +92,7 @@ async def fetch_export(
     chat template, as a tar archive or file by file. The first request starts the export and is answered with 202 until
     it is ready; the result is kept for an hour after it was last read. Use `Range` to resume a broken download."""
     row = await find_job(services, caller, job_id)
-    order, exports = _wanted(row, step, format, dtype, ema), services[Exports]
+    order, exports = _wanted(row, step, format, dtype, ema), services[ModelExports]
     if not await asyncio.to_thread(exports.made, order):
         progress, _ = _made_here(exports, order)
         await exports.wait(order, WAIT_SECONDS)
@@ -104,7 +104,7 @@ async def fetch_export(
         return JSONResponse(await asyncio.to_thread(_document, order, folder, ""))
     if file is not None:
         return await _one_file(request, folder, file)
-    archive = await asyncio.to_thread(Archive, folder, f"{row.name}-{order.name}")
+    archive = await asyncio.to_thread(TarArchive, folder, f"{row.name}-{order.name}")
     name = f"{row.name}-{order.name}.tar"
 
     async def read(start: int, stop: int) -> AsyncIterator[bytes]:
@@ -136,7 +136,11 @@ async def make_export(
         request, parsed(ExportRequest, "invalid_parameter", "The request is not valid"), optional=True
     )
     row = await find_job(services, caller, job_id, act=True)
-    order, exports, to = _wanted(row, step, asked.format, asked.dtype, asked.ema), services[Exports], asked.to or ""
+    order, exports, to = (
+        _wanted(row, step, asked.format, asked.dtype, asked.ema),
+        services[ModelExports],
+        asked.to or "",
+    )
     if to:
         await _refuse_place(services, row, to)
     if not to and await asyncio.to_thread(exports.made, order):
@@ -144,7 +148,9 @@ async def make_export(
     progress, begun = _made_here(exports, order, to)
     if to and begun:
         async with services.database.write() as session:
-            record(session, caller, Act("checkpoint.exported", row.id, row.project, after={"step": step, "to": to}))
+            record(
+                session, caller, AuditedAct("checkpoint.exported", row.id, row.project, after={"step": step, "to": to})
+            )
     await exports.wait(order, WAIT_SECONDS, to)
     _refuse_failure(progress)
     if progress.ended_at is None:
@@ -152,13 +158,13 @@ async def make_export(
     return JSONResponse(await asyncio.to_thread(_document, order, exports.folder(order), to))
 
 
-def _wanted(row: JobRow, step: int, format: str, dtype: str, ema: bool) -> Wanted:
+def _wanted(row: JobRow, step: int, format: str, dtype: str, ema: bool) -> ExportOrder:
     if (folder := folder_of(row)) is None:
         raise ApiError("checkpoint_not_found", f"Job {row.name!r} does not say where it commits.")
-    return Wanted(row.id, folder, step, format, dtype, ema)
+    return ExportOrder(row.id, folder, step, format, dtype, ema)
 
 
-def _made_here(exports: Exports, order: Wanted, to: str = "") -> tuple[Progress, bool]:
+def _made_here(exports: ModelExports, order: ExportOrder, to: str = "") -> tuple[ExportProgress, bool]:
     if not available() and not exports.made(order):
         detail = (
             "The API has no trainer beside it, which makes models: `muster export` makes it where there is one and the "
@@ -168,7 +174,7 @@ def _made_here(exports: Exports, order: Wanted, to: str = "") -> tuple[Progress,
     return exports.begin(order, to)
 
 
-def _refuse_failure(progress: Progress) -> None:
+def _refuse_failure(progress: ExportProgress) -> None:
     if progress.fault:
         code = "checkpoint_unusable" if progress.is_users else "storage_unavailable"
         raise ApiError(code, progress.fault, headers={} if progress.is_users else {"Retry-After": "30"})
@@ -188,12 +194,12 @@ async def _refuse_place(services: Services, row: JobRow, to: str) -> None:
         raise invalid_parameter("to", f"project {row.project!r} writes under {below}; name a folder there")
 
 
-def _still(order: Wanted, progress: Progress) -> JSONResponse:
+def _still(order: ExportOrder, progress: ExportProgress) -> JSONResponse:
     document = {**_MAKING, "step": order.step, "done": progress.done, "total": progress.total}
     return JSONResponse(document, status_code=202, headers={"Retry-After": "1"})
 
 
-def _document(order: Wanted, folder: Path, to: str) -> dict[str, Any]:
+def _document(order: ExportOrder, folder: Path, to: str) -> dict[str, Any]:
     sizes = {path: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     total = sum(sizes.values())
     return {
@@ -201,7 +207,7 @@ def _document(order: Wanted, folder: Path, to: str) -> dict[str, Any]:
         "step": order.step,
         "done": total,
         "total": total,
-        "bytes": Archive(folder, "model").bytes,
+        "bytes": TarArchive(folder, "model").bytes,
         "files": [{"path": path.relative_to(folder).as_posix(), "bytes": size} for path, size in sizes.items()],
         "to": to or None,
     }

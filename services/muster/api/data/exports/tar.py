@@ -11,7 +11,7 @@ BLOCK = tarfile.BLOCKSIZE
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _ArchivePiece:
     """A stretch of the archive, from `start` on: bytes that are known, or those of a file, and zeros up to `length`."""
 
     start: int
@@ -20,11 +20,11 @@ class _Piece:
     file: Path | None = None
 
 
-class Archive:
+class TarArchive:
     """The files below `folder`, by name, under the name `root` in the archive. They do not change."""
 
     def __init__(self, folder: Path, root: str) -> None:
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_ArchivePiece] = []
         at, digest = 0, hashlib.sha256()
         for path in sorted(each for each in folder.rglob("*") if each.is_file()):
             about = path.stat()
@@ -32,12 +32,12 @@ class Archive:
             info.size, info.mode, info.mtime = about.st_size, 0o644, int(about.st_mtime)
             head = info.tobuf(tarfile.PAX_FORMAT)
             digest.update(head)
-            self._pieces.append(_Piece(at, len(head), head))
+            self._pieces.append(_ArchivePiece(at, len(head), head))
             at += len(head)
             padded = -(-about.st_size // BLOCK) * BLOCK
-            self._pieces.append(_Piece(at, padded, b"", path))
+            self._pieces.append(_ArchivePiece(at, padded, b"", path))
             at += padded
-        self._pieces.append(_Piece(at, 2 * BLOCK, b""))
+        self._pieces.append(_ArchivePiece(at, 2 * BLOCK, b""))
         self.bytes = at + 2 * BLOCK
         self.tag = digest.hexdigest()
 
@@ -51,7 +51,7 @@ class Archive:
         return bytes(content)
 
 
-def _of(piece: _Piece, start: int, stop: int) -> bytes:
+def _of(piece: _ArchivePiece, start: int, stop: int) -> bytes:
     if piece.file is None:
         content = piece.head[start:stop]
     else:

@@ -18,19 +18,19 @@ from pathlib import Path
 import structlog
 from sqlalchemy import select
 
-from muster.api.core.background import Work
+from muster.api.core.background import BackgroundWork
 from muster.api.core.clock import clock, now_in
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import FileRow, ProjectRow
 from muster.api.core.errors import ApiError
 from muster.api.data.files import repository
-from muster.api.data.files.staging import Staging
+from muster.api.data.files.staging import UploadStaging
 from muster.api.data.tool import run_module
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.contract.file_replies import FileStatus, Purpose
 from muster.contract.projects import ProjectLimits
-from muster.storage.contents import Contents
-from muster.storage.data_check import MEMORY_BYTES_MAX, Checked
+from muster.storage.contents import UploadedContents
+from muster.storage.data_check import MEMORY_BYTES_MAX, CheckedContents
 from muster.storage.errors import StorageError
 
 log = structlog.get_logger("muster.api.files")
@@ -49,7 +49,7 @@ CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memo
 
 
 @dataclass(frozen=True)
-class _Sender:
+class _FileSender:
     """Person who sent a file, and the project that has it. The checks are shared out between persons, and then between
     projects: one person may have many."""
 
@@ -58,15 +58,15 @@ class _Sender:
 
 
 @dataclass
-class _Taking:
+class _FileIntake:
     """A file that is being taken in. Its check may be broken off at any time, for another does it anew."""
 
-    sender: _Sender
+    sender: _FileSender
     task: asyncio.Task[None]
     in_check: bool = False
 
 
-class Arrivals:
+class FileArrivals:
     """Takes the files in that have arrived, a few at a time, each in a task of its own: a small one does not wait for a
     large one.
 
@@ -74,12 +74,12 @@ class Arrivals:
     whose turns are longest ago. It takes the place of the youngest check that would come after it if both waited.
     """
 
-    def __init__(self, database: Database, staging: Staging, contents: Contents) -> None:
+    def __init__(self, database: Database, staging: UploadStaging, contents: UploadedContents) -> None:
         self._database, self._staging, self._contents = database, staging, contents
-        self._taking: dict[str, _Taking] = {}
+        self._taking: dict[str, _FileIntake] = {}
         self._turns: Counter[tuple[str, str]] = Counter()  # when a person or project was last served: a count, no time
         self._not_before: dict[str, float] = {}
-        self.work = Work("files", self.step, ARRIVAL_SECONDS)
+        self.work = BackgroundWork("files", self.step, ARRIVAL_SECONDS)
 
     async def step(self) -> bool:
         """Start processing what waits, as far as there is room; False, because each file that ends calls for the next
@@ -88,7 +88,7 @@ class Arrivals:
         async with self._database.read() as session:
             columns = select(FileRow.id, FileRow.owner, FileRow.project)
             query = columns.where(FileRow.status == FileStatus.CHECKING).order_by(FileRow.seq)
-            arrived = {row.id: _Sender(row.owner, row.project) for row in await session.execute(query)}
+            arrived = {row.id: _FileSender(row.owner, row.project) for row in await session.execute(query)}
         for own, taking in self._taking.items():
             if own not in arrived:  # it was deleted, here or by another process
                 self._break_off(taking)
@@ -99,7 +99,7 @@ class Arrivals:
             self._begin(following, waiting.pop(following))
         return False
 
-    def _next(self, waiting: dict[str, _Sender]) -> str | None:
+    def _next(self, waiting: dict[str, _FileSender]) -> str | None:
         """The file to begin with now; None where there is no room yet."""
         following = min(waiting, key=lambda each: self._rank(waiting[each]))
         if len(self._taking) < AT_ONCE:
@@ -111,7 +111,7 @@ class Arrivals:
                 break
         return None
 
-    def _rank(self, sender: _Sender, without: str = "") -> tuple[int, int, int, int]:
+    def _rank(self, sender: _FileSender, without: str = "") -> tuple[int, int, int, int]:
         """The place of a sender's file among those that wait, the least first, as if the file `without` waited too."""
         others = [taking.sender for own, taking in self._taking.items() if own != without]
         return (
@@ -121,14 +121,14 @@ class Arrivals:
             self._turns["project", sender.project],
         )
 
-    def _begin(self, file_id: str, sender: _Sender) -> None:
+    def _begin(self, file_id: str, sender: _FileSender) -> None:
         turn = max(self._turns.values(), default=0) + 1
         self._turns["person", sender.person] = self._turns["project", sender.project] = turn
-        taking = _Taking(sender, asyncio.create_task(self._take_in(file_id)))
+        taking = _FileIntake(sender, asyncio.create_task(self._take_in(file_id)))
         taking.task.add_done_callback(lambda _: self.work.wake.set())
         self._taking[file_id] = taking
 
-    def _break_off(self, taking: _Taking) -> None:
+    def _break_off(self, taking: _FileIntake) -> None:
         if taking.in_check:
             taking.task.cancel()
 
@@ -198,7 +198,9 @@ class Arrivals:
                 raise ApiError("file_not_found", f"{row.id} was deleted while it was taken in.")
             now.key, now.sha256 = row.key, row.sha256
 
-    async def _finish(self, row: FileRow, status: FileStatus, checked: Checked | None = None, fault: str = "") -> None:
+    async def _finish(
+        self, row: FileRow, status: FileStatus, checked: CheckedContents | None = None, fault: str = ""
+    ) -> None:
         async with self._database.write() as session:
             now = await repository.get(session, row.id, lock=True)
             if now is None:
@@ -208,7 +210,7 @@ class Arrivals:
             if row.lifetime_seconds is not None:
                 now.expires_at = await clock(session) + row.lifetime_seconds
 
-    async def _check(self, row: FileRow, key: str) -> Checked:
+    async def _check(self, row: FileRow, key: str) -> CheckedContents:
         """Check the file in a separate process, because somebody else sent its content."""
         seconds = CPU_SECONDS_FREE + row.bytes / BYTES_PER_CPU_SECOND
         limits = ("--memory-bytes", str(memory_of_a_check()), "--cpu-seconds", f"{seconds:g}")
@@ -219,11 +221,13 @@ class Arrivals:
         finally:
             taking.in_check = False
         if ended.code == 0:
-            return Checked(**json.loads(ended.said))
+            return CheckedContents(**json.loads(ended.said))
         words = ended.complained.decode(errors="replace").strip()[-500:]
         if ended.code < 0:  # by the kernel, most likely for its memory or its time
             why = "most likely for the memory or the time that it took; split the file"
-            return Checked(fault=f"{row.name}: the process that read it was ended by signal {-ended.code}, {why}")
+            return CheckedContents(
+                fault=f"{row.name}: the process that read it was ended by signal {-ended.code}, {why}"
+            )
         raise StorageError(f"{row.id} can't be read through: {words}")
 
 
@@ -237,24 +241,26 @@ def memory_of_a_check(limits: Sequence[Path] = CONTAINER_LIMITS) -> int:
 
 
 @dataclass(frozen=True)
-class Files:
+class FilePlaces:
     """Places of files: uploads in progress, and stored contents, which is None where no place for them is
     configured."""
 
-    staging: Staging
-    contents: Contents | None
-    arrivals: Arrivals | None
+    staging: UploadStaging
+    contents: UploadedContents | None
+    arrivals: FileArrivals | None
 
 
-def open_files(database: Database, uploads: Path, place: Address | None, bytes_max: int | None = None) -> Files:
-    staging = Staging(uploads, bytes_max)
+def open_files(
+    database: Database, uploads: Path, place: StorageAddress | None, bytes_max: int | None = None
+) -> FilePlaces:
+    staging = UploadStaging(uploads, bytes_max)
     if place is None:
-        return Files(staging, None, None)
-    contents = Contents(place)
-    return Files(staging, contents, Arrivals(database, staging, contents))
+        return FilePlaces(staging, None, None)
+    contents = UploadedContents(place)
+    return FilePlaces(staging, contents, FileArrivals(database, staging, contents))
 
 
-async def drop_expired(database: Database, files: Files) -> list[str]:
+async def drop_expired(database: Database, files: FilePlaces) -> list[str]:
     """Delete the files whose time is over, but for those that a live job reads; returns their ids. To be repeated."""
     if files.contents is None:
         return []
@@ -275,7 +281,7 @@ async def drop_expired(database: Database, files: Files) -> list[str]:
     return gone
 
 
-async def _drop_left(database: Database, staging: Staging) -> None:
+async def _drop_left(database: Database, staging: UploadStaging) -> None:
     """Remove the bytes on this machine's disk that are of no file: what a request left whose process was killed."""
     names = await asyncio.to_thread(lambda: set(staging.older(time.time() - ELSEWHERE_SECONDS)))
     if not names:

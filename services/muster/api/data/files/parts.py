@@ -12,7 +12,7 @@ from muster.api.core.database.tables import FileRow
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.services import Services
 from muster.api.data.files import service
-from muster.api.data.files.arrivals import Files
+from muster.api.data.files.arrivals import FilePlaces
 from muster.api.data.files.service import Chunks, NewFile
 from muster.contract.file_replies import FileStatus
 
@@ -33,7 +33,7 @@ async def add(services: Services, caller: Principal, file_id: str, chunks: Chunk
     row = await service.find(services, caller, file_id, act=True)
     if row.status != FileStatus.UPLOADING:
         raise ApiError("upload_conflict", f"All of {row.id} has arrived.")
-    staging, part = services[Files].staging, secrets.token_hex(12)
+    staging, part = services[FilePlaces].staging, secrets.token_hex(12)
     there = await asyncio.to_thread(staging.parts, row.id)
     left = TRIES * row.bytes - sum(there.values())
     name = staging.part(row.id, part)
@@ -54,7 +54,7 @@ async def join(services: Services, caller: Principal, file_id: str, parts: Seque
     row = await service.find(services, caller, file_id, act=True)
     if row.status != FileStatus.UPLOADING:
         return row
-    staging, spool = services[Files].staging, service.new_spool()
+    staging, spool = services[FilePlaces].staging, service.new_spool()
     names = [staging.part(row.id, part) for part in parts]
     try:
         _refuse(await asyncio.to_thread(staging.parts, row.id), parts, row.bytes)

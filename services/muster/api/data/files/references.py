@@ -11,11 +11,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.database.tables import FileRow, JobFileRow
 from muster.api.core.errors import ApiError
-from muster.api.core.submission.drafts import Draft, Step
-from muster.api.core.submission.facts import Facts, NamedFile
-from muster.contract.base import Problem
+from muster.api.core.submission.drafts import Step, SubmissionDraft
+from muster.api.core.submission.facts import NamedFile, SubmissionFacts
+from muster.contract.base import DocumentProblem
 from muster.contract.file_replies import FileStatus, Purpose
-from muster.storage.contents import Contents
+from muster.storage.contents import UploadedContents
 
 _SOURCE = "spec.program.source"
 _WAITS = {
@@ -24,21 +24,23 @@ _WAITS = {
 }
 
 
-def named_files(contents: Contents | None) -> Step:
+def named_files(contents: UploadedContents | None) -> Step:
     """The step of a submission that finds the addresses of the files that the job names. `contents` is None where no
     files are kept."""
 
-    def step(draft: Draft, facts: Facts) -> Draft:
-        addresses, faults = dict[str, str](), list[Problem]()
+    def step(draft: SubmissionDraft, facts: SubmissionFacts) -> SubmissionDraft:
+        addresses, faults = dict[str, str](), list[DocumentProblem]()
         for named in facts.files:
             row = named.row
             if named.path == _SOURCE and row is not None and row.purpose != Purpose.SOURCE:
                 words = f"file {row.id} was uploaded for {row.purpose}, and a program's source is one for source"
-                faults.append(Problem(named.path, f"{words}: `muster files upload --purpose source ARCHIVE.tar.gz`"))
+                faults.append(
+                    DocumentProblem(named.path, f"{words}: `muster files upload --purpose source ARCHIVE.tar.gz`")
+                )
             elif row is not None and row.status == FileStatus.READY and row.key and contents is not None:
                 addresses[row.id] = contents.address(row.key)
             else:
-                faults.append(Problem(named.path, _why_not(named, draft.project)))
+                faults.append(DocumentProblem(named.path, _why_not(named, draft.project)))
         draft = draft.with_faults(*faults)
         if not addresses:
             return draft

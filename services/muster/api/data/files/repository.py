@@ -12,12 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.database.tables import FileRow, JobFileRow, JobRow, ProjectRow
 from muster.api.core.errors import ApiError
 from muster.contract.file_replies import FileStatus
-from muster.storage.contents import Contents
+from muster.storage.contents import UploadedContents
 from muster.storage.errors import StorageError
 
 
 @dataclass(frozen=True)
-class Filter:
+class FileFilter:
     """Filter of files. Every given condition must hold."""
 
     project: str | None = None
@@ -29,7 +29,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Like:
+class FileLikeness:
     """Attributes that two attempts of one request to create a file have in common. `sha256` is None for a file that has
     yet to arrive."""
 
@@ -46,7 +46,7 @@ async def get(session: AsyncSession, file_id: str, lock: bool = False) -> FileRo
 
 
 async def page(
-    session: AsyncSession, chosen: Filter, past_seq: int | None, limit: int, oldest_first: bool = False
+    session: AsyncSession, chosen: FileFilter, past_seq: int | None, limit: int, oldest_first: bool = False
 ) -> list[FileRow]:
     """The newest files older than `past_seq`, newest first; or the oldest that are newer, oldest first."""
     query = select(FileRow).order_by(FileRow.seq.asc() if oldest_first else FileRow.seq.desc()).limit(limit)
@@ -67,7 +67,7 @@ async def page(
     return list((await session.scalars(query)).all())
 
 
-async def newest_like(session: AsyncSession, owner: str, like: Like, since: float) -> FileRow | None:
+async def newest_like(session: AsyncSession, owner: str, like: FileLikeness, since: float) -> FileRow | None:
     """The newest file of this owner that is like that, begun since then; where there is no digest, one on its way."""
     query = select(FileRow).where(
         FileRow.owner == owner,
@@ -99,7 +99,7 @@ async def on_their_way(session: AsyncSession) -> dict[str, int]:
     return {row.id: row.bytes for row in await session.execute(query)}
 
 
-async def drop(session: AsyncSession, row: FileRow, contents: Contents) -> None:
+async def drop(session: AsyncSession, row: FileRow, contents: UploadedContents) -> None:
     """Take the row away, and the bytes where no other file has them. The project is locked by `lock_project`, so nobody
     begins to share them meanwhile. Raises ApiError files_unavailable."""
     await session.execute(delete(FileRow).where(FileRow.id == row.id))

@@ -17,7 +17,7 @@ from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.ranges import ranged
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files import service, tus
-from muster.api.data.files.repository import Filter
+from muster.api.data.files.repository import FileFilter
 from muster.api.data.files.schemas import file_document
 from muster.api.data.files.service import NewFile
 from muster.api.data.files.staging import CHECKSUMS
@@ -179,7 +179,7 @@ async def list_files(
     """Returns the files of the projects that the caller may see, newest first, including uploads in progress."""
     if project is not None:
         project_role(caller, project, Role.VIEWER)
-    chosen = Filter(project, purpose, status, name, visible=caller.visible_projects)
+    chosen = FileFilter(project, purpose, status, name, visible=caller.visible_projects)
     rows = await service.page(services, chosen, seq_of(cursor) if cursor else None, limit + 1)
     more = len(rows) > limit
     items = [file_document(row, received) for row, received in rows[:limit]]

@@ -23,21 +23,21 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import project_not_found, project_role
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Principal
 from muster.api.core.clock import clock
 from muster.api.core.database.tables import FileRow, ProjectRow
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.services import Services
 from muster.api.data.files import repository
-from muster.api.data.files.arrivals import Files
-from muster.api.data.files.repository import Filter, Like
-from muster.api.data.files.staging import Checksum
+from muster.api.data.files.arrivals import FilePlaces
+from muster.api.data.files.repository import FileFilter, FileLikeness
+from muster.api.data.files.staging import ExpectedChecksum
 from muster.contract.file_replies import FileStatus, Purpose
 from muster.contract.projects import ProjectLimits, Role
 from muster.contract.text import nearest
 from muster.contract.text import size as text_size
-from muster.storage.contents import Contents
+from muster.storage.contents import UploadedContents
 from muster.storage.errors import NotFound, StorageError
 
 UPLOAD_SECONDS = 24 * 3600.0  # from its begin: what has not arrived by then is dropped
@@ -77,7 +77,7 @@ async def append(
     file_id: str,
     offset: int,
     chunks: Chunks,
-    checksum: Checksum | None = None,
+    checksum: ExpectedChecksum | None = None,
 ) -> FileRow:
     """Add to an upload what follows its first `offset` bytes. With the last byte it becomes `checking`.
 
@@ -87,7 +87,7 @@ async def append(
     row = await find(services, caller, file_id, act=True)
     if row.status != FileStatus.UPLOADING:
         raise ApiError("upload_conflict", f"All {row.bytes} bytes of {row.id} have arrived.")
-    have = await services[Files].staging.write(row.id, offset, chunks, row.bytes, checksum)
+    have = await services[FilePlaces].staging.write(row.id, offset, chunks, row.bytes, checksum)
     return await arrived(services, caller, row.id) if have == row.bytes else row
 
 
@@ -95,7 +95,7 @@ async def save(services: Services, caller: Principal, new: NewFile, chunks: Chun
     """Upload a whole file: it is there when this returns, or nothing of it. Raises ApiError as `create` and `append`
     do."""
     row = await begin(services, caller, new, new.bytes or 0, SAVE_SECONDS, needs=new.bytes or 0)
-    staging = services[Files].staging
+    staging = services[FilePlaces].staging
     try:
         most = new.bytes if new.bytes is not None else await _room(services, row.project)
         have = await staging.write(row.id, 0, chunks, most)
@@ -113,7 +113,7 @@ async def receive(services: Services, caller: Principal, project: str, size: int
     then nothing of them is left."""
     project_role(caller, project, Role.MEMBER)
     contents_of(services)
-    staging, spool = services[Files].staging, new_spool()
+    staging, spool = services[FilePlaces].staging, new_spool()
     most = await _room(services, project)
     if size is not None and size > most:
         raise ApiError("file_too_large", f"The file has {text_size(size)}, and there is room for {text_size(most)}.")
@@ -129,7 +129,7 @@ async def receive(services: Services, caller: Principal, project: str, size: int
 async def adopt(services: Services, caller: Principal, new: NewFile, spool: str) -> FileRow:
     """A file of the bytes that `receive` has taken in, which are gone from there then. Raises ApiError as `create`
     does."""
-    staging = services[Files].staging
+    staging = services[FilePlaces].staging
     try:
         total = staging.size(spool) or 0
         row = await begin(services, caller, replace(new, bytes=total), total, SAVE_SECONDS, needs=0)
@@ -142,7 +142,7 @@ async def adopt(services: Services, caller: Principal, new: NewFile, spool: str)
         staging.remove(spool)
 
 
-async def made_before(services: Services, caller: Principal, like: Like, seconds: float) -> FileRow | None:
+async def made_before(services: Services, caller: Principal, like: FileLikeness, seconds: float) -> FileRow | None:
     """The newest file of the caller's that is `like` this one and was begun in the last `seconds`: what an earlier try
     of the same request has made."""
     async with services.database.read() as session:
@@ -156,7 +156,7 @@ def new_spool() -> str:
 
 def drop(services: Services, spool: str) -> None:
     """Forget what `receive` has taken in."""
-    services[Files].staging.remove(spool)
+    services[FilePlaces].staging.remove(spool)
 
 
 async def find(services: Services, caller: Principal, file_id: str, act: bool = False) -> FileRow:
@@ -168,7 +168,7 @@ async def find(services: Services, caller: Principal, file_id: str, act: bool = 
 
 
 async def page(
-    services: Services, chosen: Filter, before_seq: int | None, limit: int
+    services: Services, chosen: FileFilter, before_seq: int | None, limit: int
 ) -> list[tuple[FileRow, int | None]]:
     """Return the files, newest first, each with how much of it has arrived."""
     async with services.database.read() as session:
@@ -178,7 +178,7 @@ async def page(
 
 def received(services: Services, row: FileRow) -> int | None:
     """Return the number of bytes that have certainly arrived, or None if this machine has nothing of the upload."""
-    return services[Files].staging.size(row.id) if row.status == FileStatus.UPLOADING else row.bytes
+    return services[FilePlaces].staging.size(row.id) if row.status == FileStatus.UPLOADING else row.bytes
 
 
 async def content(services: Services, row: FileRow, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
@@ -217,15 +217,15 @@ async def remove(services: Services, caller: Principal, file_id: str) -> None:
             raise ApiError("file_in_use", f"File {file_id} is read by {seen}: wait until that has ended, or cancel it.")
         await repository.drop(session, row, contents_of(services))
         before = {"name": row.name, "bytes": row.bytes, "status": row.status}
-        record(session, caller, Act("file.deleted", row.id, row.project, before))
-    services[Files].staging.remove(file_id)
-    if (arrivals := services[Files].arrivals) is not None:
+        record(session, caller, AuditedAct("file.deleted", row.id, row.project, before))
+    services[FilePlaces].staging.remove(file_id)
+    if (arrivals := services[FilePlaces].arrivals) is not None:
         arrivals.work.wake.set()  # which ends its check
 
 
-def contents_of(services: Services) -> Contents:
+def contents_of(services: Services) -> UploadedContents:
     """Raises ApiError files_unavailable where no place for files is set."""
-    if (contents := services[Files].contents) is None:
+    if (contents := services[FilePlaces].contents) is None:
         detail = (
             "No place for files is set: MUSTER_API_FILES_URI names one that the workers read too, s3://bucket/files."
         )
@@ -255,7 +255,7 @@ async def begin(services: Services, caller: Principal, new: NewFile, total: int,
         told=new.told,
         lifetime_seconds=new.lifetime_seconds,
     )
-    staging = services[Files].staging
+    staging = services[FilePlaces].staging
     async with services.database.write() as session:
         project = await repository.lock_project(session, new.project)
         if project is None:
@@ -316,7 +316,7 @@ async def _room(services: Services, project: str) -> int:
         limit = ProjectLimits.model_validate(row.limits).file_bytes
         left = limit - await repository.bytes_of(session, project) if limit is not None else None
         coming = await repository.on_their_way(session)
-    staging = services[Files].staging
+    staging = services[FilePlaces].staging
     room = await asyncio.to_thread(lambda: staging.room() - staging.missing(coming))
     return max(0, min(room, services.settings.file_bytes_max, *([left] if left is not None else [])))
 
@@ -326,7 +326,7 @@ async def arrived(
 ) -> FileRow:
     """Accept a file whose bytes are all here, under the name `spool` if one is given. Its sender's description is
     compared with it, where that needs no reading."""
-    staging = services[Files].staging
+    staging = services[FilePlaces].staging
     digest = staging.digest(spool or file_id)
     async with services.database.write() as session:
         row = _checked(caller, await repository.get(session, file_id, lock=True), file_id, act=True)
@@ -344,11 +344,11 @@ async def arrived(
             row.bytes = row.bytes if total is None else total
             row.sha256 = digest or row.sha256
             after: dict[str, Any] = {"name": row.name, "bytes": row.bytes, "purpose": row.purpose}
-            record(session, caller, Act("file.uploaded", row.id, row.project, after=after))
+            record(session, caller, AuditedAct("file.uploaded", row.id, row.project, after=after))
     if wrong is not None:
         staging.remove(file_id)
         raise wrong
-    if (arrivals := services[Files].arrivals) is not None:
+    if (arrivals := services[FilePlaces].arrivals) is not None:
         arrivals.work.wake.set()
     return row
 
@@ -359,7 +359,7 @@ async def _forget(services: Services, file_id: str) -> None:
         gone = delete(FileRow).where(FileRow.id == file_id, FileRow.status == FileStatus.UPLOADING)
         if (await session.execute(gone.returning(FileRow.id))).scalar_one_or_none() is None:
             return
-    services[Files].staging.remove(file_id)
+    services[FilePlaces].staging.remove(file_id)
 
 
 def _checked(caller: Principal, row: FileRow | None, file_id: str, act: bool) -> FileRow:

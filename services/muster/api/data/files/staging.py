@@ -27,21 +27,21 @@ _UNVERIFIED = ".from"
 _PART = ".part_"
 
 
-class Hash(Protocol):
+class RunningHash(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
     def digest(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
-class Checksum:
+class ExpectedChecksum:
     """Expected checksum of one request's bytes: an algorithm of CHECKSUMS, and its digest."""
 
     algorithm: str
     digest: bytes
 
 
-class _Crc32:
+class _RunningCrc32:
     def __init__(self) -> None:
         self._value = 0
 
@@ -55,11 +55,11 @@ class _Crc32:
 CHECKSUMS = ("sha256", "sha1", "md5", "crc32")
 
 
-def new_hash(algorithm: str) -> Hash:
-    return _Crc32() if algorithm == "crc32" else hashlib.new(algorithm, usedforsecurity=False)
+def new_hash(algorithm: str) -> RunningHash:
+    return _RunningCrc32() if algorithm == "crc32" else hashlib.new(algorithm, usedforsecurity=False)
 
 
-class Staging:
+class UploadStaging:
     """The uploads in `folder`, by name. One request at a time writes to one; a later one takes its place.
 
     `bytes_max`, where it is given, bounds all of them together: Kubernetes evicts a pod whose volume has outgrown its
@@ -69,7 +69,7 @@ class Staging:
     def __init__(self, folder: Path, bytes_max: int | None = None) -> None:
         self.folder, self.bytes_max = folder, bytes_max
         self._writing: dict[str, asyncio.Task[int]] = {}
-        self._digests: OrderedDict[str, tuple[int, Hash]] = OrderedDict()
+        self._digests: OrderedDict[str, tuple[int, RunningHash]] = OrderedDict()
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -127,7 +127,7 @@ class Staging:
             return bytes_max - bytes_max // 64 - sum(_blocks_of(entry) for entry in entries)
 
     async def write(
-        self, name: str, offset: int, chunks: AsyncIterator[bytes], most: int, checksum: Checksum | None = None
+        self, name: str, offset: int, chunks: AsyncIterator[bytes], most: int, checksum: ExpectedChecksum | None = None
     ) -> int:
         """Add `chunks` to what has arrived, which must be `offset` bytes, and say how many bytes there are then.
 
@@ -153,10 +153,10 @@ class Staging:
                 del self._writing[name]
 
     async def _write(
-        self, name: str, offset: int, chunks: AsyncIterator[bytes], most: int, checksum: Checksum | None
+        self, name: str, offset: int, chunks: AsyncIterator[bytes], most: int, checksum: ExpectedChecksum | None
     ) -> int:
         with _explained(self.folder), self._opened(name, offset, checksum is not None) as file:
-            writer = _Writer(file, offset, self._hash_from(name, offset), checksum, self.need)
+            writer = _StagedWriter(file, offset, self._hash_from(name, offset), checksum, self.need)
             try:
                 try:
                     await _pass_on(writer, chunks, most)
@@ -239,13 +239,13 @@ class Staging:
         """Holds the offset while bytes behind it are not yet compared with their checksum."""
         return self.folder / f"{name}{_UNVERIFIED}"
 
-    def _hash_from(self, name: str, offset: int) -> Hash | None:
+    def _hash_from(self, name: str, offset: int) -> RunningHash | None:
         entry = self._digests.pop(name, None)
         if entry is not None and entry[0] == offset:
             return entry[1]
         return new_hash("sha256") if offset == 0 else None
 
-    def _keep_digest(self, name: str, writer: _Writer) -> None:
+    def _keep_digest(self, name: str, writer: _StagedWriter) -> None:
         if writer.whole is not None and not writer.taken_back:
             self._digests[name] = (writer.at, writer.whole)
             while len(self._digests) > DIGESTS_KEPT:
@@ -278,12 +278,17 @@ class Staging:
             os.close(file)
 
 
-class _Writer:
+class _StagedWriter:
     """Writer of one request's bytes to a file from an offset on, which also hashes them. Called from one thread at a
     time."""
 
     def __init__(
-        self, file: int, offset: int, whole: Hash | None, checksum: Checksum | None, need: Callable[[int], None]
+        self,
+        file: int,
+        offset: int,
+        whole: RunningHash | None,
+        checksum: ExpectedChecksum | None,
+        need: Callable[[int], None],
     ) -> None:
         self.at = offset
         self._need = need
@@ -316,7 +321,7 @@ class _Writer:
         self.at = self._offset
 
 
-async def _pass_on(writer: _Writer, chunks: AsyncIterator[bytes], most: int) -> None:
+async def _pass_on(writer: _StagedWriter, chunks: AsyncIterator[bytes], most: int) -> None:
     """While a thread writes one block the next one arrives; never more than two are in memory."""
     pending: list[bytes] = []
     waiting, arrived = 0, writer.at

@@ -13,7 +13,7 @@ from email.utils import formatdate
 from muster.api.core.database.tables import FileRow
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.data.files.service import NewFile
-from muster.api.data.files.staging import CHECKSUMS, Checksum, new_hash
+from muster.api.data.files.staging import CHECKSUMS, ExpectedChecksum, new_hash
 
 VERSION = "1.0.0"
 EXTENSIONS = "creation,creation-with-upload,termination,checksum,expiration"
@@ -22,7 +22,7 @@ METADATA_LENGTH_MAX = 2_048
 
 
 @dataclass(frozen=True)
-class Announced:
+class AnnouncedUpload:
     """A POST that begins an upload."""
 
     bytes: int
@@ -37,11 +37,11 @@ def must_speak(version: str | None) -> None:
         raise ApiError("upload_protocol", detail, headers={"Tus-Version": VERSION})
 
 
-def announced(length: str | None, metadata: str | None) -> Announced:
+def announced(length: str | None, metadata: str | None) -> AnnouncedUpload:
     """Raises ApiError invalid_parameter."""
     if length is None or not length.isascii() or not length.isdigit() or len(length) > 15:
         raise invalid_parameter("header.Upload-Length", "must be the whole file's size in bytes; it can't be deferred")
-    return Announced(int(length), metadata_of(metadata or ""), metadata or "")
+    return AnnouncedUpload(int(length), metadata_of(metadata or ""), metadata or "")
 
 
 def metadata_of(text: str) -> dict[str, str]:
@@ -61,7 +61,7 @@ def metadata_of(text: str) -> dict[str, str]:
     return pairs
 
 
-def new_file(said: Announced, home: str) -> NewFile:
+def new_file(said: AnnouncedUpload, home: str) -> NewFile:
     """The file that is announced. `home` is the project of one that names none. Raises ApiError invalid_parameter."""
     metadata = said.metadata
     return NewFile(
@@ -88,7 +88,7 @@ def lifetime(text: str | None) -> float | None:
     return seconds
 
 
-def checksum_of(header: str | None) -> Checksum | None:
+def checksum_of(header: str | None) -> ExpectedChecksum | None:
     """Upload-Checksum: `sha256 <base64>`. Raises ApiError invalid_parameter."""
     if header is None:
         return None
@@ -100,7 +100,7 @@ def checksum_of(header: str | None) -> Checksum | None:
     if algorithm not in CHECKSUMS or len(digest) != len(new_hash(algorithm).digest()):
         words = f"must be one of {', '.join(CHECKSUMS)}, a space, and the digest in Base64"
         raise invalid_parameter("header.Upload-Checksum", words)
-    return Checksum(algorithm, digest)
+    return ExpectedChecksum(algorithm, digest)
 
 
 def offset_of(header: str | None) -> int:

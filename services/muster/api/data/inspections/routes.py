@@ -19,10 +19,10 @@ from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import ServicesDependency
 from muster.api.core.submission.drafts import invalid_job, parse_submission
 from muster.api.core.submission.schemas import JobDocument
-from muster.api.core.submission.service import Submissions
-from muster.api.data.inspections.service import Inspection, Inspections, refuse_what_the_api_may_not_read, with_ids
-from muster.contract.address import Address
-from muster.contract.base import Problem, UserError, dump
+from muster.api.core.submission.service import SubmissionService
+from muster.api.data.inspections.service import DataInspections, Inspection, refuse_what_the_api_may_not_read, with_ids
+from muster.contract.address import StorageAddress
+from muster.contract.base import DocumentProblem, UserError, dump
 from muster.contract.data_report import DATA_REPORT_KEY, DataReport
 from muster.contract.job_inputs import with_addresses
 from muster.contract.program import NO_DATA_TO_INSPECT
@@ -106,16 +106,16 @@ async def inspect_job_data(request: Request, services: ServicesDependency, calle
     first samples as the model would see them. Uploaded files and files under the project's `dataPrefixes` can be read.
     An inspection that takes longer than a request is answered with 202; repeat the request to get the report."""
     submission = await read_body(request, parse_submission)
-    drafted = await services[Submissions].draft(caller, submission)
+    drafted = await services[SubmissionService].draft(caller, submission)
     if drafted.faults:
         raise invalid_job(drafted.faults)
     if drafted.spec.program is not None:
-        raise invalid_job((Problem("spec.program", NO_DATA_TO_INSPECT),))
+        raise invalid_job((DocumentProblem("spec.program", NO_DATA_TO_INSPECT),))
     await refuse_what_the_api_may_not_read(services, drafted)
     spec = with_addresses(drafted.spec, drafted.files)
     ids = {address: file_id for file_id, address in drafted.files.items()}
     try:
-        report = await services[Inspections].look(drafted.project, dump(spec.training_config))
+        report = await services[DataInspections].look(drafted.project, dump(spec.training_config))
     except ApiError as refused:
         raise with_ids(refused, ids) from None
     if report is None:
@@ -124,7 +124,7 @@ async def inspect_job_data(request: Request, services: ServicesDependency, calle
     return JSONResponse({"state": "ready", "report": {**report, "sources": sources}})
 
 
-def _read(commits: CommitListing, folder: Address) -> Any:
+def _read(commits: CommitListing, folder: StorageAddress) -> Any:
     try:
         text = commits.store(folder).read(DATA_REPORT_KEY, REPORT_BYTES_MAX)
         return DataReport.model_validate_json(text).model_dump(mode="json", by_alias=True)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from muster.api.core.database.tables import ProjectRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.reply import Reply
-from muster.api.core.submission.drafts import Draft, invalid_job
+from muster.api.core.submission.drafts import SubmissionDraft, invalid_job
 from muster.api.data.exports.making import available
-from muster.api.data.tool import Ended, run_module
-from muster.contract.base import Problem, dump
+from muster.api.data.tool import ToolEnd, run_module
+from muster.contract.base import DocumentProblem, dump
 from muster.contract.data_report import DataReport
 from muster.contract.projects import ProjectLimits, is_under, read_addresses
 
@@ -43,7 +43,7 @@ class Inspection(Reply):
 
 
 @dataclass
-class _Look:
+class _DataLook:
     """One job's data. `task` returns the report, or raises ApiError."""
 
     task: asyncio.Task[dict[str, Any]]
@@ -56,12 +56,12 @@ class _Look:
         return now - self.began_at > kept
 
 
-class Inspections:
+class DataInspections:
     """Data inspections that this process is running, and the reports of recent ones."""
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(1)  # a look takes several cores
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[str, _DataLook] = {}
 
     async def look(self, project: str, training: dict[str, Any]) -> dict[str, Any] | None:
         """The report of this training's data, None while it is being made. Raises ApiError invalid_job,
@@ -76,7 +76,7 @@ class Inspections:
         if inspection is None:
             if len(self._looks) >= KEPT_MAX:
                 raise ApiError("rate_limited", "Too much data is being inspected.", headers={"Retry-After": "30"})
-            inspection = self._looks[key] = _Look(asyncio.create_task(self._report(document)))
+            inspection = self._looks[key] = _DataLook(asyncio.create_task(self._report(document)))
             inspection.task.add_done_callback(
                 lambda ended: ended.cancelled() or ended.exception()
             )  # if nobody asks again
@@ -102,7 +102,7 @@ class Inspections:
         raise _refusal(ended)
 
 
-async def refuse_what_the_api_may_not_read(services: Services, drafted: Draft) -> None:
+async def refuse_what_the_api_may_not_read(services: Services, drafted: SubmissionDraft) -> None:
     """The API has rights of its own, which reach further than a job's: on the caller's word it reads uploaded files,
     whose project is known, and what an admin has said that the project's jobs may read. Raises ApiError."""
     async with services.database.read() as session:
@@ -133,18 +133,18 @@ def with_ids(refused: ApiError, ids: Mapping[str, str]) -> ApiError:
             text = text.replace(address, file_id).replace(address.removeprefix("file://"), file_id)
         return text
 
-    faults = tuple(Problem(fault.path, told(fault.message)) for fault in refused.errors)
+    faults = tuple(DocumentProblem(fault.path, told(fault.message)) for fault in refused.errors)
     return replace(refused, detail=told(refused.detail), errors=faults)
 
 
-def _refusal(ended: Ended) -> ApiError:
+def _refusal(ended: ToolEnd) -> ApiError:
     words = ended.complained.decode(errors="replace").strip()
     try:
         said = str(json.loads(words.splitlines()[-1])["error"])
     except (ValueError, IndexError, KeyError, TypeError):
         said = ""
     if ended.code in USERS_FAULTS and said:
-        return invalid_job((Problem("spec.training.data", said),))
+        return invalid_job((DocumentProblem("spec.training.data", said),))
     if ended.code == STORAGE_FAILS and said:
         return ApiError("storage_unavailable", said, headers={"Retry-After": "30"})
     how = f"was ended by signal {-ended.code}" if ended.code < 0 else f"ended with code {ended.code}"

@@ -16,7 +16,7 @@ from muster.api.core.http.openapi import AT, problems, shown
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import ServicesDependency
-from muster.contract.address import Address
+from muster.contract.address import StorageAddress
 from muster.contract.base import UserError
 from muster.contract.replies import SamplesReply
 from muster.contract.samples import SAMPLES, Samples, samples_key, step_of_samples
@@ -63,7 +63,7 @@ async def list_samples(
     return JSONResponse(await asyncio.to_thread(_read, services.commits, folder, limit))
 
 
-def _read(commits: CommitListing, folder: Address, limit: int) -> dict[str, Any]:
+def _read(commits: CommitListing, folder: StorageAddress, limit: int) -> dict[str, Any]:
     try:
         store = commits.store(folder)
         steps = sorted(step for entry in store.objects(SAMPLES) if (step := step_of_samples(entry.key)) is not None)

@@ -8,27 +8,27 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from muster.api.core.errors import ApiError
-from muster.api.openai.chat.worker import ModelPlace, Worker
+from muster.api.openai.chat.worker import ModelPlace, ModelWorker
 
 IDLE_SECONDS: Final = 300.0  # what is tried out is asked again within minutes, and a model's memory is somebody else's
 REAP_SECONDS: Final = 15.0  # between looks for idle ones
 WAITING_MAX: Final = 32  # of one model: evaluation harnesses ask many at once, and each waits for those before it
 
-Start = Callable[[ModelPlace], Awaitable[Worker]]
+Start = Callable[[ModelPlace], Awaitable[ModelWorker]]
 
 
 class WorkerPool:
     """Pool of at most `workers_max` workers; with 0 nothing is answered. The worker that was idle longest makes room
     for another model."""
 
-    def __init__(self, workers_max: int, start: Start = Worker.start) -> None:
+    def __init__(self, workers_max: int, start: Start = ModelWorker.start) -> None:
         self.workers_max = workers_max
         self._start = start
-        self._workers: dict[ModelPlace, Worker] = {}
+        self._workers: dict[ModelPlace, ModelWorker] = {}
         self._making = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def turn(self, place: ModelPlace) -> AsyncIterator[Worker]:
+    async def turn(self, place: ModelPlace) -> AsyncIterator[ModelWorker]:
         """A worker that has loaded this model and answers nobody else meanwhile.
 
         Raises ApiError model_busy where too many wait for it, or where every worker is busy with other models;
@@ -58,7 +58,7 @@ class WorkerPool:
         for place in list(self._workers):
             await self._end(place)
 
-    async def _made(self, place: ModelPlace) -> Worker:
+    async def _made(self, place: ModelPlace) -> ModelWorker:
         async with self._making:  # one model is loaded at a time
             worker = self._workers.get(place)
             if worker is not None and worker.alive:

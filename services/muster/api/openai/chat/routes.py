@@ -191,7 +191,7 @@ def _about(prefix: str, kind: str, model: str) -> dict[str, Any]:
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-def _usage(*generations: service.Generation) -> dict[str, int]:
+def _usage(*generations: service.ModelGeneration) -> dict[str, int]:
     prompt, answer = (sum(each.done[key] for each in generations) for key in ("prompt_tokens", "completion_tokens"))
     return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
@@ -235,7 +235,7 @@ async def _chat_chunks(
             else:
                 yield chunk({}, line["done"]["finish_reason"])
                 if usage:
-                    yield {**about, "choices": [], "usage": _usage(service.Generation(done=line["done"]))}
+                    yield {**about, "choices": [], "usage": _usage(service.ModelGeneration(done=line["done"]))}
 
 
 async def _text_chunks(
@@ -252,4 +252,4 @@ async def _text_chunks(
             }
             yield {**about, "choices": [choice]}
             if done and usage:
-                yield {**about, "choices": [], "usage": _usage(service.Generation(done=done))}
+                yield {**about, "choices": [], "usage": _usage(service.ModelGeneration(done=done))}

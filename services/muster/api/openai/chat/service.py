@@ -29,7 +29,7 @@ _JOB = re.compile(r"job:([0-9a-f-]{1,64})(?::ckpt-step-([0-9]{1,15}))?")
 
 
 @dataclass
-class Generation:
+class ModelGeneration:
     """An answer as far as it has come; `done` is its last line."""
 
     text: str = ""
@@ -86,8 +86,8 @@ def _must_be_able(services: Services) -> None:
     raise ApiError("model_unavailable", detail)
 
 
-async def whole(services: Services, place: ModelPlace, question: dict[str, Any]) -> Generation:
-    generation = Generation()
+async def whole(services: Services, place: ModelPlace, question: dict[str, Any]) -> ModelGeneration:
+    generation = ModelGeneration()
     async with contextlib.aclosing(_lines(services, place, question)) as lines:
         async for line in lines:
             generation.text += line.get("text", "")

@@ -34,7 +34,7 @@ class ModelPlace:
     of_job: bool = False  # whatever else the job may have put there
 
 
-class Worker:
+class ModelWorker:
     """A process of its own. `turn` is held by whoever asks it; `used_at` is the loop's time of the last answer."""
 
     def __init__(self, place: ModelPlace, process: asyncio.subprocess.Process, errors: IO[bytes], now: float) -> None:
@@ -49,7 +49,7 @@ class Worker:
         return self._process.returncode is None
 
     @classmethod
-    async def start(cls, place: ModelPlace) -> Worker:
+    async def start(cls, place: ModelPlace) -> ModelWorker:
         """Raises ApiError model_unavailable with what the process said."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         # Our own settings (the database's password among them) are not the model's business.

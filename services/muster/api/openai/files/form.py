@@ -16,7 +16,7 @@ FIELDS_MAX: Final = 20
 FIELD_BYTES_MAX: Final = 10_000  # OpenAI's fields are words and numbers
 
 
-class Form:
+class FileForm:
     """The form that a request brings, whose file is the field `file_field`; the fields before it and behind it are in
     `fields` when all of its bytes were read."""
 
@@ -29,7 +29,7 @@ class Form:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The file's bytes. Raises ApiError invalid_request for what is no such form."""
-        reader = _Reader(self, self._request.headers.get("content-type", ""))
+        reader = _FormReader(self, self._request.headers.get("content-type", ""))
         async for data in self._request.stream():
             if not data:
                 continue
@@ -45,10 +45,10 @@ class Form:
         self._has_file, self.filename = True, filename.replace("\\", "/").rpartition("/")[2]
 
 
-class _Reader:
+class _FormReader:
     """Bytes of the body in, bytes of the file out; the fields are noted in the form."""
 
-    def __init__(self, form: Form, content_type: str) -> None:
+    def __init__(self, form: FileForm, content_type: str) -> None:
         self._form = form
         self._field = self._header = b""
         self._headers: dict[bytes, bytes] = {}

@@ -16,9 +16,9 @@ from muster.api.core.http.openapi import AT, problems, shown
 from muster.api.core.http.ranges import ranged
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files import service as files
-from muster.api.data.files.repository import Filter
+from muster.api.data.files.repository import FileFilter
 from muster.api.openai.files import service
-from muster.api.openai.files.form import Form
+from muster.api.openai.files.form import FileForm
 from muster.api.openai.files.replies import DeletedFile, FileObject, FileObjectList, file_reply
 from muster.api.openai.files.requests import FORM_SCHEMA
 from muster.api.openai.fine_tuning.retries import RetryCount
@@ -88,7 +88,7 @@ async def create_openai_file(
     """Uploads a file, which is stored whole or not at all. Data files are checked afterwards: the status becomes
     `processed`, or `error` with the first bad line. A retry by OpenAI's client returns the file that its first attempt
     created."""
-    form = Form(request, "file")
+    form = FileForm(request, "file")
     row = await service.create_file(services, caller, project or None, form, length_of(request), retries > 0)
     return JSONResponse(file_reply(row).model_dump(mode="json"))
 
@@ -113,7 +113,7 @@ async def list_openai_files(
     """Returns the completely uploaded files of the projects that the caller may see, newest first by default."""
     if project:
         project_role(caller, project, Role.VIEWER)
-    chosen = Filter(project or None, purpose, arrived=True, visible=caller.visible_projects)
+    chosen = FileFilter(project or None, purpose, arrived=True, visible=caller.visible_projects)
     rows = await service.list_files(services, caller, chosen, after, limit + 1, order == "asc")
     if rows is None:
         raise invalid_parameter("query.after", "is the id of no file; send the last id of the page before")

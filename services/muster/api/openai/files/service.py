@@ -12,15 +12,15 @@ from muster.api.core.database.tables import FileRow
 from muster.api.core.errors import ApiError
 from muster.api.core.services import Services
 from muster.api.data.files import parts, repository, service
-from muster.api.data.files.arrivals import Files
-from muster.api.data.files.repository import Filter, Like
+from muster.api.data.files.arrivals import FilePlaces
+from muster.api.data.files.repository import FileFilter, FileLikeness
 from muster.api.data.files.service import NewFile
-from muster.api.openai.files.form import Form
+from muster.api.openai.files.form import FileForm
 from muster.api.openai.files.replies import FILE_PREFIX, PART_PREFIX, UPLOAD_PREFIX
 from muster.api.openai.files.requests import CompleteUpload, CreateFile, CreateUpload, nested
 from muster.api.openai.fine_tuning.retries import RETRY_SECONDS
 from muster.api.openai.requests import invalid_request
-from muster.contract.base import InvalidDocument, Problem, parse
+from muster.contract.base import DocumentProblem, InvalidDocument, parse
 from muster.contract.file_replies import FileStatus, Purpose
 from muster.storage.contents import ending_of
 
@@ -32,7 +32,7 @@ _OF_PART: Final = {"bytes": "data"}
 
 
 async def create_file(
-    services: Services, caller: Principal, project: str | None, form: Form, size: int | None, retry: bool
+    services: Services, caller: Principal, project: str | None, form: FileForm, size: int | None, retry: bool
 ) -> FileRow:
     """Take in a form's file, or find the one that the first try of this request has made. Raises ApiError."""
     home = project or caller.home
@@ -50,7 +50,7 @@ async def create_file(
             service.drop(services, spool)
 
 
-def _checked(form: Form) -> CreateFile:
+def _checked(form: FileForm) -> CreateFile:
     try:
         return parse(CreateFile, nested(form.fields))
     except InvalidDocument as invalid:
@@ -60,11 +60,11 @@ def _checked(form: Form) -> CreateFile:
 async def _made_before(
     services: Services, caller: Principal, spool: str, project: str, name: str, purpose: str
 ) -> FileRow | None:
-    staging = services[Files].staging
+    staging = services[FilePlaces].staging
     digest, size = staging.digest(spool), staging.size(spool) or 0
     if digest is None:
         return None
-    like = Like(project, name, purpose, size, digest)
+    like = FileLikeness(project, name, purpose, size, digest)
     return await service.made_before(services, caller, like, RETRY_SECONDS)
 
 
@@ -76,7 +76,7 @@ def named(filename: str, purpose: str) -> str:
 
 
 async def list_files(
-    services: Services, caller: Principal, chosen: Filter, after: str | None, limit: int, oldest_first: bool
+    services: Services, caller: Principal, chosen: FileFilter, after: str | None, limit: int, oldest_first: bool
 ) -> list[FileRow] | None:
     """Return the files that have arrived, those after `after`; None if that is no file that the caller may see."""
     async with services.database.read() as session:
@@ -99,21 +99,21 @@ async def create_upload(
     ApiError."""
     home, name = project or caller.home, named(asked.filename, asked.purpose)
     if retry:
-        like = Like(home, name, asked.purpose, asked.bytes)
+        like = FileLikeness(home, name, asked.purpose, asked.bytes)
         row = await service.made_before(services, caller, like, RETRY_SECONDS)
-        if row is not None and not await asyncio.to_thread(services[Files].staging.parts, row.id):
+        if row is not None and not await asyncio.to_thread(services[FilePlaces].staging.parts, row.id):
             return row
     with _as_openai_error(_OF_UPLOAD, "bytes"):
         new = NewFile(home, name, asked.purpose, asked.bytes, lifetime_seconds=asked.lifetime_seconds)
         return await parts.begin(services, caller, new)
 
 
-async def add_part(services: Services, caller: Principal, upload_id: str, form: Form) -> str:
+async def add_part(services: Services, caller: Principal, upload_id: str, form: FileForm) -> str:
     """The part's id. Raises ApiError."""
     with _of_upload(upload_id), _as_openai_error(_OF_PART, "data"):
         part = await parts.add(services, caller, _file_of(upload_id), form.chunks())
     if form.fields:
-        raise invalid_request(tuple(Problem(name, "is no field of a part") for name in form.fields))
+        raise invalid_request(tuple(DocumentProblem(name, "is no field of a part") for name in form.fields))
     return PART_PREFIX + part
 
 
@@ -121,7 +121,7 @@ async def complete(services: Services, caller: Principal, upload_id: str, asked:
     """The file that the upload has become. Raises ApiError."""
     named_parts = [part.removeprefix(PART_PREFIX) for part in asked.part_ids]
     if len(set(named_parts)) < len(named_parts):
-        raise invalid_request((Problem("part_ids", "names a part twice"),))
+        raise invalid_request((DocumentProblem("part_ids", "names a part twice"),))
     with _of_upload(upload_id), _as_openai_error(_OF_UPLOAD, "md5"):
         return await parts.join(services, caller, _file_of(upload_id), named_parts, asked.md5)
 
@@ -164,10 +164,12 @@ def _as_openai_error(fields: dict[str, str], whole: str) -> Iterator[None]:
         yield
     except ApiError as error:
         if error.code == "invalid_parameter":
-            faults = (Problem(fields.get(one.path, one.path), one.message, one.did_you_mean) for one in error.errors)
+            faults = (
+                DocumentProblem(fields.get(one.path, one.path), one.message, one.did_you_mean) for one in error.errors
+            )
             raise invalid_request(tuple(faults)) from None
         if error.code == "checksum_mismatch":
-            raise invalid_request((Problem(whole, error.detail),)) from None
+            raise invalid_request((DocumentProblem(whole, error.detail),)) from None
         if error.code in ("file_too_large", "no_space"):
-            raise ApiError("file_too_large", error.detail, (Problem(whole, error.detail),)) from None
+            raise ApiError("file_too_large", error.detail, (DocumentProblem(whole, error.detail),)) from None
         raise

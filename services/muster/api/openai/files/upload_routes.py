@@ -15,7 +15,7 @@ from muster.api.core.http.openapi import AT, body, problems, shown
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files.service import UPLOAD_SECONDS
 from muster.api.openai.files import service
-from muster.api.openai.files.form import Form
+from muster.api.openai.files.form import FileForm
 from muster.api.openai.files.replies import Upload, UploadPart, upload_reply
 from muster.api.openai.files.requests import PART_SCHEMA, CompleteUpload, CreateUpload
 from muster.api.openai.files.routes import EXAMPLE as FILE_EXAMPLE
@@ -88,7 +88,7 @@ async def create_upload_part(
 ) -> JSONResponse:
     """Adds a part to an upload. Parts may have any size, and several may be sent at once. Send a part again if its
     response was lost: only the parts that are named at completion count."""
-    part = await service.add_part(services, caller, upload_id, Form(request, "data"))
+    part = await service.add_part(services, caller, upload_id, FileForm(request, "data"))
     return JSONResponse(UploadPart(id=part, created_at=int(time.time()), upload_id=upload_id).model_dump(mode="json"))
 
 

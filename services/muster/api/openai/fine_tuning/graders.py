@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from muster.api.openai.requests import OpenAIRequest
-from muster.contract.base import InvalidDocument, Problem, parse
+from muster.contract.base import DocumentProblem, InvalidDocument, parse
 from muster.contract.verifiers import Verifier
 
 _ANSWER: Final = re.compile(r"\{\{\s*sample\.output_text\s*\}\}")
@@ -63,7 +63,7 @@ class WrongGrader(Exception):
 
     def __init__(self, path: str, words: str) -> None:
         super().__init__(f"{path}: {words}")
-        self.problem = Problem(path, words)
+        self.problem = DocumentProblem(path, words)
 
 
 def verifiers_of(grader: Grader, at: str) -> list[dict[str, Any]]:

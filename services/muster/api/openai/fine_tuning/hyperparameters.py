@@ -35,7 +35,7 @@ class GivenHyperparameters:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenHyperparameters:
     """Hyperparameters as numbers; `told` says of each that was chosen here what it is and why."""
 
     n_epochs: int
@@ -48,14 +48,14 @@ class Chosen:
     eval_samples: int | None = None
 
 
-def choose(asked: GivenHyperparameters, examples: int | None, multiple: int) -> Chosen:
+def choose(asked: GivenHyperparameters, examples: int | None, multiple: int) -> ChosenHyperparameters:
     """Return numbers for every `"auto"`. `examples` is None if they can't be counted from here, and the examples of a
     step are a `multiple` of what the gang computes in one pass."""
     epochs = _epochs(examples) if asked.n_epochs == "auto" else asked.n_epochs
     batch = _batch(examples, multiple) if asked.batch_size == "auto" else asked.batch_size
     multiplier = 1.0 if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
     beta = BETA if asked.beta == "auto" else asked.beta
-    chosen = Chosen(
+    chosen = ChosenHyperparameters(
         epochs,
         batch,
         multiplier,
@@ -83,7 +83,9 @@ def _batch(examples: int | None, multiple: int) -> int:
     return math.ceil(size / multiple) * multiple
 
 
-def _explain_choices(asked: GivenHyperparameters, chosen: Chosen, examples: int | None, multiple: int) -> Iterator[str]:
+def _explain_choices(
+    asked: GivenHyperparameters, chosen: ChosenHyperparameters, examples: int | None, multiple: int
+) -> Iterator[str]:
     seen = f"{examples:,} examples" if examples else "a number of examples that can't be counted from here"
     if asked.n_epochs == "auto":
         yield f"n_epochs {chosen.n_epochs}, for {seen}"

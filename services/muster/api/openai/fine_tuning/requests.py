@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from muster.api.openai.fine_tuning.graders import Grader, WrongGrader, verifiers_of
 from muster.api.openai.fine_tuning.hyperparameters import GivenHyperparameters
 from muster.api.openai.requests import OpenAIRequest
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 
 EPOCHS_MAX, BATCH_MAX, MULTIPLIER_MAX, BETA_MAX = 50, 256, 1_000.0, 2.0
 COMPUTE_MAX, COUNT_MAX = 16.0, 1_000_000
@@ -142,20 +142,22 @@ class CreateFineTuningJob(OpenAIRequest):
     ] = None
 
 
-def contradictions(asked: CreateFineTuningJob) -> Iterator[Problem]:
+def contradictions(asked: CreateFineTuningJob) -> Iterator[DocumentProblem]:
     """Yield the problems for which no single field is at fault."""
     method = asked.method
     if method is None:
         return
     if asked.hyperparameters is not None:
-        yield Problem(
+        yield DocumentProblem(
             "hyperparameters", f"method has them: write method.{method.type}.hyperparameters and leave this out"
         )
     for other in ("supervised", "dpo", "reinforcement"):
         if other != method.type and getattr(method, other) is not None:
-            yield Problem(f"method.{other}", f"method.type is {method.type}; leave it out, or choose the type {other}")
+            yield DocumentProblem(
+                f"method.{other}", f"method.type is {method.type}; leave it out, or choose the type {other}"
+            )
     if method.type == "reinforcement" and method.reinforcement is None:
-        yield Problem("method.reinforcement", "is required: its grader rewards the answers")
+        yield DocumentProblem("method.reinforcement", "is required: its grader rewards the answers")
     try:
         rewards_of(asked)
     except WrongGrader as wrong:

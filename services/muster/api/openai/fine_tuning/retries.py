@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import FineTuneRow, IdempotencyRow
-from muster.api.core.idempotency import Attempted
+from muster.api.core.idempotency import AttemptedRequest
 
 ROUTE: Final = "POST /v1/fine_tuning/jobs"
 # A client retries twice, each time after at most ten minutes without an answer. Half of this would forget the job
@@ -33,7 +33,7 @@ RetryCount = Annotated[
 
 
 @dataclass(frozen=True)
-class Repeatable:
+class RepeatableRequest:
     """A request without an Idempotency-Key. `retry` says that its client has sent it before."""
 
     caller: Principal
@@ -42,15 +42,15 @@ class Repeatable:
 
 
 @dataclass(frozen=True)
-class Slot:
+class RequestSlot:
     """Place of a request among those with the same body: the job that it repeats or, if `job_id` is None, the key under
     which it creates its own."""
 
     job_id: str | None
-    attempted: Attempted
+    attempted: AttemptedRequest
 
 
-async def slot_of(session: AsyncSession, request: Repeatable, now: float) -> Slot:
+async def slot_of(session: AsyncSession, request: RepeatableRequest, now: float) -> RequestSlot:
     """Two requests that find the same free slot at one moment make one job: the slot's key is unique."""
     prefix = f"body:{request.body_hash}:"
     of_body = (
@@ -60,9 +60,9 @@ async def slot_of(session: AsyncSession, request: Repeatable, now: float) -> Slo
     )
     last = (await session.execute(select(func.max(IdempotencyRow.key)).where(*of_body))).scalar_one_or_none()
     number = int(last.removeprefix(prefix)) + 1 if last else 1
-    free = Attempted(request.caller.token, ROUTE, f"{prefix}{number:0{_NUMBER_DIGITS}}", request.body_hash)
+    free = AttemptedRequest(request.caller.token, ROUTE, f"{prefix}{number:0{_NUMBER_DIGITS}}", request.body_hash)
     if last is None:
-        return Slot(None, free)
+        return RequestSlot(None, free)
     query = (
         select(IdempotencyRow.job_id, IdempotencyRow.created_at, FineTuneRow.retried)
         .join(FineTuneRow, FineTuneRow.job_id == IdempotencyRow.job_id)
@@ -70,10 +70,10 @@ async def slot_of(session: AsyncSession, request: Repeatable, now: float) -> Slo
     )
     row = (await session.execute(query)).one_or_none()
     if row is None:  # the job was deleted in this moment
-        return Slot(None, free)
+        return RequestSlot(None, free)
     job_id, created_at, retried = row
     within = RETRY_SECONDS if request.retry else LATE_SECONDS if retried else -1.0
-    return Slot(job_id if now - created_at <= within else None, free)
+    return RequestSlot(job_id if now - created_at <= within else None, free)
 
 
 async def arrived(session: AsyncSession, job_id: str) -> bool:

@@ -17,7 +17,7 @@ from muster.api.core.idempotency import IdempotencyKey, attempted, hash_of
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.openai import fine_tunes
-from muster.api.openai.fine_tunes import Filter, FineTune
+from muster.api.openai.fine_tunes import FineTune, FineTuneFilter
 from muster.api.openai.fine_tuning import examples, service
 from muster.api.openai.fine_tuning.replies import (
     CHECKPOINT_PREFIX,
@@ -32,7 +32,7 @@ from muster.api.openai.fine_tuning.replies import (
     job_reply,
 )
 from muster.api.openai.fine_tuning.requests import EXAMPLE, CreateFineTuningJob
-from muster.api.openai.fine_tuning.retries import ROUTE, Repeatable, RetryCount
+from muster.api.openai.fine_tuning.retries import ROUTE, RepeatableRequest, RetryCount
 from muster.api.openai.fine_tuning.service import Act
 from muster.contract.base import UserError
 from muster.documents.document import Document
@@ -95,8 +95,8 @@ async def create_fine_tuning_job(
     returns the job that its first attempt created, and so does every request with the same Idempotency-Key."""
     document, asked = await read_body(request, _check)
     again = attempted(key, ROUTE, document, project)
-    repeatable = Repeatable(caller, hash_of(document, project), retries > 0)
-    tune = await service.create(services, caller, service.Request(asked, project or None, again, repeatable))
+    repeatable = RepeatableRequest(caller, hash_of(document, project), retries > 0)
+    tune = await service.create(services, caller, service.FineTuneRequest(asked, project or None, again, repeatable))
     return JSONResponse(_job(tune))
 
 
@@ -125,7 +125,7 @@ async def list_fine_tuning_jobs(
         raise invalid_parameter("query.metadata", "must not contain a NUL character")
     if metadata is not None and pairs:
         raise invalid_parameter("query.metadata", "is either null or pairs, metadata[key]=value")
-    chosen = Filter(caller.visible_projects, project or None, None if metadata is not None else pairs)
+    chosen = FineTuneFilter(caller.visible_projects, project or None, None if metadata is not None else pairs)
     async with services.database.read() as session:
         tunes = await fine_tunes.page(session, chosen, _uid(after), limit + 1)
     if tunes is None:

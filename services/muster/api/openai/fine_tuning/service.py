@@ -15,14 +15,14 @@ from muster.api.core.callers import Principal
 from muster.api.core.clock import clock
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, database_unavailable
-from muster.api.core.idempotency import Attempted
+from muster.api.core.idempotency import AttemptedRequest
 from muster.api.core.jobs import service as jobs
 from muster.api.core.services import Services
-from muster.api.core.submission.service import Submissions
+from muster.api.core.submission.service import SubmissionService
 from muster.api.core.submission.storing import ExtraRows
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import Body, FineTune
-from muster.api.openai.fine_tuning.hyperparameters import Chosen, choose
+from muster.api.openai.fine_tuning.hyperparameters import ChosenHyperparameters, choose
 from muster.api.openai.fine_tuning.replies import JOB_PREFIX
 from muster.api.openai.fine_tuning.requests import (
     CreateFineTuningJob,
@@ -31,12 +31,18 @@ from muster.api.openai.fine_tuning.requests import (
     param_of,
     rewards_of,
 )
-from muster.api.openai.fine_tuning.retries import Repeatable, arrived, slot_of
-from muster.api.openai.models.base_models import Rewards, Wanted, answers_per_prompt, batch_multiple, job_spec
+from muster.api.openai.fine_tuning.retries import RepeatableRequest, arrived, slot_of
+from muster.api.openai.models.base_models import (
+    AnswerRewards,
+    RequestedSettings,
+    answers_per_prompt,
+    batch_multiple,
+    job_spec,
+)
 from muster.api.openai.models.service import BaseModel, base_model
 from muster.api.openai.requests import invalid_request, refused
 from muster.api.openai.training_files import TrainingFile, training_file
-from muster.contract.base import InvalidDocument, Problem
+from muster.contract.base import DocumentProblem, InvalidDocument
 from muster.contract.job_inputs import with_addresses
 from muster.contract.names import Label
 from muster.contract.objectives import Task
@@ -52,24 +58,24 @@ _ACTS: dict[Act, Callable[..., Any]] = {"cancel": jobs.cancel, "pause": jobs.sus
 
 
 @dataclass(frozen=True)
-class Request:
+class FineTuneRequest:
     """A request to create a job: what it says, in which project, and how its retries are known."""
 
     wanted: CreateFineTuningJob
     project: str | None
-    attempted: Attempted | None  # by an Idempotency-Key
-    repeatable: Repeatable
+    attempted: AttemptedRequest | None  # by an Idempotency-Key
+    repeatable: RepeatableRequest
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class _PreparedRequest:
     submission: Submission
     body: Body
 
 
-async def create(services: Services, caller: Principal, request: Request) -> FineTune:
+async def create(services: Services, caller: Principal, request: FineTuneRequest) -> FineTune:
     """Store a job, or find the one that this request made before. Raises ApiError; then nothing was stored."""
-    prepared: _Prepared | None = None
+    prepared: _PreparedRequest | None = None
     for _ in range(_TRIES):
         made, attempted = await _made_before(services, request)
         if made is not None:
@@ -77,7 +83,7 @@ async def create(services: Services, caller: Principal, request: Request) -> Fin
         prepared = prepared or await _prepare(services, caller, request)
         extra = _extra_rows(prepared.body, retried=request.attempted is None and request.repeatable.retry)
         try:
-            submitted = await services[Submissions].submit(caller, prepared.submission, attempted, extra)
+            submitted = await services[SubmissionService].submit(caller, prepared.submission, attempted, extra)
         except ApiError as error:
             raise _with_request_parameters(error, request.wanted) from None
         if submitted.replayed and request.attempted is None:
@@ -94,7 +100,7 @@ def _extra_rows(body: Body, retried: bool) -> ExtraRows:
     )
 
 
-async def _made_before(services: Services, request: Request) -> tuple[str | None, Attempted]:
+async def _made_before(services: Services, request: FineTuneRequest) -> tuple[str | None, AttemptedRequest]:
     """The job that this request made before, or under what it is to make one."""
     async with services.database.read() as session:
         if request.attempted is not None:
@@ -115,7 +121,7 @@ async def find(services: Services, caller: Principal, fine_tune_id: str) -> Fine
             tune = await fine_tunes.get(session, fine_tune_id.removeprefix(JOB_PREFIX))
     if tune is None or caller.role_in(tune.job.project) is None:
         detail = f"There is no fine-tuning job {fine_tune_id[:100]!r}; list them with `client.fine_tuning.jobs.list()`."
-        raise ApiError("job_not_found", detail, errors=(Problem("fine_tuning_job_id", "names no job"),))
+        raise ApiError("job_not_found", detail, errors=(DocumentProblem("fine_tuning_job_id", "names no job"),))
     return tune
 
 
@@ -127,10 +133,10 @@ async def act(services: Services, caller: Principal, fine_tune_id: str, what: Ac
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class _JobRecipe:
     """All of a job but the numbers that are yet to be chosen."""
 
-    request: Request
+    request: FineTuneRequest
     base: BaseModel
     training: TrainingFile
     validation: TrainingFile | None
@@ -142,17 +148,17 @@ class _Recipe:
         method = self.request.wanted.method
         return method.type if method is not None else "supervised"
 
-    def rewards(self, chosen: Chosen) -> Rewards | None:
+    def rewards(self, chosen: ChosenHyperparameters) -> AnswerRewards | None:
         verifiers = rewards_of(self.request.wanted)
         if not verifiers:
             return None
         answers = answers_per_prompt(self.base.mapped, chosen.compute_multiplier or 1.0)
-        return Rewards(verifiers, answers, chosen.eval_samples)
+        return AnswerRewards(verifiers, answers, chosen.eval_samples)
 
-    def submission(self, chosen: Chosen, examples: int | None) -> Submission:
+    def submission(self, chosen: ChosenHyperparameters, examples: int | None) -> Submission:
         """Raises ApiError invalid_request."""
         steps = math.ceil((examples or 0) * chosen.n_epochs / chosen.batch_size)
-        settings = Wanted(
+        settings = RequestedSettings(
             task=_TASKS[self.method],
             training=self.training.as_source(),
             validation=self.validation.as_source() if self.validation else None,
@@ -173,7 +179,7 @@ class _Recipe:
         except InvalidDocument as invalid:
             raise invalid_request(_as_request_faults(invalid.problems, self.request.wanted)) from None
 
-    def body(self, chosen: Chosen) -> Body:
+    def body(self, chosen: ChosenHyperparameters) -> Body:
         asked = self.request.wanted
         numbers = {
             "n_epochs": chosen.n_epochs,
@@ -203,7 +209,7 @@ class _Recipe:
         )
 
 
-async def _prepare(services: Services, caller: Principal, request: Request) -> _Prepared:
+async def _prepare(services: Services, caller: Principal, request: FineTuneRequest) -> _PreparedRequest:
     """The job that the request asks for. Raises ApiError invalid_request, model_not_found."""
     order = request.wanted
     if faults := tuple(contradictions(order)):
@@ -215,7 +221,7 @@ async def _prepare(services: Services, caller: Principal, request: Request) -> _
     validation = None
     if order.validation_file is not None:
         validation = await training_file(services, caller, order.validation_file, "validation_file", task)
-    recipe = _Recipe(request, base, training, validation, seed, _name(order.suffix))
+    recipe = _JobRecipe(request, base, training, validation, seed, _name(order.suffix))
     asked = given_hyperparameters(order)
     multiple = batch_multiple(base.mapped)
     if asked.compute_multiplier is not None:  # a step's samples are answers, several to each prompt
@@ -232,7 +238,7 @@ async def _prepare(services: Services, caller: Principal, request: Request) -> _
         first = unknown.submission(choose(asked, None, multiple), None)
         examples = await _count(services, caller, first, order)
     chosen = choose(asked, examples, multiple)
-    return _Prepared(recipe.submission(chosen, examples), recipe.body(chosen))
+    return _PreparedRequest(recipe.submission(chosen, examples), recipe.body(chosen))
 
 
 async def _count(
@@ -241,7 +247,7 @@ async def _count(
     """About how many examples the training file has; None where it can't be looked at from here. Nothing is read that
     the caller's job may not read."""
     try:
-        drafted = await services[Submissions].draft(caller, submission)
+        drafted = await services[SubmissionService].draft(caller, submission)
     except ApiError as error:
         raise _with_request_parameters(error, asked) from None
     if drafted.faults:
@@ -249,13 +255,13 @@ async def _count(
     training = with_addresses(drafted.spec, drafted.files).training_config
     look = await asyncio.to_thread(examine, training, same_disk=services.settings.cluster == "local")
     if look.faults:
-        faults = tuple(Problem(f"spec.training.{path}", words) for path, words in look.faults)
+        faults = tuple(DocumentProblem(f"spec.training.{path}", words) for path, words in look.faults)
         raise invalid_request(_as_request_faults(faults, asked))
     return look.shape.documents if look.shape is not None else None
 
 
-def _as_request_faults(faults: tuple[Problem, ...], asked: CreateFineTuningJob) -> tuple[Problem, ...]:
-    return tuple(Problem(param_of(fault.path, asked), f"{fault.message} ({fault.path})") for fault in faults)
+def _as_request_faults(faults: tuple[DocumentProblem, ...], asked: CreateFineTuningJob) -> tuple[DocumentProblem, ...]:
+    return tuple(DocumentProblem(param_of(fault.path, asked), f"{fault.message} ({fault.path})") for fault in faults)
 
 
 def _with_request_parameters(error: ApiError, asked: CreateFineTuningJob) -> ApiError:

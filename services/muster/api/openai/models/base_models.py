@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from muster.contract.base import InvalidDocument, Problem, Spec, parse
+from muster.contract.base import DocumentProblem, InvalidDocument, Spec, parse
 from muster.contract.fields import Text
 from muster.contract.gang import Gang
 from muster.contract.objectives import Grpo
@@ -45,7 +45,7 @@ class BaseModels:
 
 
 @dataclass(frozen=True)
-class Rewards:
+class AnswerRewards:
     """Rewards of answers: their verifiers, the number of answers per prompt, and the number of prompts that an
     evaluation answers (None: as many as any evaluation)."""
 
@@ -55,7 +55,7 @@ class Rewards:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedSettings:
     """Settings that a request adds to its model's spec, counted in examples, not in tokens."""
 
     task: str
@@ -68,7 +68,7 @@ class Wanted:
     seed: int
     evaluate_every: int = 20
     commit: tuple[str, int | str] | None = None  # start from this job's commit of that step
-    rewards: Rewards | None = None  # of task grpo
+    rewards: AnswerRewards | None = None  # of task grpo
 
 
 def batch_multiple(mapped: MappedModel) -> int:
@@ -84,7 +84,7 @@ def answers_per_prompt(mapped: MappedModel, multiplier: float) -> int:
     return min(1_024, max(2, round(usual * multiplier)))
 
 
-def job_spec(mapped: MappedModel, settings: Wanted) -> dict[str, Any]:
+def job_spec(mapped: MappedModel, settings: RequestedSettings) -> dict[str, Any]:
     """The spec of a job that starts from this model. Only what the request decides is replaced."""
     spec = copy.deepcopy(mapped.spec)
     training = spec["training"]
@@ -119,7 +119,7 @@ def job_spec(mapped: MappedModel, settings: Wanted) -> dict[str, Any]:
     return spec
 
 
-def _rewarded(rewards: Rewards, validation: Mapping[str, str], max_tokens: int) -> dict[str, Any]:
+def _rewarded(rewards: AnswerRewards, validation: Mapping[str, str], max_tokens: int) -> dict[str, Any]:
     """An evaluation whose answers are scored as those are that are learnt from; the best commit has the best score."""
     answers = {"verifiers": [*rewards.verifiers], "maxTokens": max_tokens}
     samples = {"samples": rewards.evaluated} if rewards.evaluated is not None else {}
@@ -151,14 +151,14 @@ def _try_all(models: Mapping[str, MappedModel]) -> None:
         at = f"models.{name}"
         if not _NAME.fullmatch(name):
             words = "a model's name has letters, digits, `.`, `_`, `-` and `/`, and at most 128 characters"
-            raise InvalidDocument((Problem(at, words),))
+            raise InvalidDocument((DocumentProblem(at, words),))
         if not isinstance(mapped.spec.get("training"), dict):
             raise InvalidDocument(
-                (Problem(f"{at}.spec.training", "is required: training.model names what is trained"),)
+                (DocumentProblem(f"{at}.spec.training", "is required: training.model names what is trained"),)
             )
         parse(Gang, mapped.spec.get("gang") or {}, f"{at}.spec.gang")
         source = {"source": "file:///training.jsonl", "format": "openai-chat"}
-        settings = Wanted("sft", source, None, 1, batch_multiple(mapped), 1.0, None, 0)
+        settings = RequestedSettings("sft", source, None, 1, batch_multiple(mapped), 1.0, None, 0)
         parse(JobSpec, job_spec(mapped, settings), f"{at}.spec")
 
 

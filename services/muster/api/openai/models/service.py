@@ -11,7 +11,7 @@ from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models.base_models import BaseModels, MappedModel
 from muster.api.openai.models.names import FineTuned, fine_tuned_of
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 from muster.contract.status import Phase
 from muster.contract.text import nearest
 
@@ -61,4 +61,4 @@ def model_not_found(services: Services, model: str) -> ApiError:
     near = nearest(model, mapped)
     hint = f" Did you mean {near!r}?" if near else ""
     detail = f"There is no model {model[:200]!r}: {there}.{hint}"
-    return ApiError("model_not_found", detail, errors=(Problem("model", "names no model", near),))
+    return ApiError("model_not_found", detail, errors=(DocumentProblem("model", "names no model", near),))

@@ -62,7 +62,7 @@ _EXAMPLE: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Filter:
+class AuditFilter:
     """Filter of the audit log. Every given condition must hold."""
 
     person: str | None = None
@@ -93,7 +93,7 @@ async def read_audit(
 ) -> JSONResponse:
     """Returns the audit log, newest first: who changed what, from which address, with the values before and after.
     Admins see every entry, and maintainers see the entries of their projects."""
-    chosen, before = Filter(person, project, action, subject), seq_of(cursor) if cursor else None
+    chosen, before = AuditFilter(person, project, action, subject), seq_of(cursor) if cursor else None
     async with services.database.read() as session:
         rows = await _page(session, caller, chosen, before, limit + 1)
     more = len(rows) > limit
@@ -102,7 +102,7 @@ async def read_audit(
 
 
 async def _page(
-    session: AsyncSession, caller: Principal, chosen: Filter, before_seq: int | None, limit: int
+    session: AsyncSession, caller: Principal, chosen: AuditFilter, before_seq: int | None, limit: int
 ) -> list[AuditRow]:
     """The newest lines older than `before_seq` that the caller may see: an admin all, a maintainer their projects'."""
     query = select(AuditRow).order_by(AuditRow.seq.desc()).limit(limit)

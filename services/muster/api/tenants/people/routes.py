@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import admins_only
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.database.tables import PersonRow
 from muster.api.core.http.body import parsed, read_body
@@ -138,7 +138,7 @@ async def put_person(
 
     async def put(session: AsyncSession) -> PersonRow:
         before, row = await service.put(session, caller, person, settings, services.settings.oidc_issuer)
-        record(session, caller, Act("person.changed", person, None, before, dump(settings)))
+        record(session, caller, AuditedAct("person.changed", person, None, before, dump(settings)))
         return row
 
     return JSONResponse(_document(await services.database.write_once(put)))

@@ -12,33 +12,33 @@ from sqlalchemy import select
 
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import ProjectRow
-from muster.api.core.observability import Metrics
+from muster.api.core.observability import ApiMetrics
 from muster.api.core.projects import quota_of
 from muster.api.tenants.usage import repository
 from muster.contract.prices import Prices
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
-from muster.contract.usage import Amounts, Held, Usage, month_of, month_range, usage
+from muster.contract.usage import Amounts, HeldNodes, Usage, month_of, month_range, usage
 
 ACCOUNTING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedUsage:
     """Usage of a project in the month so far."""
 
     usage: Usage
     spent: MonthSpent
 
 
-class Accounting:
+class UsageAccounting:
     """`current` says whether the rows are up to date with the cluster: else nothing new is counted, and what ran since
     is the operator's to add. `counted` is None before the first count; `listeners` are called with each.
     """
 
-    def __init__(self, database: Database, prices: Prices, metrics: Metrics, current: Callable[[], bool]) -> None:
+    def __init__(self, database: Database, prices: Prices, metrics: ApiMetrics, current: Callable[[], bool]) -> None:
         self._database, self._prices, self._metrics, self._current = database, prices, metrics, current
-        self.counted: dict[str, Counted] | None = None
-        self.listeners: list[Callable[[Mapping[str, ProjectQuota], Mapping[str, Counted]], Awaitable[None]]] = []
+        self.counted: dict[str, CountedUsage] | None = None
+        self.listeners: list[Callable[[Mapping[str, ProjectQuota], Mapping[str, CountedUsage]], Awaitable[None]]] = []
 
     async def step(self) -> bool:
         """Count anew; False: there is no more to do."""
@@ -59,14 +59,14 @@ class Accounting:
 
 
 def _count(
-    by_project: dict[str, list[Held]], prices: Prices, begins: float, ends: float, now: float
-) -> dict[str, Counted]:
+    by_project: dict[str, list[HeldNodes]], prices: Prices, begins: float, ends: float, now: float
+) -> dict[str, CountedUsage]:
     counted = {}
     for project, mine in by_project.items():
         made = usage(mine, prices, begins, ends, now)
         people = {person.person: _spent(person) for person in made.people}
         spent = MonthSpent(month=month_of(now), as_of=now, total=_spent(made.total), people=people)
-        counted[project] = Counted(made, spent)
+        counted[project] = CountedUsage(made, spent)
     return counted
 
 
@@ -74,7 +74,7 @@ def _spent(amounts: Amounts) -> Spent:
     return Spent(gpu_hours=round(amounts.gpu_hours, 6), money=round(amounts.cost, 6))
 
 
-def ratios(quotas: dict[str, ProjectQuota], counted: dict[str, Counted]) -> dict[tuple[str, str, str], float]:
+def ratios(quotas: dict[str, ProjectQuota], counted: dict[str, CountedUsage]) -> dict[tuple[str, str, str], float]:
     """Return the used share of each budget, by project, by whose budget it is (`project` or `person`) and by unit. Of a
     budget per person, it is the share of the person who used most.
 
@@ -100,5 +100,5 @@ def _of(limits: Quota, used: list[Spent]) -> list[tuple[str, float]]:
     return [(unit, max(values, default=0.0) / limit) for unit, limit, values in pairs if limit]
 
 
-def spent_of(counted: Mapping[str, Counted] | None) -> dict[str, MonthSpent] | None:
+def spent_of(counted: Mapping[str, CountedUsage] | None) -> dict[str, MonthSpent] | None:
     return None if counted is None else {project: one.spent for project, one in counted.items()}

@@ -9,14 +9,14 @@ from dataclasses import replace
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.cluster.cluster import JobCluster
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import JobRow, ProjectRow, SecretRow
 from muster.api.core.errors import ApiError
 from muster.api.core.projects import quota_of
-from muster.api.core.submission.drafts import Draft
-from muster.api.core.submission.facts import Facts
-from muster.contract.address import Address
+from muster.api.core.submission.drafts import SubmissionDraft
+from muster.api.core.submission.facts import SubmissionFacts
+from muster.contract.address import StorageAddress
 from muster.contract.admission import LimitedProject, limit_entries
 from muster.contract.projects import ProjectLimits
 from muster.contract.quotas import MonthSpent, ProjectQuota
@@ -33,9 +33,9 @@ class QuotaWriter:
     def __init__(
         self,
         database: Database,
-        cluster: Cluster,
+        cluster: JobCluster,
         spent: Callable[[], Mapping[str, MonthSpent] | None],
-        files: Address | None = None,
+        files: StorageAddress | None = None,
     ) -> None:
         """`spent` gives what each project used this month, None before it has been counted: what the cluster knows of
         a budget is left as it is until then. `files` is where uploaded files are kept."""
@@ -83,7 +83,7 @@ class QuotaWriter:
         return str(self._files.child(row.name)) if self._files is not None else None
 
 
-def queue_limit(draft: Draft, facts: Facts) -> Draft:
+def queue_limit(draft: SubmissionDraft, facts: SubmissionFacts) -> SubmissionDraft:
     """Have the queue counted when the job is stored, where it is limited: a step of its submission."""
     if not facts.limits.quota.bounds_queue:
         return draft

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import admins_only, project_not_found, project_role
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.database.tables import ProjectRow
 from muster.api.core.errors import ApiError
@@ -140,7 +140,7 @@ async def put(
         row, before = await service.put(session, project, body, services.settings.is_system_namespace)
         if only_new and before is not None:
             raise ApiError("invalid_project", f"There is a project {project!r} already; nothing was changed.")
-        record(session, caller, Act("project.changed", project, project, before, row.limits))
+        record(session, caller, AuditedAct("project.changed", project, project, before, row.limits))
         return row, before is None
 
     return await services.database.write_once(make)
@@ -164,7 +164,7 @@ async def delete_project(services: ServicesDependency, caller: Caller, project: 
     async with services.database.write() as session:
         if not await service.remove(session, services.cluster, project):
             raise project_not_found(project)
-        record(session, caller, Act("project.deleted", project, project))
+        record(session, caller, AuditedAct("project.deleted", project, project))
     return Response(status_code=204)
 
 
@@ -214,7 +214,7 @@ async def give_role(services: Services, caller: Principal, project: str, person:
         await _exists(session.get(ProjectRow, project), project)
         before = await service.put_member(session, caller, project, person, role)
         was = {"role": before} if before else None
-        record(session, caller, Act("member.changed", person, project, was, {"role": str(role)}))
+        record(session, caller, AuditedAct("member.changed", person, project, was, {"role": str(role)}))
 
     await services.database.write_once(give)
 
@@ -240,7 +240,7 @@ async def delete_member(
         before = await service.remove_member(session, project, person)
         if before is None:
             raise ApiError("member_not_found", f"{person!r} is no member of project {project!r}.")
-        record(session, caller, Act("member.removed", person, project, {"role": before}))
+        record(session, caller, AuditedAct("member.removed", person, project, {"role": before}))
     return Response(status_code=204)
 
 

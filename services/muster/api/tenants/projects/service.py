@@ -11,7 +11,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.callers import Principal
-from muster.api.core.cluster.cluster import Cluster
+from muster.api.core.cluster.cluster import JobCluster
 from muster.api.core.database.tables import FileRow, JobRow, MemberRow, ProjectRow, SweepRow, TokenRow
 from muster.api.core.errors import ApiError
 from muster.api.tenants.people import service as people
@@ -80,7 +80,7 @@ async def _refuse_taken_namespace(session: AsyncSession, namespace: str, name: s
         raise ApiError("namespace_taken", detail)
 
 
-async def remove(session: AsyncSession, cluster: Cluster, name: str) -> bool:
+async def remove(session: AsyncSession, cluster: JobCluster, name: str) -> bool:
     """Delete the project, revoke its tokens and delete its secrets. Return False if there is no such project.
 
     Raises ApiError project_in_use, secrets_unavailable.

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, Field
 
 from muster.api.core.access import project_not_found, project_role
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.database.tables import ProjectRow, SecretRow
 from muster.api.core.errors import ApiError
@@ -20,7 +20,7 @@ from muster.api.core.http.reply import Reply
 from muster.api.core.services import ServicesDependency
 from muster.api.tenants.secrets import service
 from muster.contract.address import refuse_metadata_url
-from muster.contract.base import InvalidDocument, Problem, Spec, Time, parse
+from muster.contract.base import DocumentProblem, InvalidDocument, Spec, Time, parse
 from muster.contract.names import JOB_NAME
 from muster.contract.projects import Role
 from muster.contract.times import rfc3339
@@ -134,7 +134,7 @@ async def put_secret(
     async with services.database.write() as session:
         row, before = await service.put(session, services.cluster, caller.person, project, name, new_secret.data)
         was = {"keys": before} if before is not None else None
-        record(session, caller, Act("secret.set", name, project, was, {"keys": row.keys["keys"]}))
+        record(session, caller, AuditedAct("secret.set", name, project, was, {"keys": row.keys["keys"]}))
     return JSONResponse(_document(row), status_code=201 if before is None else 200)
 
 
@@ -158,7 +158,7 @@ async def delete_secret(
         keys = await service.remove(session, services.cluster, project, name)
         if keys is None:
             raise ApiError("secret_not_found", f"Project {project!r} has no secret {name!r}.")
-        record(session, caller, Act("secret.deleted", name, project, {"keys": keys}))
+        record(session, caller, AuditedAct("secret.deleted", name, project, {"keys": keys}))
     return Response(status_code=204)
 
 
@@ -176,5 +176,5 @@ def _checked(document: Document) -> SecretRequest:
     try:
         return parse(SecretRequest, document.data)
     except InvalidDocument:
-        fault = Problem("data", _WORDS)
+        fault = DocumentProblem("data", _WORDS)
         raise ApiError("invalid_secret", f"The secret can't be kept: {fault}.", errors=(fault,)) from None

@@ -10,13 +10,13 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import project_not_found
-from muster.api.core.cluster.cluster import Cluster, Secret, SecretRefused
+from muster.api.core.cluster.cluster import JobCluster, SecretName, SecretRefused
 from muster.api.core.database.tables import ProjectRow, SecretRow
 from muster.api.core.errors import ApiError
 from muster.api.core.projects import namespace_of
-from muster.api.core.submission.drafts import Draft
-from muster.api.core.submission.facts import Facts
-from muster.contract.base import Problem
+from muster.api.core.submission.drafts import SubmissionDraft
+from muster.api.core.submission.facts import SubmissionFacts
+from muster.contract.base import DocumentProblem
 from muster.contract.cluster_objects import object_problems
 from muster.contract.environment import SecretUse, secret_uses, steers_processes, variables_of
 from muster.contract.spec import JobSpec
@@ -28,7 +28,7 @@ async def list_all(session: AsyncSession, project: str) -> list[SecretRow]:
 
 
 async def put(
-    session: AsyncSession, cluster: Cluster, person: str, project: str, name: str, data: Mapping[str, str]
+    session: AsyncSession, cluster: JobCluster, person: str, project: str, name: str, data: Mapping[str, str]
 ) -> tuple[SecretRow, list[str] | None]:
     """The row as it is now, and the keys before; None for a new one. The cluster has it when this returns.
 
@@ -45,11 +45,11 @@ async def put(
     row.keys, row.changed_at, row.changed_by = {"keys": sorted(data)}, now, person
     await session.flush()
     with _as_api_errors():
-        await cluster.write_secret(Secret(project, namespace_of(owner), name), data)
+        await cluster.write_secret(SecretName(project, namespace_of(owner), name), data)
     return row, before
 
 
-async def remove(session: AsyncSession, cluster: Cluster, project: str, name: str) -> list[str] | None:
+async def remove(session: AsyncSession, cluster: JobCluster, project: str, name: str) -> list[str] | None:
     """The keys that it had; None where there is no such secret. Raises ApiError project_not_found and others."""
     owner = await session.get(ProjectRow, project, with_for_update=True)
     if owner is None:
@@ -60,16 +60,16 @@ async def remove(session: AsyncSession, cluster: Cluster, project: str, name: st
     await session.delete(row)
     await session.flush()
     with _as_api_errors():
-        await cluster.delete_secret(Secret(project, namespace_of(owner), name))
+        await cluster.delete_secret(SecretName(project, namespace_of(owner), name))
     return list(row.keys["keys"])
 
 
-async def remove_all(session: AsyncSession, cluster: Cluster, project: str) -> None:
+async def remove_all(session: AsyncSession, cluster: JobCluster, project: str) -> None:
     for row in await list_all(session, project):
         await remove(session, cluster, project, row.name)
 
 
-def secret_references(draft: Draft, facts: Facts) -> Draft:
+def secret_references(draft: SubmissionDraft, facts: SubmissionFacts) -> SubmissionDraft:
     """Check the secrets and other objects that the job names: a step of its submission."""
     own = tuple(facts.secret_keys) if draft.namespace == namespace_of(facts.project) or not facts.in_containers else ()
     strict = facts.in_containers
@@ -77,7 +77,9 @@ def secret_references(draft: Draft, facts: Facts) -> Draft:
     return draft.with_faults(*_problems(draft.spec, draft.project, facts.secret_keys, facts.in_containers))
 
 
-def _problems(spec: JobSpec, project: str, by_name: Mapping[str, list[str]], containers: bool) -> Iterator[Problem]:
+def _problems(
+    spec: JobSpec, project: str, by_name: Mapping[str, list[str]], containers: bool
+) -> Iterator[DocumentProblem]:
     """Yield the problems of the job's references to secrets. `by_name` has the keys of the project's secrets by name.
 
     In `containers`, a job may also name Secrets that somebody else created in its namespace and its project lists
@@ -88,15 +90,15 @@ def _problems(spec: JobSpec, project: str, by_name: Mapping[str, list[str]], con
         keys = by_name.get(use.secret)
         if keys is None:
             if not use.optional and not containers:
-                yield Problem(f"{use.path}.name", _missing(use, project, sorted(by_name)))
+                yield DocumentProblem(f"{use.path}.name", _missing(use, project, sorted(by_name)))
         elif use.key is not None and use.key not in keys:
             if not use.optional:
                 words = f"secret {use.secret!r} has no entry {use.key!r}; it has {', '.join(keys)}"
-                yield Problem(f"{use.path}.key", words)
+                yield DocumentProblem(f"{use.path}.key", words)
         elif not containers:
             for variable in filter(steers_processes, variables_of(use, keys)):
                 words = f"{variable} decides what a process of this machine loads, and can't come from a secret either"
-                yield Problem(use.path, words)
+                yield DocumentProblem(use.path, words)
 
 
 def _missing(use: SecretUse, project: str, keys: list[str]) -> str:

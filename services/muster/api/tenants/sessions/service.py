@@ -9,11 +9,11 @@ from dataclasses import asdict
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import SessionRow
 from muster.api.core.services import Services
-from muster.api.tenants.authentication import Authentication, hash_of
+from muster.api.tenants.authentication import CallerAuthentication, hash_of
 
 # Long enough to leave a page open over a weekend. Whatever takes the token or the person away ends the session at once.
 SESSION_SECONDS = 7 * 86_400.0
@@ -35,7 +35,7 @@ async def begin(services: Services, caller: Principal) -> str:
     )
     async with services.database.write() as session:
         session.add(row)
-        record(session, caller, Act("session.begun", caller.person, None))
+        record(session, caller, AuditedAct("session.begun", caller.person, None))
     return secret
 
 
@@ -43,7 +43,7 @@ async def end(services: Services, secret: str) -> None:
     """Sign out. Repeating it is harmless."""
     async with services.database.write() as session:
         await session.execute(delete(SessionRow).where(SessionRow.hash == hash_of(secret)))
-    services[Authentication].callers.forget()
+    services[CallerAuthentication].callers.forget()
 
 
 async def forget_expired(session: AsyncSession, now: float) -> None:

@@ -18,7 +18,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from muster.api.core.callers import SignedIn
 from muster.api.tenants.signin.provider import (
     ANSWER_SECONDS_MAX,
-    Provider,
+    IdentityProvider,
     ProviderUnreachable,
     SignInRefused,
     read_json,
@@ -28,7 +28,7 @@ FLOW_SECONDS = 600.0  # to sign in at the provider, a second factor included; ha
 
 
 @dataclass(frozen=True)
-class Flow:
+class CodeFlow:
     """A sign-in under way. The browser keeps it in a cookie, so that any API process can end it.
 
     state: what comes back with the browser, and nobody else knows (RFC 6749 §10.12).
@@ -49,11 +49,13 @@ class Flow:
         return time.time() - self.begun_at > FLOW_SECONDS
 
 
-def begin(onward: str) -> Flow:
-    return Flow(secrets.token_urlsafe(32), secrets.token_urlsafe(32), secrets.token_urlsafe(48), onward, time.time())
+def begin(onward: str) -> CodeFlow:
+    return CodeFlow(
+        secrets.token_urlsafe(32), secrets.token_urlsafe(32), secrets.token_urlsafe(48), onward, time.time()
+    )
 
 
-async def authorization_address(provider: Provider, flow: Flow, landing: str) -> str:
+async def authorization_address(provider: IdentityProvider, flow: CodeFlow, landing: str) -> str:
     """Return the address where the browser signs in, after which it returns to `landing`. Raises
     ProviderUnreachable."""
     endpoint = await provider.endpoint("authorization_endpoint")
@@ -72,7 +74,7 @@ async def authorization_address(provider: Provider, flow: Flow, landing: str) ->
     return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
 
 
-async def redeem(provider: Provider, flow: Flow, code: str, landing: str) -> SignedIn:
+async def redeem(provider: IdentityProvider, flow: CodeFlow, code: str, landing: str) -> SignedIn:
     """Exchange the code for an ID token, and return who signed in. Raises SignInRefused, ProviderUnreachable."""
     endpoint = await provider.endpoint("token_endpoint")
     asked = {

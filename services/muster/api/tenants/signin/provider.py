@@ -16,7 +16,7 @@ import jwt
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 
 from muster.api.core.callers import SignedIn
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 
 # Signatures by a key pair alone: with HS* whoever knows the public key could sign, and `none` is no signature.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -39,11 +39,11 @@ class IssuerMismatch(ProviderUnreachable):
     """The provider calls itself otherwise than the settings do, by a slash at the end for example."""
 
 
-class Provider:
+class IdentityProvider:
     """The provider of the settings, which name one. `clock` is in seconds since the epoch, `ticks` a monotonic one."""
 
     def __init__(
-        self, settings: Settings, clock: Callable[[], float] = time.time, ticks: Callable[[], float] = time.monotonic
+        self, settings: ApiSettings, clock: Callable[[], float] = time.time, ticks: Callable[[], float] = time.monotonic
     ) -> None:
         assert settings.oidc_issuer is not None
         assert settings.oidc_client_id is not None

@@ -14,15 +14,15 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Principal, Scope, SignedIn, unauthorized
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import MemberRow, PersonRow
 from muster.api.core.errors import ApiError
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.tenants.people.service import identity_of
-from muster.api.tenants.signin.code_flow import Flow, authorization_address, redeem
-from muster.api.tenants.signin.provider import IssuerMismatch, Provider, ProviderUnreachable, SignInRefused
+from muster.api.tenants.signin.code_flow import CodeFlow, authorization_address, redeem
+from muster.api.tenants.signin.provider import IdentityProvider, IssuerMismatch, ProviderUnreachable, SignInRefused
 from muster.contract.names import PERSON_NAME
 from muster.contract.projects import Role
 
@@ -42,7 +42,7 @@ class GroupRights:
 class SignIn:
     """Callers by the ID tokens of the settings' provider."""
 
-    def __init__(self, settings: Settings, database: Database, provider: Provider) -> None:
+    def __init__(self, settings: ApiSettings, database: Database, provider: IdentityProvider) -> None:
         self._settings, self._database, self._provider = settings, database, provider
 
     async def caller(self, token: str) -> Principal:
@@ -51,13 +51,13 @@ class SignIn:
             signed_in = await self._provider.verify(token)
         return await self._known(signed_in) or await self._made(signed_in)
 
-    async def provider_address(self, flow: Flow, landing: str) -> str:
+    async def provider_address(self, flow: CodeFlow, landing: str) -> str:
         """Return the address where a browser signs in, after which it returns to `landing`. Raises ApiError
         sign_in_unavailable."""
         with self._refusals(_AGAIN):
             return await authorization_address(self._provider, flow, landing)
 
-    async def caller_by_code(self, flow: Flow, code: str, landing: str) -> Principal:
+    async def caller_by_code(self, flow: CodeFlow, code: str, landing: str) -> Principal:
         """Return the caller who came back to `landing` with that code. Raises ApiError as `caller` does."""
         with self._refusals(_AGAIN):
             signed_in = await redeem(self._provider, flow, code, landing)
@@ -151,7 +151,7 @@ class SignIn:
             )
         )  # fmt: skip
         await session.flush()
-        record(session, Principal("sign-in", name, frozenset()), Act("person.signed_in", name, None))
+        record(session, Principal("sign-in", name, frozenset()), AuditedAct("person.signed_in", name, None))
 
 
 def rights_of(groups: frozenset[str], table: Mapping[str, str | Mapping[str, str]]) -> GroupRights:

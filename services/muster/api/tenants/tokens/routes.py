@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
 
-from muster.api.core.audit import Act, record
+from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.database.tables import TokenRow
 from muster.api.core.errors import ApiError
@@ -89,7 +89,7 @@ async def made(services: Services, caller: Principal, body: TokenRequest) -> dic
     token = new_token()
     async with services.database.write() as session:
         row = service.make(session, await service.wanted_of(session, caller, body), token)
-        record(session, caller, Act("token.made", row.id, row.project, after=_recorded(row)))
+        record(session, caller, AuditedAct("token.made", row.id, row.project, after=_recorded(row)))
     return {**_document(row), "token": token}
 
 
@@ -139,7 +139,7 @@ async def rotated(services: Services, caller: Principal, token_id: str, body: Ro
             detail = f"Token {row.name!r} has expired. Make a new one: `muster tokens create NAME`."
             raise ApiError("invalid_token", detail)
         successor = service.rotate(session, row, body.overlap_hours * 3600.0, token)
-        record(session, caller, Act("token.rotated", row.id, row.project, _recorded(row), {"id": successor.id}))
+        record(session, caller, AuditedAct("token.rotated", row.id, row.project, _recorded(row), {"id": successor.id}))
     return {**_document(successor), "token": token}
 
 
@@ -156,7 +156,7 @@ async def revoke_token(services: ServicesDependency, caller: Caller, token_id: T
     async with services.database.write() as session:
         row = await service.find(session, caller, token_id)
         row.revoked_at = time.time()
-        record(session, caller, Act("token.revoked", row.id, row.project, _recorded(row)))
+        record(session, caller, AuditedAct("token.revoked", row.id, row.project, _recorded(row)))
     return Response(status_code=204)
 
 

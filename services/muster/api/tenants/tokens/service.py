@@ -19,7 +19,7 @@ from muster.api.core.callers import Principal, Scope
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import MemberRow, PersonRow, ProjectRow, TokenRow
 from muster.api.core.errors import ApiError
-from muster.api.core.settings import Settings
+from muster.api.core.settings import ApiSettings
 from muster.api.tenants.authentication import hash_of, is_acceptable, new_token
 from muster.api.tenants.people import service as people
 from muster.api.tenants.tokens.schemas import TokenRequest
@@ -147,7 +147,7 @@ async def note_uses(session: AsyncSession, uses: dict[str, float]) -> None:
         await session.execute(update(TokenRow).where(TokenRow.id == token_id).values(last_used_at=at))
 
 
-async def ensure_first(database: Database, settings: Settings) -> None:
+async def ensure_first(database: Database, settings: ApiSettings) -> None:
     """Ensure that there is always a way in while authentication is on: the token of the settings, or one in the state
     folder.
 

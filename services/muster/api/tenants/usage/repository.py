@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.database.tables import JobRow, UsageRow
 from muster.contract.quantities import quantity
 from muster.contract.status import Attempt
-from muster.contract.usage import Held, held_of
+from muster.contract.usage import HeldNodes, held_of
 
 
 class UsageRecorder:
@@ -40,7 +40,7 @@ class UsageRecorder:
         await session.execute(open_rows.values(until=at))
 
 
-async def held_by(session: AsyncSession, project: str, since: float, until: float) -> list[Held]:
+async def held_by(session: AsyncSession, project: str, since: float, until: float) -> list[HeldNodes]:
     """Return what the project's attempts held at any time between `since` and `until`."""
     query = select(UsageRow).where(
         UsageRow.project == project, UsageRow.since < until, or_(UsageRow.until.is_(None), UsageRow.until > since)
@@ -48,19 +48,19 @@ async def held_by(session: AsyncSession, project: str, since: float, until: floa
     return list(_read(await session.scalars(query.order_by(UsageRow.since))))
 
 
-async def held_by_project(session: AsyncSession, since: float, until: float) -> dict[str, list[Held]]:
+async def held_by_project(session: AsyncSession, since: float, until: float) -> dict[str, list[HeldNodes]]:
     """The same of every project that held anything."""
     query = select(UsageRow).where(UsageRow.since < until, or_(UsageRow.until.is_(None), UsageRow.until > since))
     rows = (await session.scalars(query)).all()
-    by_project: dict[str, list[Held]] = {}
+    by_project: dict[str, list[HeldNodes]] = {}
     for row, usage in zip(rows, _read(rows), strict=True):
         by_project.setdefault(row.project, []).append(usage)
     return by_project
 
 
-def _read(rows: Any) -> Iterator[Held]:
+def _read(rows: Any) -> Iterator[HeldNodes]:
     for row in rows:
-        yield Held(
+        yield HeldNodes(
             job=row.job_id,
             name=row.name,
             person=row.person,
@@ -75,7 +75,7 @@ def _read(rows: Any) -> Iterator[Held]:
         )
 
 
-def _held(row: JobRow, raw: dict[str, Any]) -> Held | None:
+def _held(row: JobRow, raw: dict[str, Any]) -> HeldNodes | None:
     """Return what the attempt held, or None. It is also None for an attempt that a newer version wrote."""
     try:
         attempt = Attempt.model_validate(raw)
@@ -84,7 +84,7 @@ def _held(row: JobRow, raw: dict[str, Any]) -> Held | None:
     return held_of(attempt, row.id, row.name, row.owner, cpus_per_worker(row.spec))
 
 
-def _never_placed(before: dict[str, Any] | None, usage: Held) -> bool:
+def _never_placed(before: dict[str, Any] | None, usage: HeldNodes) -> bool:
     """Return whether the attempt ended while it waited for another scheduler. Its beginning moves when it is placed."""
     was = Attempt.model_validate(before) if before and before.get("outcome") == "waiting" else None
     return was is not None and usage.until is not None and was.created_at == usage.since

@@ -18,11 +18,11 @@ from muster.api.core.http.openapi import problems, shown
 from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.tenants.usage import repository
-from muster.contract.base import Problem
+from muster.contract.base import DocumentProblem
 from muster.contract.prices import InstancePrice, Prices
 from muster.contract.projects import Role
 from muster.contract.times import epoch_seconds
-from muster.contract.usage import COLUMNS, Held, Usage, month_of, month_range, usage
+from muster.contract.usage import COLUMNS, HeldNodes, Usage, month_of, month_range, usage
 
 DAYS_MAX = 400  # of a report: over a year, so that one can be compared with the last
 router = APIRouter(prefix="/projects", tags=["projects"])
@@ -34,7 +34,9 @@ class ProjectUsage(Usage):
     project: str
 
 
-_HELD = Held("6d4b4c1e-5b6e-4a0e-9a3e-0c8f7c1f2a11", "chat-sft", "ann", 1_793_530_000.0, 1_793_537_200.0, 2, 8, 0.0)
+_HELD = HeldNodes(
+    "6d4b4c1e-5b6e-4a0e-9a3e-0c8f7c1f2a11", "chat-sft", "ann", 1_793_530_000.0, 1_793_537_200.0, 2, 8, 0.0
+)
 _TABLE = Prices(region="us-east-1", types={"*": InstancePrice(gpus=8, on_demand=55.04)})
 
 
@@ -115,7 +117,7 @@ def _time(name: str, text: str) -> float:
 
 
 def _refused(name: str, words: str) -> ApiError:
-    fault = Problem(f"query.{name}", words)
+    fault = DocumentProblem(f"query.{name}", words)
     return ApiError("invalid_parameter", f"{fault}", errors=(fault,))
 
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED
 from muster.trainer.models.head import ByToken
 from muster.trainer.models.lora import adapter_off
-from muster.trainer.train.tasks.objective import Losses
+from muster.trainer.train.tasks.objective import BatchLosses
 
 # The values that every objective of pairs reports, by the names that TRL's trainers use.
 PAIR_VALUES: Final = (
@@ -30,7 +30,7 @@ PAIR_VALUES: Final = (
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerBatch:
     """The answers of a batch: log-probabilities and lengths [B, P, 2], both sides of each pair."""
 
     log_probs: Tensor  # fp32, summed over the answer's tokens
@@ -43,27 +43,27 @@ class Answers:
         return self.log_probs / self.lengths
 
 
-def answers(model: nn.Module, batch: Batch) -> Answers:
+def answers(model: nn.Module, batch: TokenBatch) -> AnswerBatch:
     """Return the batch's answers with the model's log-probabilities, differentiable."""
     return gathered(batch, cross_entropies(model, batch, batch.labels))
 
 
-def cross_entropies(model: nn.Module, batch: Batch, labels: Tensor, temperature: float = 1.0) -> Tensor:
+def cross_entropies(model: nn.Module, batch: TokenBatch, labels: Tensor, temperature: float = 1.0) -> Tensor:
     """fp32 [B, T]: the cross-entropy of each label where the model predicts at a temperature, 0 where it is not
     scored."""
     losses: Tensor = model(batch.tokens, batch.positions, batch.documents, labels, 0.0, ByToken(temperature))
     return losses
 
 
-def gathered(batch: Batch, losses: Tensor) -> Answers:
+def gathered(batch: TokenBatch, losses: Tensor) -> AnswerBatch:
     """The answers of which `losses` [B, T] are the cross-entropies of the tokens."""
     scored = batch.labels != IGNORED
     lengths = by_pair(by_document(batch, scored.float()))
     log_probs = -by_pair(by_document(batch, losses * scored))
-    return Answers(log_probs, lengths.clamp_min(1.0), (lengths > 0).all(-1))
+    return AnswerBatch(log_probs, lengths.clamp_min(1.0), (lengths > 0).all(-1))
 
 
-def by_document(batch: Batch, values: Tensor) -> Tensor:
+def by_document(batch: TokenBatch, values: Tensor) -> Tensor:
     """The sums of `values` [B, T] over each document, [B, D]."""
     assert batch.targets is not None, "samples of preferences carry their values"
     sums = torch.zeros(batch.targets.shape, dtype=values.dtype, device=values.device)
@@ -76,7 +76,7 @@ def by_pair(values: Tensor) -> Tensor:
     return values.view(len(values), -1, 2)
 
 
-def reference_of(model: nn.Module, batch: Batch) -> Tensor:
+def reference_of(model: nn.Module, batch: TokenBatch) -> Tensor:
     """fp32 [B, P, 2]: the log-probabilities that the reference model gives the answers. It is the model without its
     adapter, unless the batch carries what was computed before training.
     """
@@ -86,7 +86,7 @@ def reference_of(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def without_adapter(model: nn.Module, batch: Batch) -> Answers:
+def without_adapter(model: nn.Module, batch: TokenBatch) -> AnswerBatch:
     """Return the batch's answers with the log-probabilities of the model whose adapter is off, without dropout."""
     training = model.training
     model.eval()
@@ -102,17 +102,17 @@ def preference_loss(margins: Tensor, smoothing: float) -> Tensor:
     return -(1.0 - smoothing) * F.logsigmoid(margins) - smoothing * F.logsigmoid(-margins)
 
 
-def chosen_cross_entropy(given: Answers) -> Tensor:
+def chosen_cross_entropy(given: AnswerBatch) -> Tensor:
     """[B, P]: the cross-entropy of the chosen answer, per token."""
     return -given.means[..., 0]
 
 
-def losses_of(by_pair: Tensor, there: Tensor, *values: tuple[Tensor, Tensor]) -> Losses:
+def losses_of(by_pair: Tensor, there: Tensor, *values: tuple[Tensor, Tensor]) -> BatchLosses:
     """The sum of losses [B, P] over the pairs that are there. `values` holds what is reported: of each value [B, P] and
     for which pairs it counts.
     """
     reported = [torch.stack((torch.where(of, value, 0.0).sum(), of.sum().float())) for value, of in values]
-    return Losses(torch.where(there, by_pair, 0.0).sum(), there.sum(), torch.stack(reported).detach())
+    return BatchLosses(torch.where(there, by_pair, 0.0).sum(), there.sum(), torch.stack(reported).detach())
 
 
 def pair_values(rewards: Tensor, log_probs: Tensor, there: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:

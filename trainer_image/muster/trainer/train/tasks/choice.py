@@ -12,11 +12,11 @@ from muster.contract.training import TrainingConfig
 from muster.trainer.models.forward_model import ForwardModel
 from muster.trainer.models.teacher import TeacherModel
 from muster.trainer.train.tasks import dpo, grpo, kto, next_token, orpo, reward, simpo
-from muster.trainer.train.tasks.distilled import Distilled
-from muster.trainer.train.tasks.objective import Objective
+from muster.trainer.train.tasks.distilled import DistillationObjective
+from muster.trainer.train.tasks.objective import TrainingObjective
 
 # Of every task but grpo, which may ask for a second model.
-MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
+MAKERS: Final[dict[Task, Callable[[TrainingConfig], TrainingObjective]]] = {
     "pretrain": next_token.make_objective,
     "sft": next_token.make_objective,
     "dpo": dpo.make_objective,
@@ -27,11 +27,13 @@ MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
 }
 
 
-def objective_of(training: TrainingConfig, beside: Mapping[str, ForwardModel] = MappingProxyType({})) -> Objective:
+def objective_of(
+    training: TrainingConfig, beside: Mapping[str, ForwardModel] = MappingProxyType({})
+) -> TrainingObjective:
     """The objective of the configuration's task, with the second models that it asks for, by the paths of their
     fields."""
     if training.distillation is not None:
-        return Distilled(TeacherModel(beside[TEACHER], training.distillation))
+        return DistillationObjective(TeacherModel(beside[TEACHER], training.distillation))
     if training.grpo is not None:
         return grpo.GrpoObjective(training.grpo, beside.get(REFERENCE))
     return MAKERS[training.task](training)

@@ -10,7 +10,7 @@ from torch import nn
 
 from muster.contract.objectives import Dpo
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.train.tasks.answers import (
     PAIR_VALUES,
     answers,
@@ -20,7 +20,7 @@ from muster.trainer.train.tasks.answers import (
     preference_loss,
     reference_of,
 )
-from muster.trainer.train.tasks.objective import Losses
+from muster.trainer.train.tasks.objective import BatchLosses
 
 
 class DpoObjective:
@@ -31,13 +31,13 @@ class DpoObjective:
     def __init__(self, config: Dpo, stored_reference: bool) -> None:
         self.config, self.stored_reference = config, stored_reference
 
-    def loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         return self._losses(model, batch, self.config.label_smoothing)
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def held_out_loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         return self._losses(model, batch, 0.0)
 
-    def _losses(self, model: nn.Module, batch: Batch, smoothing: float) -> Losses:
+    def _losses(self, model: nn.Module, batch: TokenBatch, smoothing: float) -> BatchLosses:
         config = self.config
         reference = reference_of(model, batch)
         policy = answers(model, batch)

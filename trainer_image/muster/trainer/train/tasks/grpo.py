@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from muster.contract.objectives import Grpo
 from muster.contract.verifiers import limit_metrics
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED
 from muster.trainer.models.forward_model import ForwardModel
 from muster.trainer.models.lora import adapter_off
 from muster.trainer.train.tasks.answers import cross_entropies
-from muster.trainer.train.tasks.objective import Losses
+from muster.trainer.train.tasks.objective import BatchLosses
 
 # What is told of each answer, beside the score of each verifier and the limits that stopped programs.
 TOLD = ("reward", "reward_std", "zero_variance", "finished", "answer_tokens")
 
 
-class Rollout(Batch):
+class RolloutBatch(TokenBatch):
     """Rows of a prompt and an answer each, of which the answer is scored. `advantages` are fp32 [B], and `told` fp32
     [B, names] what is reported of them. `before` are the log-probabilities of the tokens, fp32 [B, T], that the model
     gave them before the first update, and `referred` those of the reference; None until they are known."""
@@ -49,8 +49,8 @@ class GrpoObjective:
         self.told = (*TOLD, *(f"rewards/{each}" for each in config.rewards), *limit_metrics(config.verifiers))
         self.names = (*self.told, "clip_ratio", *(("kl",) if config.beta else ()))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Losses:
-        assert isinstance(batch, Rollout), "task grpo learns from what it wrote"
+    def loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
+        assert isinstance(batch, RolloutBatch), "task grpo learns from what it wrote"
         config = self.config
         if config.beta and batch.referred is None:
             batch.referred = self._reference(model, batch)
@@ -74,11 +74,11 @@ class GrpoObjective:
         of_rows = torch.stack((batch.told.sum(0), batch.counted.sum().expand(len(self.told))), dim=1)
         of_tokens = torch.stack([torch.stack(((each * mask).sum(), mask.sum())) for each in by_token])
         total, count = self._divided(losses * mask, mask, batch.counted)
-        return Losses(total, count, torch.cat((of_rows, of_tokens)).detach())
+        return BatchLosses(total, count, torch.cat((of_rows, of_tokens)).detach())
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def held_out_loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         loss = model(batch.tokens, batch.positions, batch.documents, batch.labels, 0.0)
-        return Losses(loss, (batch.labels != IGNORED).sum())
+        return BatchLosses(loss, (batch.labels != IGNORED).sum())
 
     def _divided(self, losses: Tensor, mask: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of what `losses` [B, T] come to, and what the sum over the step is divided by."""
@@ -89,7 +89,7 @@ class GrpoObjective:
         return losses.sum(), (counted.sum() * self.config.max_tokens).long()
 
     @torch.no_grad()
-    def _reference(self, model: nn.Module, batch: Batch) -> Tensor:
+    def _reference(self, model: nn.Module, batch: TokenBatch) -> Tensor:
         """The log-probabilities that the reference gives the tokens, without dropout."""
         if self._beside is not None:
             return -cross_entropies(self._beside.module, batch, batch.labels, self.config.temperature)

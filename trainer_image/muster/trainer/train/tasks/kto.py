@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from muster.contract.objectives import Kto
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.train.tasks.answers import answers, by_pair, losses_of, reference_of
-from muster.trainer.train.tasks.objective import Losses
+from muster.trainer.train.tasks.objective import BatchLosses
 
 
 class KtoObjective:
@@ -32,7 +32,7 @@ class KtoObjective:
     def __init__(self, config: Kto, stored_reference: bool) -> None:
         self.config, self.stored_reference = config, stored_reference
 
-    def loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         config = self.config
         assert batch.targets is not None, "samples of preferences carry their labels"
         reference = reference_of(model, batch)
@@ -48,7 +48,7 @@ class KtoObjective:
         values = ((rewards, of_good), (rewards, of_bad), (log_probs, of_good), (log_probs, of_bad))
         return losses_of(losses, policy.there, *values, (distance.expand_as(gains), policy.there))
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def held_out_loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         return self.loss(model, batch)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED
-from muster.trainer.train.tasks.objective import Losses
+from muster.trainer.train.tasks.objective import BatchLosses
 
 
 class NextToken:
@@ -22,10 +22,10 @@ class NextToken:
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
 
-    def loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         return _summed(model, batch, self.smoothing)
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def held_out_loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         return _summed(model, batch, 0.0)
 
 
@@ -33,6 +33,6 @@ def make_objective(training: TrainingConfig) -> NextToken:
     return NextToken(training.label_smoothing)
 
 
-def _summed(model: nn.Module, batch: Batch, smoothing: float) -> Losses:
+def _summed(model: nn.Module, batch: TokenBatch, smoothing: float) -> BatchLosses:
     loss = model(batch.tokens, batch.positions, batch.documents, batch.labels, smoothing)
-    return Losses(loss, (batch.labels != IGNORED).sum())
+    return BatchLosses(loss, (batch.labels != IGNORED).sum())

@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 
 
 @dataclass(frozen=True)
-class Losses:
+class BatchLosses:
     """Losses that an objective computes for one batch."""
 
     sum: Tensor  # the loss, summed over what `count` counts; an fp32 scalar
@@ -21,7 +21,7 @@ class Losses:
     values: Tensor | None = None
 
 
-class Objective(Protocol):
+class TrainingObjective(Protocol):
     """Objective that training minimises. One is made per run, from the configuration.
 
     The step divides the sum of all losses by the sum of all counts, over every micro-batch and share. It does the
@@ -33,14 +33,14 @@ class Objective(Protocol):
     @property
     def stored_reference(self) -> bool: ...  # whether its batches must carry a reference model's log-probabilities
 
-    def loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         """The training loss, differentiable."""
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def held_out_loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         """The loss without parts that only help learning (label smoothing), for comparing models."""
 
 
-class Totals:
+class LossTotals:
     """The sums of the losses of several batches."""
 
     def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
@@ -49,7 +49,7 @@ class Totals:
         self.count = torch.zeros((), dtype=torch.int64, device=device)
         self.values = torch.zeros((len(names), 2), device=device)
 
-    def add(self, losses: Losses) -> None:
+    def add(self, losses: BatchLosses) -> None:
         self.loss += losses.sum.detach()
         self.count += losses.count
         if losses.values is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from muster.contract.objectives import Orpo
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED
 from muster.trainer.train.tasks.answers import (
     PAIR_VALUES,
@@ -23,7 +23,7 @@ from muster.trainer.train.tasks.answers import (
     losses_of,
     pair_values,
 )
-from muster.trainer.train.tasks.objective import Losses
+from muster.trainer.train.tasks.objective import BatchLosses
 
 
 class OrpoObjective:
@@ -35,7 +35,7 @@ class OrpoObjective:
     def __init__(self, config: Orpo) -> None:
         self.config = config
 
-    def loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         every = _every_label(batch)
         by_token = cross_entropies(model, batch, every)
         policy = gathered(batch, by_token)
@@ -49,7 +49,7 @@ class OrpoObjective:
         reported = (*values, (ratio.detach(), policy.there), (side.detach(), policy.there))
         return losses_of(side - self.config.beta * ratio, policy.there, *reported)
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def held_out_loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         return self.loss(model, batch)
 
 
@@ -57,7 +57,7 @@ def make_objective(training: TrainingConfig) -> OrpoObjective:
     return OrpoObjective(training.orpo or Orpo())
 
 
-def _every_label(batch: Batch) -> Tensor:
+def _every_label(batch: TokenBatch) -> Tensor:
     """The next token of every token of a document, whatever is scored."""
     following = torch.roll(batch.tokens, -1, 1)
     goes_on = (batch.documents[:, 1:] == batch.documents[:, :-1]) & (batch.documents[:, 1:] >= 0)

@@ -10,10 +10,10 @@ from torch import nn
 
 from muster.contract.objectives import Reward
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED
 from muster.trainer.train.tasks.answers import PAIR_VALUES, by_document, by_pair, losses_of, reward_values
-from muster.trainer.train.tasks.objective import Losses
+from muster.trainer.train.tasks.objective import BatchLosses
 
 
 class RewardObjective:
@@ -25,7 +25,7 @@ class RewardObjective:
     def __init__(self, config: Reward) -> None:
         self.config = config
 
-    def loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         assert batch.targets is not None, "samples of preferences carry their margins"
         there = (by_pair(by_document(batch, (batch.labels != IGNORED).float())) > 0).all(-1)
         scores: torch.Tensor = model(batch.tokens, batch.positions, batch.documents)
@@ -36,7 +36,7 @@ class RewardObjective:
             losses = losses + self.config.center_rewards_coefficient * rewards.sum(-1) ** 2
         return losses_of(losses, there, *reward_values(rewards, there))
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def held_out_loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         return self.loss(model, batch)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from muster.contract.objectives import Simpo
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.batch import Batch
+from muster.trainer.data.batch import TokenBatch
 from muster.trainer.train.tasks.answers import (
     PAIR_VALUES,
     answers,
@@ -15,7 +15,7 @@ from muster.trainer.train.tasks.answers import (
     pair_values,
     preference_loss,
 )
-from muster.trainer.train.tasks.objective import Losses
+from muster.trainer.train.tasks.objective import BatchLosses
 
 
 class SimpoObjective:
@@ -28,13 +28,13 @@ class SimpoObjective:
     def __init__(self, config: Simpo) -> None:
         self.config = config
 
-    def loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         return self._losses(model, batch, self.config.label_smoothing)
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
+    def held_out_loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         return self._losses(model, batch, 0.0)
 
-    def _losses(self, model: nn.Module, batch: Batch, smoothing: float) -> Losses:
+    def _losses(self, model: nn.Module, batch: TokenBatch, smoothing: float) -> BatchLosses:
         config = self.config
         policy = answers(model, batch)
         rewards = config.beta * policy.means
