@@ -245,7 +245,7 @@ def unlimited(code: Code, **limits: None) -> Plant:
             kept |= limits
         return ORIGINAL_LIMIT(whose, code_of_it, kept["gpus"], kept["gangs"], kept["processes"])
 
-    return patch(quotas, _Limit=make)
+    return patch(quotas, _UsageLimit=make)
 
 
 def room_for_one_more(self: quotas._UsageLimit, uid: str) -> bool:

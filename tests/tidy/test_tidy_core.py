@@ -98,7 +98,7 @@ def test_an_impurity_is_found(tmp_path: Path, code: str, fault: str) -> None:
 def test_pure_code_passes(tmp_path: Path) -> None:
     code = (
         "from dataclasses import dataclass\nfrom datetime import datetime, timedelta\n"
-        "from muster.contract.status import Phase\nfrom . import budgets\nfrom .observed import Observed\n"
+        "from muster.contract.status import Phase\nfrom . import budgets\nfrom .observed import ObservedJob\n"
     )
     plant(tmp_path, {f"{CORE}/decide.py": code})
     assert impurities(tmp_path) == []

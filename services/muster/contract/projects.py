@@ -169,6 +169,8 @@ def _read_by_program(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
         yield "program.source", spec.program.source
         for name, each in spec.program.inputs.items():
             yield f"program.inputs.{name}.source", each.source
+        if spec.program.after is not None:
+            yield "program.after.uri", spec.program.after.uri
 
 
 def _read_by_training(training: TrainingConfig) -> Iterator[tuple[str, str | None]]:

@@ -51,7 +51,7 @@ def dying(settings):
 
 listener = socket.create_server(("127.0.0.1", 0), backlog=100)
 print(listener.getsockname()[1], flush=True)
-settings = main.Settings(state=Path(sys.argv[1]), auth=False)
+settings = main.ApiSettings(state=Path(sys.argv[1]), auth=False)
 app = dying(settings)
 main.create_app = lambda settings: app
 while True:

@@ -46,7 +46,7 @@ async def write(self):
 Database.write = write
 listener = socket.create_server(("127.0.0.1", 0), backlog=100)
 print(listener.getsockname()[1], flush=True)
-settings = main.Settings(state=Path(sys.argv[1]), auth=False)
+settings = main.ApiSettings(state=Path(sys.argv[1]), auth=False)
 app = create(settings)
 main.create_app = lambda settings: app
 while True:

@@ -204,7 +204,7 @@ async def test_health_and_metrics(local: Platform) -> None:
     assert (await local.client.get("/healthz")).json() == {"status": "ok"}
     ready = await local.ready()
     works = {"mirror", "relay", "housekeeping", "quotas", "accounting", "files", "chat", "sweeps", "waits"}
-    works |= {"webhooks", "webhooks waiting"}
+    works |= {"webhooks", "webhooks waiting", "evaluations"}
     assert (ready["status"], set(ready["checks"])) == ("ok", {"database", *works})
     text = (await local.client.get("/metrics")).text
     assert 'muster_api_requests_total{method="POST",route="/api/v1/jobs",status="201"} 1.0' in text

@@ -40,7 +40,7 @@ async def killed(self, claimed, result):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv.pop(1) == "dies":
-    delivering.Deliveries._record = killed
+    delivering.DeliverySender._record = killed
 from muster.api.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -35,8 +35,8 @@ def test_whoever_was_killed_holds_nothing_but_is_remembered(tmp_path: Path) -> N
     state = StateFolder(tmp_path)
     code = (
         "import sys, os, signal; from pathlib import Path\n"
-        "from muster.cli import running; from muster.contract.layout import State\n"
-        "running.Lock(State(Path(sys.argv[1]))); os.kill(os.getpid(), signal.SIGKILL)"
+        "from muster.cli import running; from muster.contract.layout import StateFolder\n"
+        "running.StateLock(StateFolder(Path(sys.argv[1]))); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
     assert state.running.read_text().strip()

@@ -90,10 +90,10 @@ def test_an_operator_that_dies_between_fork_and_record_is_followed_by_one_that_a
 _DIES_BEFORE_THE_RECORD = f"""
 import os, sys
 from pathlib import Path
-from muster.contract.layout import State
+from muster.contract.layout import StateFolder
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
-state, key = State(Path(sys.argv[1])), WorkerKey({KEY.job_uid!r}, 1, 0)
+state, key = StateFolder(Path(sys.argv[1])), WorkerKey({KEY.job_uid!r}, 1, 0)
 processes.write_whole = lambda *_: os._exit(9)
 processes.start(state, key, "local-0", {SLEEP!r}, dict(os.environ) | processes.marks(state, key))
 """

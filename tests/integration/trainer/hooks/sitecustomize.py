@@ -15,7 +15,7 @@ TARGET = "muster.trainer.data.loader"
 
 
 def deadly(honest):
-    """`Loader.next`, which is called once as each step begins."""
+    """`RankLoader.next`, which is called once as each step begins."""
     rank, step, seconds = os.environ["MUSTERTESTS_KILL"].split(":")
     begun = 0
 
@@ -41,7 +41,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
-            module.Loader.next = deadly(module.Loader.next)
+            module.RankLoader.next = deadly(module.RankLoader.next)
 
         spec.loader.exec_module = exec_module
         return spec
