@@ -62,7 +62,7 @@ async def test_a_recovery_shows_without_reloading_and_open_details_stay(tmp_path
             await expect(page.locator("#log")).to_contain_text("something new <b>bold</b>")
             page.on("dialog", lambda dialog: dialog.accept())
             await page.get_by_role("button", name="Cancel").click()
-            await expect(page.locator(".notice")).to_contain_text("Cancellation was asked for")
+            await expect(page.locator(".notice.good")).to_contain_text("Cancellation was asked for")
 
 
 async def test_one_works_by_keyboard_and_signs_in(tmp_path: Path) -> None:

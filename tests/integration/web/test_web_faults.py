@@ -92,7 +92,7 @@ async def test_an_api_that_restarts_is_said_and_nothing_is_missed(tmp_path: Path
                 await expect(page.locator("#stale")).to_be_hidden()
                 assert await page.evaluate("window.kept"), "it was not loaded anew"
                 await page.get_by_role("button", name="Suspend").click()
-                await expect(page.locator(".notice")).to_contain_text("asked for")
+                await expect(page.locator(".notice.good")).to_contain_text("asked for")
 
 
 async def test_a_page_that_was_missed_asks_whether_its_session_is_over(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ async def test_a_jobs_life_on_pages_that_are_not_loaded_anew(house: House) -> No
         for address in (second, first):
             await page.goto(address)
             await page.get_by_role("button", name="Cancel").click()
-            await expect(page.locator(".notice")).to_contain_text("Cancellation was asked for")
+            await expect(page.locator(".notice.good")).to_contain_text("Cancellation was asked for")
             await expect(page).to_have_title(re.compile("^Cancelled · "))
 
 
@@ -132,7 +132,7 @@ async def its_commit_is_pinned(page: Page) -> None:
     await page.get_by_role("link", name="Checkpoints", exact=True).click()
     pin = page.get_by_role("button", name=re.compile("^Pin")).last
     await pin.click()
-    await expect(page.locator(".notice")).to_contain_text("is kept, whatever the retention policy says")
+    await expect(page.locator(".notice.good")).to_contain_text("is kept, whatever the retention policy says")
     await expect(page.get_by_text("pinned", exact=True)).to_have_count(1)
 
 
