@@ -160,7 +160,7 @@ async def test_it_goes_on_by_itself(here: Platform) -> None:
 
 
 class Killed(BaseException):
-    """What a crash is to the code under it: nothing catches it."""
+    """A crash, as the code under it meets it: nothing catches it."""
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.long)])

@@ -139,7 +139,7 @@ async def test_a_loser_is_cancelled_and_told_why_and_frees_its_place(here: Platf
 
 
 class Killed(BaseException):
-    """What a crash is to the code under it: nothing catches it."""
+    """A crash, as the code under it meets it: nothing catches it."""
 
 
 @pytest.mark.parametrize("killed_at", ["_keep", "_stop", "_submit", "_note"])

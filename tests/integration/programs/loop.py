@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def run_loops(folder: Path, *runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """What rank 0 of each run says; nothing, where it was killed."""
+    """The lines of rank 0 of each run; none where it was killed."""
     for number, order in enumerate(runs):
         order |= {"worker_dir": str(folder / f"run-{number}")}
         Path(order["worker_dir"]).mkdir()

@@ -1,4 +1,4 @@
-"""Which checkpoints an evaluation starts, and when it has ended."""
+"""Decisions of an evaluation: the checkpoints that it starts, and its end."""
 
 from __future__ import annotations
 
