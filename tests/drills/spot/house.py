@@ -26,6 +26,7 @@ from muster.contract.signals import StepRecord
 SHAPE = {"dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 128, "vocabSize": 260, "maxPositions": 256}
 STEPS = 1_000_000  # the drill ends it
 COMMIT_EVERY = 40  # steps: so that a notice now and then meets an upload in flight
+KEPT = 1_000_000  # checkpoints
 PATIENCE_SECONDS = 240.0
 
 
@@ -53,7 +54,8 @@ class Market:
             nodes=workers,
             training=training,
             env=self.environment | {"OMP_NUM_THREADS": "1"},  # the gangs share two cores
-            checkpoint={"every": COMMIT_EVERY, "uri": f"s3://{BUCKET}/drill"},
+            # All are kept, so that the one of the notice is still there when the drill reads it.
+            checkpoint={"every": COMMIT_EVERY, "uri": f"s3://{BUCKET}/drill", "keep": {"last": KEPT}},
             # Were a retry consumed, the job would end: the strictest judge of "none is".
             recovery={"budgets": {"infrastructure": 0, "hang": 0, "unknown": 0}, "backoffSeconds": 0.1},
             gang={"nodes": workers, "capacity": {"prefer": "any"}},
