@@ -98,7 +98,7 @@ def test_a_killed_job_goes_on_bit_for_bit(
     jobs = {family: Job(tmp_path / family, t.calm.training, uid=family) for family, t in chosen.items()}
     monkeypatch.setenv(*ONE_THREAD)
     for job in jobs.values():
-        gang = job.start(ranks=2, dies=(1, 5))
+        gang = job.start(ranks=2, dies=(1, 5), forked=True)
         assert gang.ends()[0].exit_code == 137, gang.log()
     parts = [Part(job, 2, job.commits()[-1]) for job in jobs.values()]
     assert train_many(tmp_path / "two", 2, parts) == [ExitCode.DONE] * len(parts)

@@ -23,7 +23,7 @@ def test_both_ranks_of_a_gang_are_traced_and_learn_the_same_bits(tmp_path: Path,
     request = ProfileRequest(id="asked", attempt=1, steps=9, ranks=(0, 1), at=1.8e9)
     (traced.folder / REQUEST_KEY).write_text(dump_json(request))
     for job in (calm, traced):
-        job.start(ranks=2).ends_well()
+        job.start(ranks=2, forked=True).ends_well()
     (at,) = (traced.folder / PROFILES).iterdir()
     begun = Profile.model_validate_json((at / "profile.json").read_text())
     for rank in (0, 1):

@@ -48,7 +48,7 @@ async def test_a_jobs_life_on_pages_that_are_not_loaded_anew(house: House) -> No
         for address in (second, first):
             await page.goto(address)
             await page.get_by_role("button", name="Cancel").click()
-            # The notice of it goes with the next phase, which may come before anybody reads it (test_web_session.py has it).
+            # Its notice goes with the next phase, which may come before anybody reads it (test_web_session.py has it).
             await expect(page).to_have_title(re.compile("^Cancelled · "))
 
 
