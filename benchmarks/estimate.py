@@ -338,8 +338,8 @@ def _definition(case: Case, adapter: Any, small: bool) -> Any:
     from muster.trainer.models.decoder_model import DecoderModel
     from muster.trainer.models.nf4 import NF4Linear, encode
     from muster.trainer.models.self_test import examine
-    from muster.trainer.models.shards import local
     from muster.trainer.models.transformers_model import TransformersModel
+    from muster.trainer.parallel.shards import local
 
     if not case.family:
         shape = {**case.model, "layers": 1, "dim": 128, "heads": 2, "ffnDim": 64, "vocabSize": 260, "kvHeads": 2}

@@ -174,7 +174,7 @@ def _copy_weights(folder: str, model: Any) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from muster.trainer.models.shards import local_rows
+    from muster.trainer.parallel.shards import local_rows
 
     theirs = load_file(Path(folder) / "model.safetensors")
     names = {

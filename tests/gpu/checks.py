@@ -27,7 +27,7 @@ def _model(dtype: torch.dtype, device: str) -> Any:
     """The same weights on every device, whose own generators draw others."""
     model = build(SHAPE, dtype)
     model.to_empty(device="cpu")
-    initialize(model, SHAPE, 3, lambda parameter: (parameter.data, 0))
+    initialize(model, SHAPE, 3)
     return model.to(device)
 
 

@@ -91,7 +91,7 @@ def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
     from muster.contract.spec import Keep
     from muster.trainer.checkpoint import CheckpointSaver, TrainState, resume
 
-    model, optimizer = build(order["shard"], seed=0, frozen=order.get("frozen", False))
+    model, optimizer = build(order["shard"], seed=0, frozen=order.get("frozen", False), ours=order.get("ours", False))
     saver = CheckpointSaver(identity(order), Keep(last=order.get("last", 3)), {"shard": order["shard"]})
     saver.prepare(model, optimizer)
     cursor, first = None, 1
@@ -125,7 +125,13 @@ def _load(rank: int, order: dict[str, Any]) -> dict[str, Any]:
     from muster.trainer.checkpoint import load, resume
     from muster.trainer.errors import StorageError, UserError
 
-    model, optimizer = build(order["shard"], seed=1, extra=order.get("extra", False), frozen=order.get("frozen", False))
+    model, optimizer = build(
+        order["shard"],
+        seed=1,
+        extra=order.get("extra", False),
+        frozen=order.get("frozen", False),
+        ours=order.get("ours", False),
+    )
     before = digest(model, optimizer)
     notes: list[str] = []
     try:
@@ -153,10 +159,11 @@ def identity(order: dict[str, Any]) -> Any:
     )
 
 
-def build(shard: str, seed: int, extra: bool = False, frozen: bool = False) -> tuple[Any, Any]:
-    """A small net with a tied head, shapes that no world size divides, and an integer buffer; and its AdamW.
+def build(shard: str, seed: int, extra: bool = False, frozen: bool = False, ours: bool = False) -> tuple[Any, Any]:
+    """A small net with a tied head, shapes that few world sizes divide, and an integer buffer; and its AdamW.
 
-    frozen: only the norms are trained.
+    frozen: only the norms are trained. ours: by the trainer's own AdamW. With `tensor` each block is split over two
+    ranks by columns and rows, as tensor parallelism does, and sharded by FSDP over the two halves of a gang of four.
     """
     import torch
     import torch.distributed as dist
@@ -168,7 +175,7 @@ def build(shard: str, seed: int, extra: bool = False, frozen: bool = False) -> t
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.LayerNorm(16)
-            self.up, self.down = nn.Linear(16, 13), nn.Linear(13, 16, bias=False)
+            self.up, self.down = nn.Linear(16, 14), nn.Linear(14, 16, bias=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + self.down(torch.relu(self.up(self.norm(x))))
@@ -194,7 +201,9 @@ def build(shard: str, seed: int, extra: bool = False, frozen: bool = False) -> t
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not frozen or "norm" in name)
     world = dist.get_world_size() if dist.is_initialized() else 1
-    if shard == "ddp":
+    if shard == "tensor":
+        _split_tensors(model)
+    elif shard == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     elif shard != "none":
         replicas = 2 if shard == "hsdp" else 1
@@ -206,7 +215,24 @@ def build(shard: str, seed: int, extra: bool = False, frozen: bool = False) -> t
         for block in model.blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=shard != "zero2")
         fully_shard(model, mesh=mesh, reshard_after_forward=shard != "zero2")
+    if ours:
+        from muster.contract.optimizer_config import OptimizerConfig
+        from muster.trainer.train.optimizer import make_optimizer
+
+        return model, make_optimizer(model, OptimizerConfig(lr=1e-2))
     return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+
+
+def _split_tensors(model: Any) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    for block in model.blocks:
+        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(block, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
 
 
 def step_once(model: Any, optimizer: Any, step: int) -> None:

@@ -55,6 +55,16 @@ def test_the_same_bits_under_any_sharding(saved: tuple[str, list[dict]], world: 
     assert first > SAMPLES_PER_EPOCH
 
 
+def test_weights_split_in_two_dimensions_have_the_same_bits_on_any_layout(tmp_path: Path) -> None:
+    """Tensor parallelism splits columns or rows of a weight, and FSDP what is left of it. State and weights are named
+    by the block that they are, and the state is split as its weight is."""
+    folder = (tmp_path / "uid").as_uri()
+    trained = run_gang(4, "tensor", "train", folder, steps=2, ours=True)
+    for world, shard in ((4, "tensor"), (1, "none")):
+        for said in run_gang(world, shard, "load", folder, step=2, ours=True):
+            assert said["digest"] == trained[0]["digests"]["2"]
+
+
 def test_every_byte_is_written_once(saved: tuple[str, list[dict]]) -> None:
     folder = Path(saved[0].removeprefix("file://"))
     commit = json.loads((folder / f"commits/step-{STEPS:08d}.json").read_text())

@@ -13,13 +13,12 @@ from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.models.decoder import build
 from muster.trainer.models.init import initialize
 from muster.trainer.models.scoring import ScoreHead
-from muster.trainer.models.shards import local_rows
 
 
 def write_base(job: Job, scores: ScoreHead | None = None) -> None:
     """Another job's commit: of its first weights, which will do as well as any. With `scores` a reward model's."""
     decoder = build(Architecture.model_validate(ARCHITECTURE), scores=scores).to_empty(device="cpu")
-    initialize(decoder, decoder.architecture, 5, local_rows)
+    initialize(decoder, decoder.architecture, 5)
     described = dump(decoder.architecture) | (scores.describe() if scores else {})
     about = replace(identity(f"file://{job.folder}"), architecture=described)
     saving = CheckpointSaver(about, Keep(), {})

@@ -69,7 +69,7 @@ def test_flex_attention_sees_what_the_mask_allows() -> None:
     half, full = build(architecture, torch.bfloat16), build(architecture)
     for model in (half, full):
         model.to_empty(device="cuda")
-        initialize(model, architecture, 3, lambda parameter: (parameter.data, 0))
+        initialize(model, architecture, 3)
     tokens = torch.randint(0, 260, (2, 128), device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     positions = torch.arange(128, device="cuda").expand(2, 128)
     documents = (positions // 50).long()

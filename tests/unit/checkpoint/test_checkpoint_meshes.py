@@ -9,11 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from muster.trainer.checkpoint.coordinator import assemble
 from muster.trainer.checkpoint.tensors import localize, share_of
+from muster.trainer.errors import UserError
+from muster.trainer.parallel.shards import alongside, local
 
 RANKS = 4
 # Placements on a mesh of 2 data-parallel shares of 2 ranks each, and who then holds the same chunk as rank 0.
@@ -22,6 +25,7 @@ PLACED: dict[str, tuple[tuple[int, ...], list[Any], tuple[int, ...]]] = {
     "rows": ((6, 5), [Replicate(), Shard(1)], (0, 2)),
     "norm": ((7,), [Replicate(), Replicate()], (0, 1, 2, 3)),
     "sharded-twice": ((6, 5), [Shard(0), Shard(1)], (0,)),
+    "fsdp-over-tensor-parallel": ((7, 5), [_StridedShard(0, split_factor=2), Shard(0)], (0,)),
 }
 
 
@@ -41,10 +45,12 @@ def slices_of(rank: int) -> dict[str, list[Any]]:
         held = []
         for name, (shape, placements, same_as_first) in PLACED.items():
             whole = torch.arange(prod(shape), dtype=torch.float32).view(shape)
-            tensor = DTensor.from_local(whole, mesh, [Replicate(), Replicate()], run_check=False)
-            local = localize(name, tensor.redistribute(mesh, placements), RANKS)
-            assert rank or local.holders == same_as_first
-            held.append(local)
+            tensor = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+            chunk = localize(name, tensor, RANKS)
+            block = zip(chunk.chunk.offset, chunk.chunk.extent, strict=True)
+            assert torch.equal(chunk.data, whole[tuple(slice(first, first + count) for first, count in block)])
+            assert rank or chunk.holders == same_as_first
+            held.append(chunk)
         plain = localize("step", torch.zeros(()), RANKS)
         assert plain.holders == tuple(range(RANKS))
         return {
@@ -65,3 +71,40 @@ def test_every_element_is_written_once(by_rank: list[dict[str, list[Any]]], name
     for piece in entry.slices:
         seen[tuple(slice(first, first + count) for first, count in zip(piece.offset, piece.extent, strict=True))] += 1
     assert (seen == 1).all()
+
+
+def test_a_weight_on_a_slice_of_the_mesh_is_the_same_in_every_slice() -> None:
+    with rank_of_four(3):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+        tensor = distribute_tensor(torch.zeros(6, 5), mesh["data"], [Shard(0)], src_data_rank=None)
+        chunk = localize("embedding", tensor, RANKS)
+        assert (chunk.chunk.offset, chunk.holders) == ((3, 0), (2, 3))
+
+
+def test_rows_that_do_not_follow_each_other_are_refused() -> None:
+    with rank_of_four(0):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+        tensor = distribute_tensor(
+            torch.zeros(8, 5), mesh, [_StridedShard(0, split_factor=2), Replicate()], src_data_rank=None
+        )
+        with pytest.raises(UserError, match=r"odd is placed .* rows that do not follow each other"):
+            localize("odd", tensor, RANKS)
+
+
+@pytest.mark.parametrize(
+    "placements", [[Replicate(), Shard(1)], [Shard(0), Shard(1)], [_StridedShard(0, split_factor=2), Shard(0)]]
+)
+def test_what_is_kept_of_a_weight_is_split_as_it_is(placements: list[Any]) -> None:
+    with rank_of_four(3):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+        weight = distribute_tensor(torch.zeros(32, 96), mesh, placements, src_data_rank=None)
+        moment = alongside(weight, (32, 96), torch.float32, weight.device)
+        assert isinstance(moment, DTensor)
+        assert local(moment).shape == local(weight).shape
+        scales = alongside(weight, (32, 4), torch.float32, weight.device)
+        assert 24 * local(scales).numel() == local(weight).numel()
+        if Shard(1) in placements:
+            with pytest.raises(
+                UserError, match=r"a weight of shape \[32, 96\] is split over ranks within what its state"
+            ):
+                alongside(weight, (32, 3), torch.float32, weight.device)

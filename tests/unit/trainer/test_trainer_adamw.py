@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.optimizer_state import UPDATE_VALUES, block_of
-from muster.trainer.models.shards import local
+from muster.trainer.parallel.shards import local
 from muster.trainer.train import adamw, eight_bit
 from muster.trainer.train.adamw import ShardAdamW
 from muster.trainer.train.optimizer import make_optimizer, squared_norm

@@ -33,8 +33,8 @@ def made(adapter: Adapter | None, **options: Any) -> Decoder:
     if adapter is not None:
         attach(model, adapter)
     model.to_empty(device="cpu")
-    initialize(model, SHAPE, 7, lambda parameter: (parameter.data, 0))
-    initialize_adapter(model, 7, lambda parameter: (parameter.data, 0))
+    initialize(model, SHAPE, 7)
+    initialize_adapter(model, 7)
     return model
 
 

@@ -1,5 +1,6 @@
 """The decoder against an independent implementation, and the promises that its parts make."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -32,14 +33,10 @@ def shape(**changes: Any) -> Architecture:
     return Architecture(**(base | changes))
 
 
-def whole(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
-    return parameter.data, 0
-
-
 def made(architecture: Architecture, dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
     model = build(architecture, dtype, **options)
     model.to_empty(device="cpu")
-    initialize(model, architecture, 7, whole)
+    initialize(model, architecture, 7)
     return model
 
 
@@ -247,24 +244,27 @@ def test_master_weights_and_cast_weights_compute_the_same() -> None:
 
 
 def test_initial_weights_depend_on_seed_and_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever rows a rank holds, they are the rows of the whole."""
+    """Whatever rows or columns a rank holds, they are those of the whole."""
     from muster.trainer.models import init
 
     monkeypatch.setattr(init, "BLOCK_ELEMENTS", 64 * 7)  # blocks that no shard's edge falls on
     architecture = shape()
     model = build(architecture).to_empty(device="cpu")
-    initialize(model, architecture, 7, whole)
-    for rank in range(3):
+    initialize(model, architecture, 7)
+    for rank, dim in itertools.product(range(3), range(2)):
         other = build(architecture).to_empty(device="cpu")
 
-        def third(parameter: torch.Tensor, rank: int = rank) -> tuple[torch.Tensor, int]:
-            rows = -(-len(parameter) // 3)
-            return parameter.data[rank * rows : (rank + 1) * rows], rank * rows
+        def third(parameter: torch.Tensor, rank: int = rank, dim: int = dim) -> tuple[torch.Tensor, tuple[int, ...]]:
+            dim = min(dim, parameter.dim() - 1)
+            each = -(-parameter.shape[dim] // 3)
+            offset = [0] * parameter.dim()
+            offset[dim] = rank * each
+            return parameter.data.narrow(dim, rank * each, min(each, parameter.shape[dim] - rank * each)), (*offset,)
 
         initialize(other, architecture, 7, third)
-        for mine, whole_one in zip(other.parameters(), model.parameters(), strict=True):
-            rows, first = third(mine)
-            assert torch.equal(rows, whole_one[first : first + len(rows)])
+        for mine, whole in zip(other.parameters(), model.parameters(), strict=True):
+            part, offset = third(mine)
+            assert torch.equal(part, whole[tuple(map(slice, offset, map(sum, zip(offset, part.shape, strict=True))))])
 
 
 def test_initial_weights_are_spread_as_documented() -> None:
@@ -276,7 +276,7 @@ def test_initial_weights_are_spread_as_documented() -> None:
     assert model.layers[3].attention.o_proj.weight.std().item() == pytest.approx(0.02 / 4, rel=0.02)
     assert torch.equal(model.norm.weight, torch.ones(256))
     other = made(architecture)
-    initialize(other, architecture, 8, whole)
+    initialize(other, architecture, 8)
     assert not torch.equal(other.embed.weight, model.embed.weight)
 
 

@@ -358,7 +358,7 @@ def status(what):  # getrusage would count what pytest held when it forked
 def train(shape):
     model = build(shape, recompute=sys.argv[1])
     model.to_empty(device="cpu")
-    initialize(model, shape, 0, lambda parameter: (parameter.data, 0))
+    initialize(model, shape, 0)
     optimizer = make_optimizer(model, OptimizerConfig())
     tokens = torch.randint(0, 256, (4, 256))
     documents = (torch.arange(256) // 150).expand(4, 256)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import nn
 
 from muster.trainer.checkpoint.chunks import TensorChunk
 from muster.trainer.errors import UserError
+from muster.trainer.parallel import shards
 
 DTYPES: Final = {
     torch.float64: "F64",
@@ -113,31 +114,17 @@ def localize(name: str, tensor: torch.Tensor, world_size: int) -> LocalChunk:
     """The chunk of `tensor` that lies on this rank."""
     if tensor.dtype not in DTYPES:
         raise UserError(f"{name} has dtype {tensor.dtype}, which safetensors can't hold")
-    if hasattr(tensor, "device_mesh"):
-        return _localize_shard(name, tensor)
     shape = tuple(tensor.shape)
+    if shards.is_split(tensor):
+        try:
+            block = shards.block_on_rank(tensor)
+        except ValueError as error:
+            raise UserError(f"{name} {error}") from None
+        chunk = TensorChunk(block.offset, block.extent)
+        return LocalChunk(name, shape, chunk, shards.local(tensor.detach()), block.holders)
     mutable = name.startswith("model/") and not isinstance(tensor, nn.Parameter)
     chunk = TensorChunk((0,) * len(shape), shape)
     return LocalChunk(name, shape, chunk, tensor.detach(), tuple(range(world_size)), mutable)
-
-
-def _localize_shard(name: str, tensor: Any) -> LocalChunk:
-    # Where nothing is sharded, half a second of imports is spared.
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    mesh, placements = tensor.device_mesh, tensor.placements
-    if any(type(placement) not in (Shard, Replicate) for placement in placements):
-        raise UserError(f"{name} is placed {placements}; checkpoints know shards of one dimension and replicas")
-    shape = tuple(tensor.shape)
-    extent, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, "this rank is outside the mesh of its own parameter"
-    here = tuple(slice(None) if isinstance(p, Replicate) else c for p, c in zip(placements, coordinate, strict=True))
-    holders = tuple(sorted(int(rank) for rank in mesh.mesh[here].reshape(-1)))
-    local = tensor._local_tensor.detach()
-    assert tuple(local.shape) == tuple(extent), f"{name}: local shape {tuple(local.shape)} is not {tuple(extent)}"
-    return LocalChunk(name, shape, TensorChunk(tuple(offset), tuple(extent)), local, holders)
 
 
 def share_of(locals_: Sequence[LocalChunk], rank: int) -> list[LocalChunk]:

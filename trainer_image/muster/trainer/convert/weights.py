@@ -19,7 +19,7 @@ from muster.trainer.models.nf4 import decode, need_kernels
 from muster.trainer.models.nf4_format import absmax_name, packed_name, weights_among
 from muster.trainer.models.parameter_lora import added_to, is_transposed, of_experts, shape_of
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
-from muster.trainer.models.shards import local, local_rows, rows_beside
+from muster.trainer.parallel.shards import local, local_rows, rows_alongside
 
 _MODEL = "model/"
 
@@ -97,7 +97,7 @@ def _places_for_bytes(commit: Commit, own: dict[str, torch.Tensor]) -> dict[str,
         need_kernels()
         for name in (packed_name(weight), absmax_name(weight)):
             width = commit.tensors[name].shape[1] if name in commit.tensors else 0
-            places[name] = rows_beside(own[weight], width, torch.uint8, own[weight].device)
+            places[name] = rows_alongside(own[weight], width, torch.uint8, own[weight].device)
     return places
 
 

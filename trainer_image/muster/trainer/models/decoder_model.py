@@ -19,7 +19,6 @@ from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
 from muster.trainer.models.named import freeze
 from muster.trainer.models.scoring import ScoreHead
-from muster.trainer.models.shards import local_rows
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,8 @@ class DecoderModel:
     def fill(self, model: nn.Module, device: torch.device, seed: int, values: bool) -> None:
         model.to_empty(device=device)
         if values:
-            initialize(model, self.architecture, seed, local_rows)
-            initialize_adapter(model, seed, local_rows)
+            initialize(model, self.architecture, seed)
+            initialize_adapter(model, seed)
 
     def describe(self) -> dict[str, Any]:
         return dump(self.architecture) | (self.scores.describe() if self.scores else {})

@@ -12,6 +12,7 @@ a slope of sqrt(5), as `peft` does).
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 
 import torch
@@ -21,44 +22,43 @@ from muster.contract.architecture import Architecture
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.lora import set_magnitudes
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
+from muster.trainer.parallel.shards import local_part
 
 BLOCK_ELEMENTS = 2**20
 
 
-def initialize(
-    model: nn.Module, architecture: Architecture, seed: int, rows_of: Callable[[Tensor], tuple[Tensor, int]]
-) -> None:
-    """Fill every parameter. rows_of(parameter) -> (the rows held here, the index of the first of them)."""
+# A parameter's part on this rank, and the global index of its first element.
+PartOf = Callable[[Tensor], tuple[Tensor, tuple[int, ...]]]
+
+
+def initialize(model: nn.Module, architecture: Architecture, seed: int, part_of: PartOf = local_part) -> None:
+    """Fill every parameter."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if is_part(name):
                 continue
-            rows, first = rows_of(parameter)
             std = deviation(name, architecture)
             if std is None:
-                rows.fill_(1.0)
+                part_of(parameter)[0].fill_(1.0)
             else:
-                _fill(rows, first, len(parameter), _normal(std), f"{seed}/{name}")
+                _fill(parameter, _normal(std), f"{seed}/{name}", part_of)
 
 
-def initialize_adapter(model: nn.Module, seed: int, rows_of: Callable[[Tensor], tuple[Tensor, int]]) -> None:
+def initialize_adapter(model: nn.Module, seed: int) -> None:
     """Fill an adapter's parameters; DoRA's magnitudes too, so what it is beside must have its values."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_B." in name:
-                rows_of(parameter)[0].zero_()
+                local_part(parameter)[0].zero_()
             elif ".lora_A." in name:
-                rows, first = rows_of(parameter)
-                _fill(rows, first, len(parameter), _uniform(parameter.shape[1] ** -0.5), f"{seed}/{name}")
+                _fill(parameter, _uniform(parameter.shape[1] ** -0.5), f"{seed}/{name}")
     set_magnitudes(model)
 
 
-def initialize_scores(model: nn.Module, seed: int, rows_of: Callable[[Tensor], tuple[Tensor, int]]) -> None:
+def initialize_scores(model: nn.Module, seed: int) -> None:
     """Fill the head that scores texts, where a folder or commit of a model that predicts tokens has none."""
     with torch.no_grad():
-        parameter = model.get_parameter(SCORE_WEIGHT)
-        rows, first = rows_of(parameter)
-        _fill(rows, first, len(parameter), _normal(0.02), f"{seed}/{SCORE_WEIGHT}")
+        _fill(model.get_parameter(SCORE_WEIGHT), _normal(0.02), f"{seed}/{SCORE_WEIGHT}")
 
 
 def deviation(name: str, architecture: Architecture) -> float | None:
@@ -83,18 +83,21 @@ def _uniform(bound: float) -> Fill:
     return lambda values, dice: values.uniform_(-bound, bound, generator=dice)
 
 
-def _fill(rows: Tensor, first: int, length: int, fill: Fill, key: str) -> None:
-    """Fill `rows`, which are those from `first` on of a parameter of `length` rows.
+def _fill(parameter: Tensor, fill: Fill, key: str, part_of: PartOf = local_part) -> None:
+    """Fill this rank's part of a parameter.
 
-    Each block of rows is drawn from a key of its own, so that the values do not depend on which rank holds which rows.
+    Each block of whole rows is drawn from a key of its own, so that the values do not depend on which rank holds which
+    part: a rank that holds some of the columns draws all of them, and keeps its own.
     """
-    width = max(1, rows[0].numel() if len(rows) else 1)
-    height = min(length, max(1, BLOCK_ELEMENTS // width))
-    for block in range(first // height, (first + len(rows) + height - 1) // height):
-        values = _draw(f"{key}/{block}", (height, *rows.shape[1:]), fill, rows.device)
+    part, (first, *columns) = part_of(parameter)
+    inner = tuple(parameter.shape[1:])
+    mine = tuple(slice(begin, begin + count) for begin, count in zip(columns, part.shape[1:], strict=True))
+    height = min(len(parameter), max(1, BLOCK_ELEMENTS // max(1, math.prod(inner))))
+    for block in range(first // height, (first + len(part) + height - 1) // height):
+        values = _draw(f"{key}/{block}", (height, *inner), fill, part.device)[(slice(None), *mine)]
         start = max(first, block * height)
-        end = min(first + len(rows), (block + 1) * height)
-        rows[start - first : end - first] = values[start - block * height : end - block * height]
+        end = min(first + len(part), (block + 1) * height)
+        part[start - first : end - first] = values[start - block * height : end - block * height]
 
 
 def _draw(key: str, shape: tuple[int, ...], fill: Fill, device: torch.device) -> Tensor:

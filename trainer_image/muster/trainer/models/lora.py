@@ -24,7 +24,7 @@ from muster.trainer.models.layers import Linear
 from muster.trainer.models.named import near
 from muster.trainer.models.nf4 import NF4Linear
 from muster.trainer.models.parameter_lora import attach_to_parameters
-from muster.trainer.models.shards import local
+from muster.trainer.parallel.shards import local, local_rows
 
 
 def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) -> None:
@@ -93,7 +93,7 @@ def set_magnitudes(model: nn.Module) -> None:
         magnitude: Any = getattr(module, "lora_magnitude_vector", None)
         if magnitude is not None:
             weight: Any = module.weight
-            local(magnitude).copy_(local(weight).float().norm(dim=1))
+            local(magnitude).copy_(local_rows(weight)[0].float().norm(dim=1))
 
 
 class _WithLora:

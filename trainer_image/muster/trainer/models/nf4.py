@@ -17,7 +17,7 @@ from torch import Tensor, library, nn
 
 from muster.trainer.errors import UserError
 from muster.trainer.models.nf4_format import ABSMAX_BYTES, BLOCK
-from muster.trainer.models.shards import local, rows_beside
+from muster.trainer.parallel.shards import local, rows_alongside
 
 
 class NF4Linear(nn.Module):
@@ -113,7 +113,7 @@ def receiving(layers: Iterable[NF4Linear], dtype: torch.dtype, where: str) -> It
     given becomes the bytes. Raises UserError for weights that are no numbers."""
     layers = list(layers)
     for layer in layers:
-        place = rows_beside(layer.weight_nf4, layer.in_features, dtype, torch.device("meta"))
+        place = rows_alongside(layer.weight_nf4, layer.in_features, dtype, torch.device("meta"))
         layer.weight = nn.Parameter(place, requires_grad=False)
     yield
     for layer in layers:

@@ -26,8 +26,8 @@ from muster.trainer.models import load_balancing
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.embedding_noise import add_noise
 from muster.trainer.models.float8 import use_float8
-from muster.trainer.models.integer_shards import integers_expected
-from muster.trainer.models.shards import local
+from muster.trainer.parallel.integer_shards import integers_expected
+from muster.trainer.parallel.shards import local
 
 # Long enough for a slow peer that prepares data or loads a commit; a dead one breaks the connection at once.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)

@@ -29,7 +29,6 @@ from muster.trainer.models.nf4 import quantize
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.models.scoring import ScoreHead, score_head_of
 from muster.trainer.models.self_test import PackingFindings, examine
-from muster.trainer.models.shards import local_rows
 
 KIND: Final = "transformers"
 
@@ -121,9 +120,9 @@ class TransformersModel:
         else:
             self._load(model, device, self.folder)
         if values and self.scores is not None and (self.folder is None or SCORE_WEIGHT not in self.folder.tensors):
-            initialize_scores(model, seed, local_rows)
+            initialize_scores(model, seed)
         if values and self.adapter is not None:
-            initialize_adapter(model, seed, local_rows)
+            initialize_adapter(model, seed)
 
     def _load(self, model: nn.Module, device: torch.device, folder: ModelFolder) -> None:
         sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.optimizer_state import UPDATE_VALUES, block_of
 from muster.trainer.models.nf4 import need_kernels
-from muster.trainer.models.shards import beside, local, local_rows
+from muster.trainer.parallel.shards import alongside, local, local_part
 from muster.trainer.train import eight_bit
 from muster.trainer.train.eight_bit import MOMENTS
 from muster.trainer.train.rounding import RoundingNoise, round_stochastically
@@ -38,7 +38,7 @@ class ShardAdamW(torch.optim.AdamW):
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self._keys = {parameter: f"{seed}/{number}" for number, parameter in enumerate(parameters)}
         self._noise: RoundingNoise | None = None
-        self._first_rows: dict[nn.Parameter, int] = {}
+        self._offsets: dict[nn.Parameter, tuple[int, ...]] = {}
         if self._eight_bit:
             need_kernels("optimizer.name adamw8bit")
 
@@ -75,7 +75,7 @@ class ShardAdamW(torch.optim.AdamW):
                 fused = parameter.dtype == torch.float32 and not self._block(parameter)
                 state[name] = torch.zeros((), dtype=dtype, device=parameter.device if fused else host)
                 continue
-            state[name] = beside(parameter, shape, dtype, device, locked)
+            state[name] = alongside(parameter, shape, dtype, device, locked)
             if name == "ema":
                 local(state[name]).copy_(local(parameter.detach()))
             else:
@@ -133,11 +133,14 @@ class ShardAdamW(torch.optim.AdamW):
     def _row_blocks(self, parameter: nn.Parameter, step: Tensor) -> Iterator[tuple[slice, Tensor | None]]:
         """Slices of this rank's rows, and the noise to round each with where the weight is in bf16.
 
-        Blocks are counted from the weight's first row, so each row gets the same noise whichever rank has it.
+        Blocks are counted from the weight's first row, and drawn for whole rows, so each value gets the same noise
+        whichever rank has it.
         """
-        if parameter not in self._first_rows:
-            self._first_rows[parameter] = local_rows(parameter)[1]
-        first, here, (length, *inner) = self._first_rows[parameter], len(local(parameter)), parameter.shape
+        if parameter not in self._offsets:
+            self._offsets[parameter] = local_part(parameter)[1]
+        (first, *columns), (here, *widths) = self._offsets[parameter], local(parameter).shape
+        length, *inner = parameter.shape
+        mine = tuple(slice(begin, begin + width) for begin, width in zip(columns, widths, strict=True))
         height = max(1, UPDATE_VALUES // max(math.prod(inner), 1))
         for block in range(first // height, -(-(first + here) // height)):
             begin, end = block * height, min((block + 1) * height, length)
@@ -146,7 +149,7 @@ class ShardAdamW(torch.optim.AdamW):
             if parameter.dtype == torch.bfloat16:
                 self._noise = self._noise or RoundingNoise(parameter.device)
                 whole = self._noise.of(f"{self._keys[parameter]}/{int(step)}/{block}", (end - begin, *inner))
-                noise = whole[rows.start + first - begin : rows.stop + first - begin]
+                noise = whole[(slice(rows.start + first - begin, rows.stop + first - begin), *mine)]
             yield rows, noise
 
 
