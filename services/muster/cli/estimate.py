@@ -57,6 +57,16 @@ def show(estimate: dict[str, Any]) -> None:
     if estimate.get("options"):
         console.print()
         console.print(_gangs(estimate), soft_wrap=True)
+    _show_findings(estimate)
+
+
+def show_briefly(estimate: dict[str, Any]) -> None:
+    """Show model, length, time and checkpoints, and what is wrong or not known."""
+    answers().print(_facts(estimate), soft_wrap=True)
+    _show_findings(estimate)
+
+
+def _show_findings(estimate: dict[str, Any]) -> None:
     for change in estimate.get("changes", ()):
         say(f"would fit with {change}", "yellow")
     if estimate.get("fits") is False or (estimate.get("advice") and not estimate.get("changes")):

@@ -28,6 +28,7 @@ from muster.cli import (
     profile,
     programs,
     projects,
+    proposing,
     report,
     secrets,
     serve,
@@ -69,6 +70,8 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         audit.audit,
     ),
     "Jobs": (
+        proposing.init,
+        proposing.finetune,
         jobs.submit,
         programs.run,
         importing.import_,

@@ -185,11 +185,11 @@ def describe_speed(speed: Mapping[str, Any]) -> str:
 def _length(estimate: Mapping[str, Any]) -> str:
     parts = []
     if steps := estimate.get("steps"):
-        parts.append(f"{steps:,} steps of {amount(estimate['tokens'] / steps)} tokens")
+        parts.append(f"{plural(steps, 'step')} of {amount(estimate['tokens'] / steps)} tokens")
         parts.append(f"{amount(estimate['tokens'])} tokens")
         parts.append(f"{estimate['tokensPerParameter']:.3g} tokens per parameter")
     if epochs := estimate.get("epochs"):
-        parts.append(f"{epochs:.3g} epochs")
+        parts.append("1 epoch" if epochs == 1 else f"{epochs:.3g} epochs")
     return ", ".join(parts) or "only the data says how long an epoch is"
 
 

@@ -8,7 +8,7 @@ a value is built, and an alias costs as much as the values that it stands for.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,17 @@ def read_yaml(text: str) -> Document:
         raise DocumentError(f"is not YAML: {str(error)[:200]}") from None
 
 
-def write_yaml(data: Any) -> str:
-    """YAML that this reader, and one of YAML 1.1, read back as the same data."""
-    return yaml.dump(data, Dumper=_TextDumper, sort_keys=False, allow_unicode=True)
+def write_yaml(data: Any, comments: Mapping[str, str] | None = None) -> str:
+    """YAML that this reader, and one of YAML 1.1, read back as the same data. A comment stands above the key whose path
+    it is for."""
+    text = str(yaml.dump(data, Dumper=_TextDumper, sort_keys=False, allow_unicode=True))
+    if not comments:
+        return text
+    document, lines = read_yaml(text), text.splitlines(keepends=True)
+    places = {document.place_of(path): words for path, words in comments.items()}
+    for place, words in sorted(((place, words) for place, words in places.items() if place), reverse=True):
+        lines.insert(place.line - 1, f"{' ' * (place.column - 1)}# {words}\n")
+    return "".join(lines)
 
 
 class _TextDumper(yaml.SafeDumper):

@@ -46,6 +46,15 @@ def gpu_model() -> str:
     return ""
 
 
+def gpu_bytes() -> int | None:
+    """Return the memory of this machine's first GPU; None if NVML does not say it."""
+    with contextlib.suppress(Exception):
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).total)
+    return None
+
+
 def own_gpu_count(environ: Mapping[str, str]) -> int:
     """Return the number of GPUs that a platform may give away unasked: all of the machine, or the first ones, where
     CUDA_VISIBLE_DEVICES names those; none where it names others, because workers get GPUs from the first one on."""

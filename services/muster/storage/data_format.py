@@ -20,6 +20,26 @@ FILES_LOOKED_AT = 16
 _ABOUT = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
 
 
+class UnknownColumns(UserError):
+    """The records have columns that no format has. `suggested` are the source's format and columns, by their names."""
+
+    def __init__(self, words: str, source: Source, suggested: Mapping[str, Any]) -> None:
+        self.suggested = suggested
+        super().__init__(f"{words}. {_advice(redact(source.source), suggested)}")
+
+
+def _advice(address: str, suggested: Mapping[str, Any]) -> str:
+    if not suggested:
+        return (
+            "Say which they are: `format: jsonl` with `field` for a column of text, or the `format` of conversations "
+            "with `columns`"
+        )
+    parts: dict[str, Any] = {"source": address, **suggested}
+    if columns := suggested.get("columns"):
+        parts["columns"] = f"{{{', '.join(f'{ours}: {theirs}' for ours, theirs in columns.items())}}}"
+    return f"Write the source as {{{', '.join(f'{key}: {value}' for key, value in parts.items())}}}"
+
+
 def of_known_format(
     source: Source, files: Sequence[SourceFile], task: str | None = None
 ) -> tuple[Source, tuple[SourceFile, ...]]:
@@ -63,7 +83,7 @@ def of_known_format(
     looks = looks_like(first.value, source.field, task)
     if looks is None:
         words = f"{first.place}: has columns that no format has: {columns_of(first.value)}"
-        raise UserError(f"{words}. {_say_which(source, first, task)}")
+        raise UnknownColumns(words, source, _suggested(first, task))
     return source.model_copy(update={"format": looks}), tuple(records)
 
 
@@ -73,22 +93,17 @@ _COMPLETIONS = ("completion", "answer", "response", "output", "reply", "target",
 _TEXTS = ("text", "content", "document", "body", "article")
 
 
-def _say_which(source: Source, first: Record, task: str | None) -> str:
-    """Return the line to write for the source, where the columns' names tell their meaning; else what is missing."""
+def _suggested(first: Record, task: str | None) -> dict[str, Any]:
+    """Return format and columns of a source whose columns' names tell their meaning; else nothing."""
     names = {str(name).lower(): str(name) for name in first.value} if isinstance(first.value, Mapping) else {}
     asked, answered, text = (
         next((names[word] for word in words if word in names), None) for words in (_PROMPTS, _COMPLETIONS, _TEXTS)
     )
-    address = redact(source.source)
     if asked and answered and fits_task("prompt-completion", task or "sft"):
-        columns = f"columns: {{prompt: {asked}, completion: {answered}}}"
-        return f"Write the source as {{source: {address}, format: prompt-completion, {columns}}}"
+        return {"format": "prompt-completion", "columns": {"prompt": asked, "completion": answered}}
     if text and fits_task("jsonl", task or "pretrain"):
-        return f"Write the source as {{source: {address}, format: jsonl, field: {text}}}"
-    return (
-        "Say which they are: `format: jsonl` with `field` for a column of text, or the `format` of conversations with "
-        "`columns`"
-    )
+        return {"format": "jsonl", "field": text}
+    return {}
 
 
 def _refuse_splits(source: Source, files: Sequence[SourceFile]) -> None:

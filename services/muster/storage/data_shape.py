@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from muster.contract.address import parse_address
+from muster.contract.architecture import BYTE_VOCABULARY
 from muster.contract.base import UserError
 from muster.contract.data_config import DataConfig, Source
 from muster.contract.data_formats import fits_task, wrong_format
 from muster.contract.training import TrainingConfig
 from muster.contract.warnings import DataShape
-from muster.storage.data_format import of_known_format, renamed_columns
+from muster.storage.data_format import UnknownColumns, of_known_format, renamed_columns
 from muster.storage.errors import StorageError
 from muster.storage.records import is_table, read_records, rows_of_table
 from muster.storage.settings import S3Settings
 from muster.storage.sources import SourceFile, find
-from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
+from muster.storage.text_size import bytes_per_token, text_bytes, text_tokens
 
 SAMPLE_BYTES: Final = 4 << 20  # that are read of all sources of the training together
 EVALUATION_SAMPLE_BYTES: Final = 1 << 16  # that are read of each source of the evaluation: its first records are enough
@@ -36,6 +37,8 @@ class DataLook:
     faults: tuple[tuple[str, str], ...] = ()
     gap: str = ""
     evaluation_gap: str = ""
+    # Format and columns to write for the first source that has columns of no format, where their names tell them.
+    suggested: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,9 @@ class _SourceLook:
     """Facts from a look at one source."""
 
     format: str
-    text_bytes: float  # of all its documents
+    tokens: float  # of all its documents
     documents: float
-    lengths: list[float]  # of some, in bytes
+    lengths: list[float]  # of some, in tokens
 
 
 @dataclass
@@ -54,9 +57,11 @@ class _Findings:
 
     task: str
     same_disk: bool
+    per_token: float  # bytes of text
     looks: list[_SourceLook] = field(default_factory=list)
     faults: list[tuple[str, str]] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
+    suggested: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, path: str, source: Source, budget: int) -> None:
         """Look at a source, whose place in the training is `path`, and read about `budget` bytes of it."""
@@ -76,10 +81,12 @@ class _Findings:
             self.gaps.append(str(error))
             return
         try:
-            look = _look(source, files, self.task, budget)
+            look = _look(source, files, self.task, budget, self.per_token)
         except UserError as error:
             self.faults.append((path, str(error)))
             self.gaps.append(str(error))
+            if isinstance(error, UnknownColumns):
+                self.suggested = self.suggested or error.suggested
             return
         except (OSError, StorageError, ValueError) as error:
             self.gaps.append(str(error))
@@ -96,10 +103,14 @@ def look_at(training: TrainingConfig) -> DataShape | None:
     return examine(training).shape
 
 
-def examine(training: TrainingConfig, same_disk: bool = True) -> DataLook:
+def examine(training: TrainingConfig, same_disk: bool = True, vocabulary: int | None = None) -> DataLook:
     """Look at the first records of every source, of the evaluation's too. `same_disk` says whether the workers' files
-    are this machine's."""
-    taught, scored = _Findings(training.task, same_disk), _Findings(training.task, same_disk)
+    are this machine's. `vocabulary` is the number of the model's tokens, by which the text's tokens are estimated; None
+    where it is not known."""
+    if training.data.tokenizer == "bytes" and training.model.shape is not None:
+        vocabulary = BYTE_VOCABULARY
+    per_token = bytes_per_token(vocabulary)
+    taught, scored = (_Findings(training.task, same_disk, per_token) for _ in range(2))
     for number, source in enumerate(training.data.train):
         taught.add(f"data.train[{number}]", source, SAMPLE_BYTES // len(training.data.train))
     for path, source in training.evaluation.sources() if training.evaluation is not None else ():
@@ -107,31 +118,30 @@ def examine(training: TrainingConfig, same_disk: bool = True) -> DataLook:
     faults, evaluation_gap = (*taught.faults, *scored.faults), "; ".join(scored.gaps)
     if taught.gaps or not any(look.lengths for look in taught.looks):
         gap = "; ".join(taught.gaps) or "no record of it has a text"
-        return DataLook(None, faults, gap, evaluation_gap)
+        return DataLook(None, faults, gap, evaluation_gap, taught.suggested)
     return DataLook(_shape(training, taught.looks), faults, evaluation_gap=evaluation_gap)
 
 
 def _shape(training: TrainingConfig, looks: Sequence[_SourceLook]) -> DataShape:
-    per_token = 1.0 if training.data.tokenizer == "bytes" and training.model.shape is not None else BYTES_PER_TOKEN
-    looks = [_capped(look, source, per_token) for look, source in zip(looks, training.data.train, strict=True)]
-    lengths = [length for look in looks for length in look.lengths]
-    ordered = sorted(length / per_token for length in lengths)
+    looks = [_capped(look, source) for look, source in zip(looks, training.data.train, strict=True)]
+    ordered = sorted(length for look in looks for length in look.lengths)
     at = [round(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in (0.5, 0.9, 0.99)]
+    trained = 1.0 - (training.evaluation.holdout if training.evaluation is not None else 0.0)
     return DataShape(
         documents=round(sum(look.documents for look in looks)),
-        tokens=max(1, round(_of_an_epoch(training.data, [look.text_bytes for look in looks]) / per_token)),
+        tokens=max(1, round(trained * _of_an_epoch(training.data, [look.tokens for look in looks]))),
         exact=False,
         lengths=(at[0], at[1], at[2]),
         formats=tuple(look.format for look in looks),
     )
 
 
-def _capped(look: _SourceLook, source: Source, per_token: float) -> _SourceLook:
+def _capped(look: _SourceLook, source: Source) -> _SourceLook:
     """Return the part of a source that maxDocuments and maxTokens leave."""
     most_documents = float("inf") if source.max_documents is None else float(source.max_documents)
-    most_bytes = float("inf") if source.max_tokens is None else source.max_tokens * per_token
-    left = min(1.0, most_documents / max(look.documents, 1.0), most_bytes / max(look.text_bytes, 1.0))
-    return replace(look, documents=look.documents * left, text_bytes=look.text_bytes * left)
+    most_tokens = float("inf") if source.max_tokens is None else float(source.max_tokens)
+    left = min(1.0, most_documents / max(look.documents, 1.0), most_tokens / max(look.tokens, 1.0))
+    return replace(look, documents=look.documents * left, tokens=look.tokens * left)
 
 
 def _of_an_epoch(data: DataConfig, sizes: Sequence[float]) -> float:
@@ -143,23 +153,24 @@ def _of_an_epoch(data: DataConfig, sizes: Sequence[float]) -> float:
     return counted * (1.0 + sum(source.weight for source in data.train if source.epochs is None))
 
 
-def _look(source: Source, files: tuple[SourceFile, ...], task: str, budget: int) -> _SourceLook:
+def _look(source: Source, files: tuple[SourceFile, ...], task: str, budget: int, per_token: float) -> _SourceLook:
     source, files = of_known_format(source, files, task)
     size = float(sum(file.size for file in files))
     if source.format == "text":
-        return _SourceLook("text", size, float(len(files)), [float(file.size) for file in files])
+        lengths = [file.size / per_token for file in files]
+        return _SourceLook("text", size / per_token, float(len(files)), lengths)
     some = files[:: max(1, len(files) // 4)][:4]
     lengths, read = list[float](), 0.0
     for file in some:
-        row_lengths, part = _lengths(file, source, budget // len(some))
+        row_lengths, part = _lengths(file, source, budget // len(some), per_token)
         lengths, read = lengths + row_lengths, read + part
     if not lengths or not read:
         return _SourceLook(source.format, 0.0, 0.0, [])
     return _SourceLook(source.format, size * sum(lengths) / read, size / read * len(lengths), lengths)
 
 
-def _lengths(file: SourceFile, source: Source, budget: int) -> tuple[list[float], float]:
-    """The bytes of text in the first documents of a file, and how many bytes of the file those documents take."""
+def _lengths(file: SourceFile, source: Source, budget: int, per_token: float) -> tuple[list[float], float]:
+    """Return the tokens of the first documents of a file, and how many bytes of the file those documents take."""
     lengths, seen, counted, records = list[float](), [0], 0, 0
     rows = rows_of_table(file) if is_table(file) else 0
 
@@ -173,8 +184,8 @@ def _lengths(file: SourceFile, source: Source, budget: int) -> tuple[list[float]
             if seen[0] > budget and lengths and seen[0] > counted:
                 return lengths, float(counted)
             counted, records = seen[0], records + 1
-            if (length := text_bytes(record.value, source.format, source.field)) is not None:
-                lengths.append(float(length))
+            if text_bytes(record.value, source.format, source.field) is not None:
+                lengths.append(text_tokens(record.value, source.format, source.field, per_token))
             if rows and records == ROWS_MAX:
                 break
     finally:

@@ -27,7 +27,8 @@ def estimate_with_storage(
         raise UserError(NO_ESTIMATE)
     facts = model_facts(training)
     ranks = spec.gang.nodes.max * spec.gang.ranks_per_node
-    look = examine(training, same_disk=machine_bytes is not None)
+    vocabulary = facts.size.vocab_size if training.scores is None else None
+    look = examine(training, same_disk=machine_bytes is not None, vocabulary=vocabulary)
     job_facts = EstimateInputs(
         size=facts.size,
         casts_itself=facts.casts_itself,

@@ -21,7 +21,7 @@ from muster.web.api import ApiError, JobRow, Principal, Scope, Services, Service
 from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor
-from muster.web.submit_form import FIELDS, METHODS, MODELS, is_filled_in, read_fields, written
+from muster.web.submit_form import FIELDS, METHODS, MODELS, is_filled_in, read_fields, wishes_of, written
 
 router = APIRouter(prefix="/submit", include_in_schema=False)
 
@@ -38,6 +38,7 @@ class TypedForm:
     fields: dict[str, str] = field(default_factory=lambda: dict(FIELDS))
     original: JobRow | None = None
     sent: bool = False  # somebody's words, and no text to start from
+    by_form: bool = False  # the text is the form's
 
 
 @router.get("")
@@ -61,7 +62,8 @@ async def show_submit(
         row = await api.find(services, visitor, model)
         begun = FIELDS | {"model": row.name, "step": step} | await _guessed(services, visitor)
         begun["project"] = row.project
-        return await _show(request, services, visitor, TypedForm(written(begun), key, begun, sent=True))
+        text = await _text_of(services, visitor, begun)
+        return await _show(request, services, visitor, TypedForm(text, key, begun, sent=True, by_form=True))
     if example and example not in examples():
         raise ApiError("not_found", f"There is no example {example!r}; there are {', '.join(examples())}.")
     text = _started(services, examples()[example]) if example else ""
@@ -85,7 +87,8 @@ async def submit(request: Request, services: ServicesDependency, form: Posted) -
         sent=True,
     )
     if form.one("verb") == "write":
-        typed = TypedForm(written(typed.fields), typed.key, typed.fields, sent=True)
+        text = await _text_of(services, form.caller, typed.fields)
+        typed = TypedForm(text, typed.key, typed.fields, sent=True, by_form=True)
     elif form.one("verb") in ("submit", "anyway"):
         checked = await api.drafting.check(services, form.caller, typed.text, typed.original)
         # A plan that would be refused is left to the submission, which answers a repeated one with its job.
@@ -102,6 +105,10 @@ async def submit(request: Request, services: ServicesDependency, form: Posted) -
         words = "This was submitted before, and this is its job." if made.replayed else "Submitted."
         return go_on(f"/jobs/{made.document['id']}", [PageNote(True, words)])
     return await _show(request, services, form.caller, typed)
+
+
+async def _text_of(services: Services, caller: Principal, fields: dict[str, str]) -> str:
+    return written(await api.drafting.propose(services, caller, wishes_of(fields)))
 
 
 async def _show(
@@ -127,7 +134,7 @@ async def _show(
         current="submit",
         typed=typed,
         fields=typed.fields | ({} if typed.sent else await _guessed(services, visitor)),
-        by_form=typed.sent and typed.text == written(typed.fields),
+        by_form=typed.by_form,
         unfolded=is_filled_in(typed.fields) or not typed.text,
         faults=faults,
         # Of what is no fault of the text, such as a full queue.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -73,6 +74,23 @@ async def test_the_form_writes_the_document_and_submits_it(here: Platform, brows
     assert reply.status_code == 303, reply.text
     assert notes(await browser.get(reply.headers["location"])) == ["Submitted."]
     assert (await here.get("/jobs"))["items"][0]["name"] == "mine"
+
+
+async def test_the_forms_job_learns_from_few_short_chats(here: Platform, browser: Browser, tmp_path: Path) -> None:
+    """Two hundred of them were once one step, within a warm-up of ten."""
+    turns = [{"role": "user", "content": "What is three plus four?"}, {"role": "assistant", "content": "Seven."}]
+    (tmp_path / "chats.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 200)
+    form = {"form_token": await browser.form_token("/submit"), "key": "k", "verb": "write", "name": "mine"}
+    model = str(Path(__file__).parents[3] / "examples" / "tiny-model")
+    page = await browser.post("/submit", form | {"model": model, "data": str(tmp_path / "chats.jsonl")})
+    text = typed(page)
+    training = yaml.safe_load(text)["spec"]["training"]
+    assert "# 5 % of the run's about" in text
+    wanted = {"dryRun": True}
+    reply = (await here.client.post("/api/v1/jobs", params=wanted, json=yaml.safe_load(text))).json()
+    assert reply["estimate"]["steps"] >= 20
+    assert training["optimizer"]["schedule"]["warmupSteps"] < reply["estimate"]["steps"] / 5
+    assert [each["path"] for each in reply["warnings"]] == []
 
 
 async def test_the_dry_run_and_the_page_tell_one_plan(here: Platform, browser: Browser, tmp_path: Path) -> None:

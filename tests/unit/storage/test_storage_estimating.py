@@ -153,3 +153,22 @@ def test_data_that_is_elsewhere_is_not_guessed(tmp_path: Path) -> None:
 )
 def test_positions_with_and_without_rope_scaling(rope: dict[str, Any], expected: int | None) -> None:
     assert position_limit({"max_position_embeddings": 4096, **rope}) == expected
+
+
+def test_bytes_that_are_tokens_are_counted_as_such() -> None:
+    """The tutorial's job has 182 steps; an estimate by the tokens of usual vocabularies said 33."""
+    from muster.contract.spec import parse_job
+    from muster.documents.prices import load_prices
+    from muster.storage.estimating import estimate_with_storage
+
+    examples = Path(__file__).parents[3] / "examples"
+    job = {
+        "task": "sft",
+        "model": {"source": str(examples / "tiny-model")},
+        "data": {"train": [{"source": str(examples / "chat.jsonl")}], "sequenceLength": 256},
+        "batch": {"tokensPerStep": 2048},
+        "length": {"epochs": 8},
+        "evaluation": {"every": 50, "holdout": 0.1},
+    }
+    spec = parse_job({"metadata": {"name": "first"}, "spec": {"training": job, "gang": {"nodes": 1}}}).spec
+    assert estimate_with_storage(spec, load_prices(), machine_bytes=1 << 34).steps == pytest.approx(182, rel=0.15)

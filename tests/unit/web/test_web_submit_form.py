@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from muster.contract.proposal import ProposalFacts, propose
 from muster.contract.spec import parse_job
 from muster.documents.yaml_text import read_yaml
-from muster.web.submit_form import FIELDS, METHODS, MODELS, read_fields, written
+from muster.web.submit_form import FIELDS, METHODS, MODELS, read_fields, wishes_of
+from muster.web.submit_form import written as written_job
 
 TUNED = {**FIELDS, "name": "mine", "model": "hf://org/name@main", "data": "s3://bucket/chat.jsonl"}
+
+
+def written(fields: dict[str, str]) -> str:
+    """The text of a form whose model and data nobody could look at."""
+    return written_job(propose(wishes_of(fields), ProposalFacts()))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +19,17 @@ from muster.api.core.submission import clone
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.core.submission.service import SubmissionService, SubmittedJob
 from muster.api.core.submission.storing import ExtraRows
+from muster.contract.address import parse_address
 from muster.contract.base import DocumentProblem
+from muster.contract.job_inputs import with_addresses
+from muster.contract.proposal import JobWishes, ProposalFacts, ProposedJob, preliminary
+from muster.contract.proposal import propose as propose_job
 from muster.contract.spec import Submission
 from muster.documents.document import Document
+from muster.storage.errors import StorageError
+from muster.storage.proposing import look_for_proposal
+
+LOOK_SECONDS_MAX = 4.0  # somebody waits for the form's answer, and the rules of thumb are an answer too
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,23 @@ async def submit(
         return await services[SubmissionService].submit(caller, submission, again, extra)
     except ApiError as refused:
         raise replace(refused, errors=tuple(map(document.located, refused.errors))) from None
+
+
+async def propose(services: Services, caller: Principal, wishes: JobWishes) -> ProposedJob:
+    """Return the job that somebody may want, by what its model and data are; by rules of thumb where they can't be
+    looked at. The check of its text says why."""
+    try:
+        submission = parse_submission(Document(preliminary(wishes)))
+        drafted = await services[SubmissionService].draft(caller, submission)
+        spec = with_addresses(drafted.spec, drafted.files)
+        if drafted.faults:
+            return propose_job(wishes, ProposalFacts())
+        folder = parse_address(spec.training_config.data.train[0].source)
+        look = functools.partial(look_for_proposal, spec.training_config, services.settings.cluster == "local")
+        found = await services.folders.run(folder, look, seconds=LOOK_SECONDS_MAX)
+    except (ApiError, StorageError):
+        return propose_job(wishes, ProposalFacts())
+    return propose_job(wishes, found.facts)
 
 
 async def _read(caller: Principal, text: str, original: JobRow | None) -> tuple[Document, Submission]:
