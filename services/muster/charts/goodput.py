@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from muster.contract.status import GoodputState
 
+# One word for one thing: those of the job's phase, where a state of the account is one.
 WORDS: Mapping[str, str] = {
-    GoodputState.PRODUCTIVE: "Productive",
-    GoodputState.EVALUATION: "Evaluation",
-    GoodputState.CHECKPOINT: "Checkpoints",
+    GoodputState.PRODUCTIVE: "Running",
+    GoodputState.EVALUATION: "Evaluating",
+    GoodputState.CHECKPOINT: "Saving checkpoints",
     GoodputState.LOADING: "Loading",
     GoodputState.STARTING: "Starting",
     GoodputState.DATA_WAIT: "Waiting for data",
-    GoodputState.QUEUE: "Queue",
+    GoodputState.QUEUE: "Queued",
     GoodputState.SUSPENDED: "Suspended",
-    GoodputState.DRAINING: "Draining",
+    GoodputState.DRAINING: "Stopping",
     GoodputState.STALLED: "Stalled",
     GoodputState.LOST: "Lost and trained again",
 }

@@ -5,6 +5,7 @@ Places are percent of the time from the job's creation to its end, or to now.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,9 @@ BEGINS: Mapping[str, str] = {
     "job.imported": "queued",
     "job.queued": "queued",
     "job.starting": "starting",
-    "job.running": "training",
+    "job.running": "running",
     "job.suspected": "stalled",
-    "job.restarting": "recovering",
+    "job.restarting": "restarting",
     "job.stopping": "stopping",
     "job.suspended": "suspended",
     "job.succeeded": "",
@@ -30,12 +31,13 @@ BEGINS: Mapping[str, str] = {
     "job.deleted": "",
 }
 COMMITTED = "checkpoint.committed"
+# The words of the job's phase, so that its badge, its timeline and its account of time name one thing by one word.
 WORDS: Mapping[str, str] = {
     "queued": "Queued",
     "starting": "Starting",
-    "training": "Training",
+    "running": "Running",
     "stalled": "Stalled",
-    "recovering": "Recovering",
+    "restarting": "Restarting",
     "stopping": "Stopping",
     "suspended": "Suspended",
 }
@@ -104,7 +106,7 @@ def timeline(
     the epoch."""
     scale = _TimeScale(created_at, max(end, created_at + 1.0))
     happened = [(epoch_seconds(event["at"]), event) for event in events]
-    states = _states(created_at, scale.end, happened)
+    states = _begun(_states(created_at, scale.end, happened), attempts)
     commits = [
         (epoch_seconds(event["data"].get("happenedAt") or at), int(event["data"].get("step") or 0))
         for at, event in happened
@@ -143,7 +145,7 @@ def _states(created_at: float, end: float, events: Sequence[tuple[float, Mapping
     for at, event in events:
         begins = BEGINS.get(event["type"])
         if event["type"] == COMMITTED and name == "stalled":
-            begins = "training"
+            begins = "running"
         if begins is None:
             continue
         if begins == name:
@@ -155,6 +157,35 @@ def _states(created_at: float, end: float, events: Sequence[tuple[float, Mapping
     if name and end > since:
         states.append((name, since, end, reason))
     return states
+
+
+def _begun(states: Sequence[State], attempts: Sequence[Mapping[str, Any]]) -> list[State]:
+    """The states in which an attempt is starting until its first step, as its own lane says, and not only until its
+    processes run."""
+    for attempt in attempts:
+        first = attempt["firstStepAt"] or attempt["endedAt"]
+        begin, until = epoch_seconds(attempt["createdAt"]), math.inf if first is None else epoch_seconds(first)
+        states = [part for state in states for part in _split(state, begin, until)]
+    joined: list[State] = []
+    for name, since, end, reason in states:
+        if joined and joined[-1][0] == name:
+            joined[-1] = (name, joined[-1][1], end, reason)
+        else:
+            joined.append((name, since, end, reason))
+    return joined
+
+
+def _split(state: State, begin: float, until: float) -> list[State]:
+    """The state, of which what runs between these moments is starting."""
+    name, since, end, reason = state
+    if name != "running" or since >= until or end <= begin:
+        return [state]
+    parts = [
+        ("running", since, begin, reason),
+        ("starting", max(since, begin), min(end, until), reason),
+        ("running", until, end, reason),
+    ]
+    return [part for part in parts if part[2] > part[1]]
 
 
 def _lane(
@@ -184,11 +215,11 @@ def _training(first: float, end: float, states: Sequence[State]) -> list[State]:
         if name != "stalled" or until <= first or since >= end:
             continue
         if since > at:
-            states_of_training.append(("training", at, since, ""))
+            states_of_training.append(("running", at, since, ""))
         at = min(until, end)
         states_of_training.append(("stalled", max(since, first), at, reason))
     if end > at:
-        states_of_training.append(("training", at, end, ""))
+        states_of_training.append(("running", at, end, ""))
     return states_of_training
 
 

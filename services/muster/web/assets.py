@@ -22,7 +22,7 @@ from muster.web.job_keys import job_keys
 router = APIRouter(include_in_schema=False)
 
 FOLDERS = (Path(__file__).parent / "static", charts.FOLDER)
-_KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".woff2": "font/woff2"}
 _FOR_GOOD = "public, max-age=31536000, immutable"
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from muster.charts import goodput
-from muster.charts.timeline import BEGINS, COMMITTED, timeline
+from muster.charts.timeline import BEGINS, COMMITTED, WORDS, timeline
 from muster.contract.plan_words import program_facts
 from muster.documents.yaml_text import write_yaml
 from muster.web import api
@@ -85,6 +85,7 @@ async def show_job(request: Request, services: ServicesDependency, visitor: Visi
         row,
         "",
         story=story,
+        state_words=WORDS,
         why=reason,
         spent=tried["cost"],
         parts=goodput.parts((row.status.get("ledger") or {}).get("seconds") or {}),

@@ -34,8 +34,8 @@ NAVIGATION = (
 HEADERS = {
     # Own scripts and styles from this server, and nothing inline: text that slips into a page can't run.
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # with no-referrer a browser would not say the origin of a form either
@@ -137,7 +137,8 @@ def metric_words(name: str) -> str:
 
 
 def time_element(at: str | float | None, form: str = "moment") -> Markup | str:
-    """A time as `<time>`, in UTC until the browser says it in its own zone. `form`: moment, clock or ago."""
+    """A time as `<time>`, in UTC until the browser says it in its own zone. `form`: moment, brief (no date for
+    today), clock or ago."""
     if at is None:
         return text.NOTHING
     seconds = epoch_seconds(at)

@@ -9,7 +9,7 @@ from playwright.async_api import expect
 from tests.integration.api.people import settle
 from tests.integration.api.platform import served
 from tests.integration.web.pages import lived
-from tests.integration.web.watching import IN_CHROMIUM, chromium, looking, must_look_well
+from tests.integration.web.watching import IN_CHROMIUM, WIDTHS, chromium, looking, must_look_well
 
 from muster.contract.names import LOG
 from muster.contract.status import Phase
@@ -36,7 +36,7 @@ async def test_every_page_in_light_and_dark_narrow_and_wide(tmp_path: Path) -> N
                     assert reply is not None
                     assert reply.status == 200
                     await expect(watched.page.locator("[data-theme-toggle]")).to_have_attribute("data-shown", "")
-                    await must_look_well(watched, (path, scheme, width))
+                    await must_look_well(watched, (path, scheme, width), WIDTHS if scheme == "light" else ())
                     assert "owned" not in await watched.page.title()
 
 

@@ -56,7 +56,7 @@ async def test_the_fleet_tells_who_waits_and_what_was_recovered(here: Platform) 
     assert f'<a href="/jobs/{uid}#attempt-1">base-run</a>' in page.text
     assert "&lt;i&gt;rank 1" in page.text
     assert "has told nothing of its nodes yet" in html.unescape(page.text)
-    assert "Productive" in page.text
+    assert "Lost and trained again" in page.text
     notice = NodeNotice(kind="spot_notice", at=time.time(), message="taken <b>back</b>", source="imds")
     spot = {"pool": "spot-a", "capacity": "spot", "instance_type": "p5", "gpus": 8}
     nodes = [NodeReport(name="node-0", **spot), NodeReport(name="node-9", **spot, unfit="drained", notices=(notice,))]

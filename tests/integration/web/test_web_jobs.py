@@ -81,7 +81,7 @@ async def test_a_jobs_pages_tell_its_story(here: Platform, browser: Browser) -> 
     uid = await lived(here)
     page = html.unescape((await browser.get(f"/jobs/{uid}")).text)
     for words in (
-        "Running · llama-sft · Muster",
+        "62 % · 2.31 · llama-sft · Muster",
         "worker 1 was killed by signal 9",
         "Attempt 2: Starting for",
         "124 / 200 · 1m16s left",

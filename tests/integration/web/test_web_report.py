@@ -57,6 +57,16 @@ def test_a_report_is_drawn_from_its_file_alone(tmp_path: Path) -> None:
         assert whole > 1_000
         chart = page.locator(".curve-plot").first
         assert "least" in (chart.get_attribute("aria-label") or "")
+        for name, ticks, labels in (("dataWaitSeconds", [0, 5e-6, 1e-5], "0,5 µs,10 µs"), ("lr", [0, 0.001], "0,1e-3")):
+            said = page.evaluate("([name, ticks]) => String(curveValues.formatTicks(name, ticks))", [name, ticks])
+            assert said == labels, "the labels of an axis share a unit and a notation"
+        # A chart is enlarged, and the next one pinned before it; the browser keeps that.
+        page.locator(".curve-tool-large").first.click()
+        page.locator(".curve-tool-pin").nth(1).click()
+        assert page.locator(".curve strong").all_inner_texts() == ["Learning rate", "Loss"]
+        assert page.locator(".curve.curve-large strong").all_inner_texts() == ["Loss"]
+        page.locator(".curve-tool-pin").first.click()
+        page.locator(".curve-tool-large").nth(0).click()
         # By keyboard: read a value, zoom in around it, and see all again.
         chart.focus()
         page.keyboard.press("Home")

@@ -75,10 +75,43 @@ async def looking(
     await context.close()
 
 
-async def must_look_well(watched: Watched, place: object = None) -> None:
-    """Nothing serious by axe, and nothing wider than the window."""
+WIDTHS = (390, 820, 1280, 1440, 1920)
+# What is wider than the window; what is cut; and short words that are broken, which a column that is too narrow does.
+FAULTS = """() => {
+    const found = [], root = document.documentElement, pen = document.createElement('canvas').getContext('2d');
+    if (root.scrollWidth > root.clientWidth) found.push(`the page is ${root.scrollWidth} wide`);
+    for (const each of document.querySelectorAll('button, .button, .badge, .tabs a, nav a, label'))
+        if (each.checkVisibility() && each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 1)
+            found.push(`cut: ${each.textContent.trim().slice(0, 60)}`);
+    for (const each of document.querySelectorAll('select')) {
+        pen.font = getComputedStyle(each).font;
+        const words = each.selectedOptions[0]?.textContent.trim() ?? '', room = each.clientWidth - 28;
+        if (each.checkVisibility() && words.length <= 24 && pen.measureText(words).width > room)
+            found.push(`cut: ${words}`);
+    }
+    const texts = document.createTreeWalker(document.getElementById('main') ?? document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        const text = texts.currentNode, range = document.createRange();
+        const holder = text.parentElement.closest('button, .button, .badge, th, td, dt, label, h1, h2, h3');
+        if (!holder?.checkVisibility()) continue;
+        for (const word of text.data.matchAll(/[\\p{L}\\p{N}]{2,14}(?![^\\s])/gu)) {
+            if (word.index && /\\S/.test(text.data[word.index - 1])) continue;
+            range.setStart(text, word.index);
+            range.setEnd(text, word.index + word[0].length);
+            const lines = new Set([...range.getClientRects()].map((each) => Math.round(each.top)));
+            if (lines.size > 1) found.push(`broken: ${word[0]}`);
+        }
+    }
+    return found;
+}"""
+
+
+async def must_look_well(watched: Watched, place: object = None, widths: tuple[int, ...] = ()) -> None:
+    """Nothing serious by axe; and in this window and in those of `widths` nothing wider than it, cut or broken."""
     found = (await Axe().run(watched.page)).response["violations"]
     serious = [(each["id"], each["nodes"][0]["target"]) for each in found if each["impact"] in ("serious", "critical")]
     assert serious == [], place
-    over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert await watched.page.evaluate(over) <= 0, place
+    assert await watched.page.evaluate(FAULTS) == [], place
+    for width in widths:
+        await watched.page.set_viewport_size({"width": width, "height": 900})
+        assert await watched.page.evaluate(FAULTS) == [], (place, width)

@@ -48,29 +48,40 @@ def test_a_failure_and_its_recovery_are_on_it() -> None:
     assert states(story.spans) == [
         ("queued", 0, 10),
         ("starting", 10, 10),
-        ("training", 20, 20),
+        ("running", 20, 20),
         ("stalled", 40, 10),
-        ("recovering", 50, 10),
+        ("restarting", 50, 10),
         ("starting", 60, 10),
-        ("training", 70, 30),
+        ("running", 70, 30),
     ]
-    assert story.spans[4].words == "Recovering for 10s: attempt 1 failed"
+    assert story.spans[4].words == "Restarting for 10s: attempt 1 failed"
     newest, oldest = story.lanes
     assert (newest.attempt["number"], oldest.attempt["number"]) == (2, 1)
-    assert states(oldest.spans) == [("starting", 10, 10), ("training", 20, 20), ("stalled", 40, 10)]
+    assert states(oldest.spans) == [("starting", 10, 10), ("running", 20, 20), ("stalled", 40, 10)]
     assert [(mark.x, mark.words) for mark in oldest.commits] == [(30, "Checkpoint of step 40")]
     assert (oldest.end, newest.lives, newest.commits) == (50, True, ())
+
+
+def test_an_attempt_is_starting_until_its_first_step_on_both_lanes() -> None:
+    """The phase is Running as soon as its processes are; one that dies reading its data has never trained."""
+    events = [event(0.0, "job.starting"), event(20.0, "job.running"), event(60.0, "job.restarting")]
+    story = timeline(0.0, 100.0, [attempt(1, 5.0, 60.0, None, outcome="failed")], [COST], events)
+    assert states(story.spans) == [("starting", 0, 60), ("restarting", 60, 40)]
+    assert states(story.lanes[0].spans) == [("starting", 5, 55)]
+    story = timeline(0.0, 100.0, [attempt(1, 5.0, None, 43.0)], [COST], events[:2])
+    assert states(story.spans) == [("starting", 0, 43), ("running", 43, 57)]
+    assert states(story.lanes[0].spans) == [("starting", 5, 38), ("running", 43, 57)]
 
 
 def test_what_looked_stalled_and_commits_goes_on() -> None:
     told = [event(0.0, "job.created"), event(10.0, "job.running"), event(20.0, "job.suspected")]
     story = timeline(0.0, 100.0, [], [], [*told, event(40.0, "checkpoint.committed", step=1)])
-    assert [span.state for span in story.spans] == ["queued", "training", "stalled", "training"]
+    assert [span.state for span in story.spans] == ["queued", "running", "stalled", "running"]
 
 
 def test_an_ended_job_has_nothing_after_its_end_and_a_short_state_can_be_seen() -> None:
     story = timeline(0.0, 10_000.0, [], [], [event(0.1, "job.running"), event(9_999.9, "job.succeeded")])
-    assert [span.state for span in story.spans] == ["queued", "training"]
+    assert [span.state for span in story.spans] == ["queued", "running"]
     assert all(span.width >= 0.35 and span.x + span.width <= 100 for span in story.spans)
 
 

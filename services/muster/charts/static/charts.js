@@ -6,13 +6,16 @@
 (() => {
   "use strict";
 
-  const { TITLES, AXES, whole, el, formatBytes, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable,
+  const { TITLES, AXES, whole, el, formatBytes, formatValue, formatTicks, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable,
     RANKS, isRank, ranksOf, rankPlace } =
     globalThis.curveValues;
   const DASHES = [[], [9, 4], [2, 3], [12, 4, 2, 4]];
   const COLOURS = 8;
   const POINTS = 600;
-  const HEIGHT = 220;
+  const HEIGHT = 210, LARGE_HEIGHT = 320;
+  const FROM_ZERO = new Set(["memoryBytes", "mfu"]); // a megabyte more would look like a leak beside nothing but itself
+  const POWERS_OF_TWO = Array.from({ length: 60 }, (_, power) => 2 ** power);
+  const STORED = "muster-charts"; // the reader's choice: {order, pinned, large} of charts by name
   const NEAR_PIXELS = 6;
   const CATCH_UP_MILLISECONDS = 150;
   const DETAIL_MILLISECONDS = 250;
@@ -52,6 +55,15 @@
     });
   }
 
+  // As wide as the longest label of the axis, so that none is cut. uPlot asks again until that is settled.
+  function labelRoom(plot, labels, at, cycle) {
+    const axis = plot.axes[at];
+    if (cycle > 1) return axis._size;
+    plot.ctx.font = axis.font[0];
+    const longest = Math.max(0, ...(labels ?? []).map((label) => plot.ctx.measureText(label ?? "").width));
+    return Math.max(42, Math.ceil(longest / devicePixelRatio) + axis.ticks.size + axis.gap + 4);
+  }
+
   class Chart {
     constructor(grid, name) {
       this.grid = grid;
@@ -64,15 +76,40 @@
         onfocus: () => this.readout.setAttribute("aria-live", "polite"),
         onblur: () => this.readout.removeAttribute("aria-live"),
       });
-      const caption = el("figcaption", {}, el("strong", {}, this.title), this.readout);
+      this.tools = el("span", { class: "curve-actions" },
+        this.tool("pin", `Pin ${this.title} first`, () => grid.choice.pin(name)),
+        this.tool("before", `Move ${this.title} back`, () => grid.move(name, -1)),
+        this.tool("after", `Move ${this.title} on`, () => grid.move(name, 1)),
+        this.tool("large", `Enlarge ${this.title}`, () => grid.choice.enlarge(name)));
+      const caption = el("figcaption", {}, el("strong", {}, this.title), this.readout, this.tools);
       this.figure = el("figure", { class: "curve" }, caption, this.holder);
+    }
+
+    tool(kind, label, act) {
+      return el("button", { type: "button", class: `curve-tool curve-tool-${kind}`, "aria-label": label, title: label,
+        onclick: (event) => { act(); this.grid.draw(); event.currentTarget.focus(); } });
+    }
+
+    get large() {
+      return this.grid.choice.large(this.name);
     }
 
     get width() {
       return Math.max(180, this.figure.clientWidth - 16);
     }
 
+    get height() {
+      return this.large ? LARGE_HEIGHT : HEIGHT;
+    }
+
+    dress() {
+      this.figure.classList.toggle("curve-large", this.large);
+      this.tools.querySelector(".curve-tool-large").setAttribute("aria-pressed", String(this.large));
+      this.tools.querySelector(".curve-tool-pin").setAttribute("aria-pressed", String(this.grid.choice.pinned(this.name)));
+    }
+
     draw() {
+      this.dress();
       this.lines = linesOf(this.grid, this.name);
       const data = this.lines.length ? uPlot.join(this.lines.map((line) => line.table)) : [[]];
       const shape = JSON.stringify([this.grid.axis, this.grid.log, this.lines.map(({ job, kind, label }) => [job, kind, label])]);
@@ -82,6 +119,7 @@
         this.plot = new uPlot(this.options(), data, this.holder);
       } else {
         this.plot.setData(data, false);
+        this.resize();
       }
       this.place();
       this.holder.setAttribute("aria-label", this.summary());
@@ -97,25 +135,27 @@
     }
 
     resize() {
-      if (this.plot && this.plot.width !== this.width) this.plot.setSize({ width: this.width, height: HEIGHT });
+      if (!this.plot || (this.plot.width === this.width && this.plot.height === this.height)) return;
+      this.plot.setSize({ width: this.width, height: this.height });
     }
 
     options() {
       const { grid, name } = this, style = getComputedStyle(grid);
       const text = style.getPropertyValue("--chart-text"), lines = style.getPropertyValue("--chart-grid");
-      const axis = { stroke: text, grid: { stroke: lines, width: 1 }, ticks: { stroke: lines, width: 1 } };
+      const axis = { stroke: text, font: `11px ${style.fontFamily}`, grid: { stroke: lines, width: 1 }, ticks: { stroke: lines, width: 1, size: 5 } };
       const bands = this.lines.flatMap((line, i) =>
         line.kind === "max" ? [{ series: [i + 1, i + 2], fill: faint(grid.colour(line.job), 0.2) }] : []);
       return {
-        width: this.width, height: HEIGHT, bands, legend: { show: false },
+        width: this.width, height: this.height, bands, legend: { show: false },
         cursor: {
           sync: { key: grid.key }, drag: { x: true, y: false, setScale: false }, points: { size: 7 },
           bind: { dblclick: () => () => grid.setZoom(null) },
         },
-        scales: { x: { time: false, auto: false }, y: { distr: grid.log ? 3 : 1, auto: true } },
+        scales: { x: { time: false, auto: false }, y: { distr: grid.log ? 3 : 1, auto: true, ...(FROM_ZERO.has(name) && !grid.log ? { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } : {}) } },
         axes: [
-          { ...axis, space: 70, size: 30, values: (_, ticks) => ticks.map((value) => formatPlace(grid.axis, value)) },
-          { ...axis, size: 62, values: (_, ticks) => ticks.map((v) => (v === null ? "" : formatValue(name, v))) },
+          { ...axis, space: 70, size: 28, values: (_, ticks) => ticks.map((value) => formatPlace(grid.axis, value)) },
+          { ...axis, size: labelRoom, values: (_, ticks) => formatTicks(name, ticks, grid.log),
+            ...(name === "memoryBytes" ? { incrs: POWERS_OF_TWO } : {}) },
         ],
         series: [{}, ...this.lines.map((line) => this.stroke(line))],
         hooks: {
@@ -132,8 +172,8 @@
       if (kind === "max" || kind === "min") return { ...common, stroke: "transparent", width: 0 };
       if (kind === "raw") return { ...common, stroke: faint(colour, 0.3), width: 1 };
       if (kind === "line") return { ...common, stroke: colour, width: 1.6, dash };
-      const ring = getComputedStyle(this.grid).getPropertyValue("--chart-text").trim();
-      return { ...common, stroke: ring, width: 1, dash: [3, 3], points: { show: true, size: 6, fill: colour, stroke: ring } };
+      const ground = getComputedStyle(this.grid).getPropertyValue("--chart-surface").trim();
+      return { ...common, stroke: colour, width: 1, dash: [3, 3], points: { show: true, size: 7, width: 1.6, fill: ground, stroke: colour } };
     }
 
     // Where an attempt went on after another: a line with its number.
@@ -141,7 +181,7 @@
       const { ctx, bbox } = plot;
       ctx.save();
       ctx.textAlign = "left";
-      ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+      ctx.font = `${11 * devicePixelRatio}px ${getComputedStyle(this.grid).fontFamily}`;
       ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
       let free = -Infinity;
       for (const { job, attempt, place } of this.grid.restarts()) {
@@ -172,14 +212,17 @@
     show(index) {
       if (!this.plot) return;
       const places = this.plot.data[0], at = index ?? places.length - 1;
+      const twofold = this.lines.some((line) => line.kind === "evaluation") && this.lines.some((line) => line.kind === "line");
       const parts = [];
       for (const [i, line] of this.lines.entries()) {
         if (line.kind !== "line" && line.kind !== "evaluation") continue;
         const value = nearest(this.plot.data[i + 1], at);
         if (value === null) continue;
-        const whose = line.label ? `${line.label} ` : line.kind === "evaluation" ? "evaluation " : "";
-        const colour = ((line.colour ?? line.job) % COLOURS) + 1;
-        parts.push(el("span", { class: `curve-value chart-colour-${colour}` }, `${whose}${formatValue(this.name, value)}`));
+        const colour = ((line.colour ?? line.job) % COLOURS) + 1, evaluates = line.kind === "evaluation";
+        const whose = line.label ?? (evaluates ? "evaluation" : twofold ? "training" : "");
+        parts.push(el("span", { class: `curve-value chart-colour-${colour}` },
+          ...(twofold ? [el("span", { class: evaluates ? "curve-mark curve-mark-evaluation" : "curve-mark", "aria-hidden": "true" })] : []),
+          ...(whose ? [el("span", { class: "curve-whose" }, `${whose} `)] : []), formatValue(this.name, value)));
       }
       if (index !== null && index !== undefined) {
         parts.unshift(el("span", {}, `${AXES[this.grid.axis].toLowerCase()} ${formatPlace(this.grid.axis, places[at])}`));
@@ -218,7 +261,7 @@
 
     move(index) {
       const places = this.plot.data[0], at = Math.min(Math.max(index, 0), places.length - 1);
-      this.plot.setCursor({ left: this.plot.valToPos(places[at], "x"), top: HEIGHT / 3 });
+      this.plot.setCursor({ left: this.plot.valToPos(places[at], "x"), top: this.height / 3 });
       this.show(at);
     }
 
@@ -242,6 +285,42 @@
 
   // -- the grid --------------------------------------------------------------------------------------------------------
 
+  // What the reader chose of charts, for every job's page of this browser: those of the same metric look alike.
+  class Choice {
+    constructor(first) {
+      this.first = first; // the chart that is large until somebody chooses
+      try { this.kept = JSON.parse(localStorage.getItem(STORED)) ?? {}; } catch { this.kept = {}; }
+    }
+
+    list(name, otherwise = []) {
+      const kept = this.kept?.[name];
+      return Array.isArray(kept) ? kept.filter((each) => typeof each === "string") : otherwise;
+    }
+
+    keep(name, names) {
+      this.kept = { ...this.kept, [name]: names };
+      try { localStorage.setItem(STORED, JSON.stringify(this.kept)); } catch { /* a browser that keeps nothing */ }
+    }
+
+    toggle(list, name, names) {
+      this.keep(list, names.includes(name) ? names.filter((each) => each !== name) : [...names, name]);
+    }
+
+    pinned(name) { return this.list("pinned").includes(name); }
+
+    pin(name) { this.toggle("pinned", name, this.list("pinned")); }
+
+    large(name) { return this.list("large", this.first).includes(name); }
+
+    enlarge(name) { this.toggle("large", name, this.list("large", this.first)); }
+
+    // Those pinned first, then by the reader's order; what has no place in it stays where it would be.
+    sorted(names) {
+      const order = this.list("order"), place = (name) => (order.includes(name) ? order.indexOf(name) : names.indexOf(name));
+      return [...names].sort((a, b) => this.pinned(b) - this.pinned(a) || place(a) - place(b));
+    }
+  }
+
   let grids = 0;
 
   class JobCurves extends HTMLElement {
@@ -255,6 +334,7 @@
       this.log = false;
       this.zoom = null;
       this.hiddenJobs = new Set();
+      this.choice = new Choice(this.dataset.large ? [this.dataset.large] : []);
       this.charts = new Map();
       this.documents = this.sources.map((source) => source.curves ?? null);
       this.build();
@@ -326,6 +406,14 @@
         .filter(({ attempt, place }) => attempt.number > 1 && place !== null));
     }
 
+    move(name, by) {
+      const names = [...this.charts.keys()].sort((a, b) => this.order.indexOf(a) - this.order.indexOf(b));
+      const at = names.indexOf(name), to = at + by;
+      if (to < 0 || to >= names.length) return;
+      [names[at], names[to]] = [names[to], names[at]];
+      this.choice.keep("order", names);
+    }
+
     setAxis(axis) {
       this.axis = axis;
       this.setZoom(null);
@@ -389,7 +477,8 @@
         chart.remove();
         this.charts.delete(name);
       }
-      for (const [i, name] of told.entries()) {
+      this.order = this.choice.sorted(told);
+      for (const [i, name] of this.order.entries()) {
         if (!this.charts.has(name)) this.charts.set(name, new Chart(this, name));
         const { figure } = this.charts.get(name);
         // Only where it is not there yet: what is moved loses the focus.

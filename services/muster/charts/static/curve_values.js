@@ -39,15 +39,37 @@ globalThis.curveValues = (() => {
     return `${Number((count / 1024 ** at).toPrecision(3))} ${units[at]}`;
   }
 
+  // 17 µs, 3.2 ms, 1.5 s, by the size of `like`: the labels of an axis share a unit.
+  function formatSeconds(value, like = value) {
+    const [unit, name] = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]].find(([each]) => Math.abs(like) >= each) ?? [1e-9, "ns"];
+    return value === 0 ? "0" : `${Number((value / unit).toPrecision(3))} ${name}`;
+  }
+
   function formatValue(name, value) {
     if (value === null || value === undefined) return "–";
     if (name === "mfu") return `${(100 * value).toFixed(1)}%`;
     if (name === "memoryBytes") return formatBytes(value);
-    if (name === "stepSeconds" || name === "dataWaitSeconds" || name === RANKS) return `${Number(value.toPrecision(3))} s`;
+    if (isSeconds(name)) return formatSeconds(value);
     if (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 10000)) {
       return Math.abs(value) < 0.001 ? value.toExponential(1) : compact.format(value);
     }
     return String(Number(value.toPrecision(4)));
+  }
+
+  // Labels of an axis: all in one unit and of one notation, with as many digits as tell them apart.
+  function formatTicks(name, ticks, log) {
+    const given = ticks.filter((value) => value !== null && value !== undefined);
+    if (log || given.length < 2) return ticks.map((value) => (value === null ? "" : formatValue(name, value)));
+    const most = given.reduce((a, b) => Math.max(a, Math.abs(b)), 0), step = Math.abs(given[1] - given[0]);
+    const digits = (scale) => Math.min(8, Math.max(0, -Math.floor(Math.log10(step / scale) + 1e-9)));
+    const say = (value) => {
+      if (isSeconds(name)) return formatSeconds(value, most);
+      if (name === "mfu") return `${(100 * value).toFixed(digits(0.01))}%`;
+      if (name === "memoryBytes") return formatBytes(value);
+      if (value === 0 || most < 0.01) return value === 0 ? "0" : value.toExponential().replace(/(\.\d\d)\d+/, "$1");
+      return most >= 10_000 ? compact.format(value) : value.toFixed(digits(1));
+    };
+    return ticks.map((value) => (value === null ? "" : say(value)));
   }
 
   function formatPlace(axis, value) {
@@ -59,6 +81,7 @@ globalThis.curveValues = (() => {
     ?? (isRank(name) ? `Own work of ${rankName(name)}` : name === RANKS ? "Step time by rank (own work)" : inWords(name.replace(/^values\./, "")));
   // bits_per_byte as people write it; names with other signs are left as they are.
   const inWords = (name) => (/^[a-z][a-z0-9_]*$/.test(name) ? `${name[0].toUpperCase()}${name.slice(1).replaceAll("_", " ")}` : name);
+  const isSeconds = (name) => name === "stepSeconds" || name === "dataWaitSeconds" || name === RANKS || isRank(name);
   const isRank = (name) => name.startsWith(`${RANKS}.`);
   const rankName = (name) => name.slice(RANKS.length + 1).replace(/^\d+$/, "rank $&");
 
@@ -112,5 +135,5 @@ globalThis.curveValues = (() => {
     return el("div", { class: "curve-scroll", tabindex: "0", role: "region", "aria-label": `Values of ${title}` }, table);
   }
 
-  return { TITLES, AXES, compact, whole, el, formatBytes, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable, RANKS, isRank, ranksOf, rankPlace };
+  return { TITLES, AXES, compact, whole, el, formatBytes, formatValue, formatTicks, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable, RANKS, isRank, ranksOf, rankPlace };
 })();

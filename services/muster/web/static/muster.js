@@ -12,6 +12,8 @@ const LOG_CHARACTERS_MAX = 2_000_000; // shown of a followed log; older lines le
 
 const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
+const dayAndYear = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
 const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" });
 const UNITS = [["day", 86_400], ["hour", 3_600], ["minute", 60], ["second", 1]];
 
@@ -30,10 +32,17 @@ function ago(date) {
   return relative.format(Math.trunc(seconds / size), unit);
 }
 
+// The time of day, and before it the day of what was not today: a list of events repeats no date.
+function brief(date) {
+  const now = new Date(Date.now() + ahead);
+  if (date.toDateString() === now.toDateString()) return clock.format(date);
+  return `${(date.getFullYear() === now.getFullYear() ? day : dayAndYear).format(date)}, ${clock.format(date)}`;
+}
+
 export function sayTimes(root = document) {
   for (const element of root.querySelectorAll("time[datetime]")) {
     const date = new Date(element.dateTime);
-    const words = { ago, clock: (at) => clock.format(at) }[element.dataset.form] ?? ((at) => moment.format(at));
+    const words = { ago, brief, clock: (at) => clock.format(at) }[element.dataset.form] ?? ((at) => moment.format(at));
     element.textContent = words(date);
     element.title = `${moment.format(date)} (${element.dateTime})`;
   }
