@@ -22,6 +22,7 @@ from muster.cli import (
     importing,
     jobs,
     login,
+    models,
     pages,
     people,
     platform,
@@ -114,6 +115,7 @@ for panel, commands in PANELS.items():
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Looking into a job")
 app.add_typer(data.app, name="data", rich_help_panel="Looking into a job")
 app.add_typer(files.app, name="files", rich_help_panel="Jobs")
+app.add_typer(models.app, name="models", rich_help_panel="Jobs")
 app.add_typer(sweeps.app, name="sweep", rich_help_panel="Jobs")
 app.add_typer(projects.app, name="projects", rich_help_panel="Platform")
 app.add_typer(secrets.app, name="secrets", rich_help_panel="Platform")

@@ -19,8 +19,8 @@ Steps: TypeAlias = Generator[Any, Any, T]
 
 @dataclass(frozen=True)
 class RequestStep:
-    """A request, answered by the answer's JSON. `path` is relative to /api/v1. Where it may not be made twice (`repeat`
-    False), a lost answer is an error; with an idempotency `key` it always may.
+    """A request, answered by the answer's JSON. `path` is relative to /api/v1, or begins with a slash.
+    Where it may not be made twice (`repeat` False), a lost answer is an error; with an idempotency `key` it always may.
     """
 
     method: str

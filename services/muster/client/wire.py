@@ -23,9 +23,9 @@ def client_options(server: Server, transport: Any) -> dict[str, Any]:
 
 
 def address(ask: RequestStep) -> str:
-    """Return the address of the request, relative to the server's. It is not `jobs:estimate` alone, which would be an
-    address with a scheme."""
-    return f"/api/v1/{ask.path}"
+    """Return the address of the request, relative to the server's: below /api/v1, but for a path that begins with a
+    slash. It is not `jobs:estimate` alone, which would be an address with a scheme."""
+    return ask.path if ask.path.startswith("/") else f"/api/v1/{ask.path}"
 
 
 def request_options(ask: RequestStep, headers: dict[str, str], token: str | None) -> dict[str, Any]:

@@ -49,6 +49,11 @@ class StateFolder:
         return self.root / "webhook-token"
 
     @property
+    def base_models(self) -> Path:
+        """The base models that `muster models add` has mapped (contract.model_map)."""
+        return self.root / "base-models.yaml"
+
+    @property
     def checkpoints(self) -> Path:
         """The default checkpoint address, as a folder."""
         return self.root / "checkpoints"

@@ -112,6 +112,16 @@ def propose(wishes: JobWishes, facts: ProposalFacts) -> ProposedJob:
     return _Proposal(wishes, facts).job()
 
 
+def spec_without_data(wishes: JobWishes, facts: ProposalFacts) -> dict[str, Any]:
+    """Return the spec of jobs that start from the model, whose data, length and batch another program decides."""
+    spec = propose(wishes, facts).document["spec"]
+    training = spec["training"]
+    kept = {key: training[key] for key in ("model", "adapter", "precision") if key in training}
+    kept["data"] = {"sequenceLength": training["data"]["sequenceLength"]}
+    kept["optimizer"] = {"lr": training["optimizer"]["lr"], "schedule": {"name": "cosine"}}
+    return {"training": kept, "gang": spec["gang"]}
+
+
 def task_for(formats: tuple[str, ...], begins_anew: bool) -> str:
     """Return the task that learns from data of these formats; the usual one for an unknown format."""
     if formats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.contract.base import UserError
 from muster.contract.proposal import ProposalFacts
@@ -38,13 +38,20 @@ def look_for_proposal(training: TrainingConfig, same_disk: bool = True) -> Propo
     faults = look.faults if look.shape is None else ()
     if look.shape is None and not faults:
         gaps += (look.gap,)
-    facts = ProposalFacts(
-        data=look.shape,
-        source=source,
-        parameters=model.size.parameters if model is not None else None,
-        position_limit=model.position_limit if model is not None else None,
-    )
+    facts = replace(_facts_of(model), data=look.shape, source=source)
     return ProposalLook(facts, model_fault, "; ".join(words for _, words in faults), gaps)
+
+
+def look_at_model(training: TrainingConfig) -> ProposalLook:
+    """Look at the model alone."""
+    model, fault, gaps = _model(training)
+    return ProposalLook(_facts_of(model), fault, gaps=gaps)
+
+
+def _facts_of(model: ModelFacts | None) -> ProposalFacts:
+    if model is None:
+        return ProposalFacts()
+    return ProposalFacts(parameters=model.size.parameters, position_limit=model.position_limit)
 
 
 def _model(training: TrainingConfig) -> tuple[ModelFacts | None, str, tuple[str, ...]]:

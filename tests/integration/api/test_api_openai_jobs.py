@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+import yaml
 from tests.integration.api.openai_house import (
     MODELS,
     chat_file,
@@ -26,7 +27,7 @@ from tests.integration.api.postgres import PostgresServer
 from tests.integration.api.test_api_openai_wrong_fields import ANSWER, EQ
 
 from muster.api.openai.fine_tuning import retries
-from muster.api.openai.models.base_models import BaseModels, load_models
+from muster.api.openai.models.base_models import ModelMap, load_models
 from muster.contract.status import Phase, Progress
 
 __all__ = ["without_pauses"]
@@ -222,6 +223,39 @@ async def test_checkpoints_have_metrics_and_names(small: House, tmp_path: Path) 
     assert (source["job"], source["step"]) == (uid, 20)
 
 
+async def test_a_jobs_checkpoint_is_a_base_model_by_the_jobs_name(small: House, tmp_path: Path) -> None:
+    here, client = small
+    base = await here.submit("base-run")
+    here.commit(base["id"], 40, metrics={"loss": 1.5})
+    made = await create(client, tmp_path, model="job:base-run:ckpt-step-40")
+    training = (await here.get(f"/jobs/{uid_of(made)}"))["spec"]["training"]
+    assert (training["model"]["from"]["job"], training["model"]["from"]["step"]) == (base["id"], 40)
+    assert (training["task"], training["data"]["sequenceLength"]) == ("sft", 256)
+    here.commit(uid_of(made), 10, metrics={"loss": 1.5})
+    again = await create(client, tmp_path, model=f"ft:base-run:default::{uid_of(made)}:ckpt-step-10")
+    assert (await here.get(f"/jobs/{uid_of(again)}"))["spec"]["training"]["model"]["from"]["job"] == uid_of(made)
+    for ask in (create(client, tmp_path, model="job:nobody"), client.completions.create(model="job:nobody", prompt="")):
+        with pytest.raises(openai.NotFoundError, match="there is no job 'nobody' that you may see"):
+            await ask
+
+
+async def test_on_one_machine_the_presets_are_there_and_names_are_added(tmp_path: Path) -> None:
+    async with platform(tmp_path / "state") as here, openai_client(here) as client:
+        names = [model.id async for model in client.models.list()]
+        assert names[0] == "muster-1m"
+        assert "llama-8b" not in names  # it needs a tokenizer
+        made = await create(client, tmp_path, model="muster-1m")
+        assert made.model == "muster-1m"
+        own = here.settings.layout.base_models
+        own.write_text(yaml.safe_dump(MODELS, sort_keys=False))
+        assert [model.id async for model in client.models.list()] == [*names, "tiny", "org/whole"]
+        own.write_text("models: {tiny: {spec: 1}}")
+        assert (await client.models.retrieve("tiny")).id == "tiny"  # as before, and the log says why
+        own.unlink()
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("tiny")
+
+
 async def test_what_the_file_holds_is_looked_at_before_the_job_is_stored(small: House, tmp_path: Path) -> None:
     _, client = small
     with pytest.raises(openai.BadRequestError) as refused:
@@ -235,7 +269,7 @@ async def test_a_model_that_nobody_mapped_names_those_that_are(small: House, tmp
     with pytest.raises(openai.NotFoundError) as refused:
         await create(client, tmp_path, model="tinny")
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
-    assert "has mapped tiny, org/whole. Did you mean 'tiny'?" in str(refused.value)
+    assert "mapped are tiny, org/whole, and `muster models add NAME SOURCE` maps another" in str(refused.value)
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("org/half")
     assert (await client.models.retrieve("org/whole")).owned_by == "org"
@@ -355,7 +389,7 @@ async def test_an_idempotency_key_is_honoured_also_when_the_file_has_gone(small:
     training = chat_file(tmp_path)
     asked: Any = {"model": "tiny", "training_file": training, "extra_headers": {"Idempotency-Key": "k"}}
     first = await client.fine_tuning.jobs.create(**asked)
-    here.services[BaseModels].models.clear()  # type: ignore[attr-defined]
+    here.services[ModelMap].current().models.clear()  # type: ignore[attr-defined]
     assert (await client.fine_tuning.jobs.create(**asked)).id == first.id
     with pytest.raises(openai.UnprocessableEntityError) as reused:
         await client.fine_tuning.jobs.create(**{**asked, "seed": 3})

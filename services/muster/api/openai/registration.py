@@ -13,7 +13,7 @@ from muster.api.openai.files import routes as files
 from muster.api.openai.files import upload_routes as uploads
 from muster.api.openai.fine_tuning import routes as fine_tuning
 from muster.api.openai.models import routes as models
-from muster.api.openai.models.base_models import load_models
+from muster.api.openai.models.base_models import ModelMap
 from muster.api.openai.requests import invalid_request
 
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in (files, uploads, fine_tuning, models, chat))
@@ -21,7 +21,9 @@ ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in (files, uploa
 
 def register(services: Services) -> None:
     """Raises ValueError for base models that can't be used."""
-    services.add(load_models(services.settings.base_models_file))
+    settings = services.settings
+    own = settings.layout.base_models if settings.cluster == "local" else None
+    services.add(ModelMap(settings.base_models_file, own))
     pool = services.add(WorkerPool(services.settings.chat_workers))
     services.background.works.append(BackgroundWork("chat", pool.reap, REAP_SECONDS))
     services.closing.push_async_callback(pool.close)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +16,12 @@ from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services
 from muster.api.openai.chat.pool import WorkerPool
 from muster.api.openai.chat.worker import ModelPlace
-from muster.api.openai.models.base_models import BaseModels
-from muster.api.openai.models.names import FineTuned, fine_tuned_of
-from muster.api.openai.models.service import model_not_found
+from muster.api.openai.models.base_models import ModelMap
+from muster.api.openai.models.names import FineTuned, fine_tuned_of, job_of
+from muster.api.openai.models.service import model_not_found, named_job
 from muster.api.openai.requests import refused
 from muster.contract.base import UserError
 from muster.storage.errors import StorageError
-
-# Any job of this server by its id, also one that no client of OpenAI's made.
-_JOB = re.compile(r"job:([0-9a-f-]{1,64})(?::ckpt-step-([0-9]{1,15}))?")
 
 
 @dataclass
@@ -39,26 +35,31 @@ class ModelGeneration:
 async def place_of(services: Services, caller: Principal, model: str) -> ModelPlace:
     """Return the model that a worker must load. Raises ApiError model_not_found, model_unavailable,
     storage_unavailable."""
-    mapped = services[BaseModels].models.get(model)
+    mapped = services[ModelMap].current().models.get(model)
     if mapped is not None:
         _must_be_able(services)
         source = (mapped.spec["training"].get("model") or {}).get("source")
         if source is None:
             raise refused("model", f"{model!r} is not a model's folder, so that it has said nothing yet; fine-tune it")
         return ModelPlace(str(source), "best")
-    match = _JOB.fullmatch(model)
-    tuned = FineTuned(match[1], int(match[2]) if match[2] else None) if match else fine_tuned_of(model)
-    if tuned is None:
+    if (asked := job_of(model)) is not None:
+        row, step = await named_job(services, caller, model, asked), asked.step
+    elif (tuned := fine_tuned_of(model)) is not None:
+        row, step = await _tuned_job(services, caller, model, tuned), tuned.step
+    else:
         raise model_not_found(services, model)
+    _must_be_able(services)
+    return await _commit_of(services, row, step, model)
+
+
+async def _tuned_job(services: Services, caller: Principal, model: str, tuned: FineTuned) -> JobRow:
     try:
-        row = await find_job(services, caller, tuned.job_id)
+        return await find_job(services, caller, tuned.job_id)
     except ApiError:
         raise model_not_found(services, model) from None
-    _must_be_able(services)
-    return await _commit_of(services, row, tuned, model)
 
 
-async def _commit_of(services: Services, row: JobRow, tuned: FineTuned, model: str) -> ModelPlace:
+async def _commit_of(services: Services, row: JobRow, asked: int | None, model: str) -> ModelPlace:
     """The commit by its number, so that a worker of `best` is not kept when another commit is better."""
     folder = folder_of(row)
     try:
@@ -67,7 +68,7 @@ async def _commit_of(services: Services, row: JobRow, tuned: FineTuned, model: s
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
     steps = [commit.step for commit in commits]
     best = next((commit.step for commit in reversed(commits) if commit.best), steps[-1] if steps else None)
-    step = best if tuned.step is None else tuned.step
+    step = best if asked is None else asked
     if folder is None or step is None or step not in steps:
         have = f"its checkpoints are of the steps {', '.join(map(str, steps))}" if steps else "it has no checkpoint yet"
         detail = f"There is no model {model[:200]!r}: job {row.name!r} is there, and {have}."

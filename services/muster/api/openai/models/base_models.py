@@ -1,38 +1,32 @@
-"""The base models that clients may name: a file of the platform's owner says what a job that starts from each is."""
+"""The base models that clients may name, and what a job that starts from each is.
+
+A file of the platform's owner maps them. On one machine, the presets that read bytes are there without a file, and
+`muster models add` writes further ones to a file of the state folder, which is read anew when it changes.
+"""
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from muster.contract.base import DocumentProblem, InvalidDocument, Spec, parse
-from muster.contract.fields import Text
+import structlog
+
+from muster.contract.architecture import BYTE_VOCABULARY, PRESETS
+from muster.contract.base import DocumentProblem, InvalidDocument, parse
 from muster.contract.gang import Gang
+from muster.contract.model_map import MODEL_NAME, MODEL_NAME_WORDS, MappedModel, ModelMapFile
 from muster.contract.objectives import Grpo
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.spec import JobSpec
 from muster.documents.reader import read_file
 
-# No colon: a fine-tuned model is called ft:<base>:<project>:<suffix>:<job>.
+log = structlog.get_logger("muster.api.openai")
+
 _ANSWER_TOKENS: Final = 256  # of an answer that is rewarded, where the map says nothing and a sample has room
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-
-
-class MappedModel(Spec):
-    """Spec of the jobs that start from this model, without their data, their length and the settings of the request."""
-
-    spec: dict[str, Any]
-    """A TrainingJob's spec: training.model, and all that this model needs (gang, adapter, precision, lengths)."""
-    owned_by: Text = "muster"
-    """Owner that `GET /v1/models` names."""
-
-
-class _File(Spec):
-    models: dict[str, MappedModel]
+_ROW: Final = 512  # tokens of a sample of the presets, which train on CPUs too
 
 
 @dataclass(frozen=True)
@@ -42,6 +36,60 @@ class BaseModels:
 
     models: Mapping[str, MappedModel] = field(default_factory=dict)
     created: int = 0
+
+
+class ModelMap:
+    """The base models as they are now: those of a file that is read at the start, and on one machine, whose state
+    folder has the file `own`, the presets and those of that file."""
+
+    def __init__(self, file: Path | None, own: Path | None = None) -> None:
+        """Raises ValueError as `load_models` does."""
+        self._fixed, self._own = load_models(file), own
+        if own is not None and file is None:
+            self._fixed = BaseModels(preset_models())
+        self._current, self._stamp = self._fixed, (0, 0)
+        self.current()
+
+    @property
+    def can_be_added_to(self) -> bool:
+        """Return whether `muster models add` maps a name here."""
+        return self._own is not None
+
+    def current(self) -> BaseModels:
+        """Return the models of now. Where the file of the state folder can't be used, those of before."""
+        if self._own is None:
+            return self._fixed
+        try:
+            about = self._own.stat()
+        except OSError:
+            stamp = (0, 0)
+        else:
+            stamp = (about.st_mtime_ns, about.st_size)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                added = load_models(self._own) if stamp != (0, 0) else BaseModels()
+            except ValueError as error:
+                log.warning("the base models of before are kept", cause=str(error)[:500])
+            else:
+                created = max(self._fixed.created, added.created)
+                self._current = BaseModels({**self._fixed.models, **added.models}, created)
+        return self._current
+
+
+def preset_models() -> dict[str, MappedModel]:
+    """Return the presets that need no tokenizer's file, by their names: new models, which say nothing before they are
+    trained."""
+    return {
+        name: MappedModel(
+            spec={
+                "training": {"model": {"preset": name}, "data": {"sequenceLength": min(_ROW, shape.max_positions)}},
+                "gang": {"nodes": 1},
+            }
+        )
+        for name, shape in PRESETS.items()
+        if shape.vocab_size == BYTE_VOCABULARY
+    }
 
 
 @dataclass(frozen=True)
@@ -136,7 +184,7 @@ def load_models(path: Path | None) -> BaseModels:
     except (OSError, ValueError) as error:
         raise ValueError(f"the base models of {path} can't be used: {error}") from error
     try:
-        parsed = parse(_File, document.data)
+        parsed = parse(ModelMapFile, document.data)
         _try_all(parsed.models)
     except InvalidDocument as invalid:
         fault = document.located(invalid.problems[0])
@@ -149,9 +197,8 @@ def _try_all(models: Mapping[str, MappedModel]) -> None:
     """Raises InvalidDocument for a name that can't be one, and for a spec with which no job would be valid."""
     for name, mapped in models.items():
         at = f"models.{name}"
-        if not _NAME.fullmatch(name):
-            words = "a model's name has letters, digits, `.`, `_`, `-` and `/`, and at most 128 characters"
-            raise InvalidDocument((DocumentProblem(at, words),))
+        if not MODEL_NAME.fullmatch(name):
+            raise InvalidDocument((DocumentProblem(at, MODEL_NAME_WORDS),))
         if not isinstance(mapped.spec.get("training"), dict):
             raise InvalidDocument(
                 (DocumentProblem(f"{at}.spec.training", "is required: training.model names what is trained"),)
@@ -167,3 +214,17 @@ def _part(spec: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
     for key in path:
         here = here.get(key) if isinstance(here, Mapping) else None
     return here if isinstance(here, Mapping) else {}
+
+
+def model_of_job(training: Mapping[str, Any], gang: Mapping[str, Any]) -> MappedModel:
+    """Return what a job that starts from another job's checkpoint is: with the model, the adapter and the gang of that
+    one, and nothing of its data."""
+    kept = {key: training[key] for key in ("model", "precision", "parallel", "optimizer") if key in training}
+    if adapter := training.get("adapter"):
+        # The checkpoint has whole weights, which qlora can't hold in four bits.
+        kept["adapter"] = {**adapter, "kind": "lora" if adapter["kind"] == "qlora" else adapter["kind"]}
+    data, batch = training.get("data") or {}, training.get("batch") or {}
+    names = ("sequenceLength", "tokenizer", "chatTemplate", "chatTemplateName")
+    kept["data"] = {key: data[key] for key in names if data.get(key) is not None}
+    kept["batch"] = {"microBatch": batch.get("microBatch", 1)}
+    return MappedModel(spec={"training": kept, "gang": dict(gang)})

@@ -14,7 +14,7 @@ from muster.api.core.services import Services, ServicesDependency
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models import service
-from muster.api.openai.models.base_models import BaseModels
+from muster.api.openai.models.base_models import ModelMap
 from muster.api.openai.models.names import fine_tuned_model, fine_tuned_of
 
 router = APIRouter(prefix="/models", tags=["openai"])
@@ -51,7 +51,7 @@ async def list_models(services: ServicesDependency, caller: Caller) -> JSONRespo
     """Returns the mapped base models, and the newest fine-tuned models that the caller may see."""
     async with services.database.read() as session:
         tuned = await fine_tunes.succeeded(session, caller.visible_projects, FINE_TUNED_MAX)
-    data = [*(_mapped(services, name) for name in services[BaseModels].models), *map(_tuned, tuned)]
+    data = [*(_mapped(services, name) for name in services[ModelMap].current().models), *map(_tuned, tuned)]
     return JSONResponse({"object": "list", "data": [each.model_dump(mode="json") for each in data]})
 
 
@@ -69,7 +69,7 @@ async def get_model(
     model: Annotated[str, Path(min_length=1, max_length=500, pattern=r"^[^\x00]*$")],
 ) -> JSONResponse:
     """Returns a mapped model, or a fine-tuned one by its name."""
-    if model in services[BaseModels].models:
+    if model in services[ModelMap].current().models:
         return JSONResponse(_mapped(services, model).model_dump(mode="json"))
     named = fine_tuned_of(model)
     if named is None:
@@ -79,7 +79,7 @@ async def get_model(
 
 
 def _mapped(services: Services, name: str) -> Model:
-    base_models = services[BaseModels]
+    base_models = services[ModelMap].current()
     return Model(id=name, created=base_models.created, owned_by=base_models.models[name].owned_by)
 
 
