@@ -16,7 +16,7 @@ from tests.fork_server import Order, fork_server
 
 from muster.storage.small_files import write_whole
 from muster.trainer.checkpoint import upload_process, uploader
-from muster.trainer.checkpoint.channel import MessageChannel
+from muster.trainer.checkpoint.messages import SaveChannel
 from muster.trainer.config import RankPosition, read_ranks, read_run
 from muster.trainer.launch.process_control import process_started_at
 from muster.trainer.train.rank_state import RankState
@@ -54,9 +54,9 @@ def rank(connection: socket.socket, order: Order) -> None:
     faulthandler.enable()
     uploads = fork_server(upload)
 
-    def start_upload() -> tuple[upload_process.ProcessHandle, MessageChannel]:
+    def start_upload() -> tuple[upload_process.ProcessHandle, SaveChannel]:
         process, channel = uploads.start({})
-        return process, MessageChannel(channel)
+        return process, SaveChannel(channel)
 
     upload_process._start_anew = start_upload
     ranks, environment = read_ranks(), dict(os.environ)

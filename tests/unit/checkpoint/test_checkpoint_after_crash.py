@@ -9,21 +9,37 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from muster.contract.checkpoint import FileEntry
 from muster.contract.names import STEP_LOG, Env
 from muster.contract.spec import Keep
 from muster.storage.opening import open_store
 from muster.trainer.checkpoint import snapshot
-from muster.trainer.checkpoint.channel import MessageChannel
 from muster.trainer.checkpoint.commits import read_commit
 from muster.trainer.checkpoint.coordinator import SaveCoordinator, SavedJob
 from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.messages import (
+    NewLayout,
+    NewMemory,
+    PeerHello,
+    SaveChannel,
+    SaveOrder,
+    SaveResult,
+    ShareReport,
+    StepChosen,
+    StepsLeft,
+    StepTimes,
+    UploadInit,
+    encode,
+)
 from muster.trainer.checkpoint.optimizer_state import settings_of
 from muster.trainer.checkpoint.staging import StagingMemory
 from muster.trainer.checkpoint.uploader import STEP_LOG_BYTES_BEFORE, ShareUploader
@@ -34,11 +50,12 @@ from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 def test_an_order_is_left_only_while_the_bytes_are_whole() -> None:
     memory = SharedMemory.create(100 + snapshot.ORDER_BYTES)
     assert snapshot.left_in(memory) is None, "fresh memory"
-    snapshot.complete(memory, json.dumps({"step": 7, "rng": {"torch": "x" * 5000}}).encode())
-    assert snapshot.left_in(memory) == {"step": 7, "rng": {"torch": "x" * 5000}}
+    order = SaveOrder(seq=1, step=7, deadline_seconds=9.0, rng={"torch": "x" * 5000})
+    snapshot.complete(memory, encode(order))
+    assert snapshot.left_in(memory) == order
     snapshot.begin(memory)
     assert snapshot.left_in(memory) is None, "they are being changed"
-    snapshot.complete(memory, json.dumps({"rng": "x" * snapshot.ORDER_BYTES}).encode())
+    snapshot.complete(memory, encode(replace(order, rng={"torch": "x" * snapshot.ORDER_BYTES})))
     assert snapshot.left_in(memory) is None, "one that is too long is not left"
     memory.close()
 
@@ -48,11 +65,36 @@ def coordinator(folder: Path, world: int = 3) -> SaveCoordinator:
     return SaveCoordinator(open_store(f"file://{folder}"), job, None, "token")
 
 
-def left(*steps: int, at: float = 1e12) -> dict[str, list[float]]:
-    return {str(step): [step, at] for step in steps}
+def left(*steps: int, at: float = 1e12) -> StepTimes:
+    return {step: (step, at) for step in steps}
 
 
-def chosen(there: SaveCoordinator, by_rank: list[dict[str, list[float]]], seconds: float = 20.0) -> list[int | None]:
+ORDER = SaveOrder(seq=5, step=5, deadline_seconds=60.0)
+
+
+def init(folder: Path, rank: int = 0, world_size: int = 1, identity: dict[str, Any] | None = None) -> UploadInit:
+    return UploadInit(
+        uri=folder.as_uri(),
+        rank=rank,
+        world_size=world_size,
+        job_uid="uid",
+        attempt=1,
+        fence=None,
+        token="token",
+        host="127.0.0.1",
+        port=0,
+        keep=Keep(),
+        identity=identity or {},
+        entries=None,
+    )
+
+
+def report(rank: int, step: int = 5) -> ShareReport:
+    file = FileEntry(key=f"of rank {rank}", bytes=0, checksum="0")
+    return ShareReport(seq=step, step=step, file=file)
+
+
+def chosen(there: SaveCoordinator, by_rank: list[StepTimes], seconds: float = 20.0) -> list[int | None]:
     """What each rank is told; the last to tell is rank 0."""
     answers: dict[int, int | None] = {}
 
@@ -76,9 +118,7 @@ def chosen(there: SaveCoordinator, by_rank: list[dict[str, list[float]]], second
         ([left(9, at=0.0), left(9), left(9)], 9),
     ],
 )
-def test_the_newest_step_that_all_left_is_chosen(
-    tmp_path: Path, by_rank: list[dict[str, list[float]]], step: int | None
-) -> None:
+def test_the_newest_step_that_all_left_is_chosen(tmp_path: Path, by_rank: list[StepTimes], step: int | None) -> None:
     assert chosen(coordinator(tmp_path), by_rank) == [step] * 3
 
 
@@ -89,10 +129,10 @@ def test_who_never_tells_is_not_waited_for_without_end(tmp_path: Path) -> None:
 def test_a_save_that_a_dead_rank_had_no_copy_of_ends_at_once(tmp_path: Path) -> None:
     """Its peers may have begun to upload it: they must not wait for the report until the deadline."""
     there = coordinator(tmp_path, world=2)
-    there.report(0, {"seq": 5, "step": 5, "file": {}, "slices": {}, "rng": {}})
+    there.report(0, report(0))
     threading.Timer(0.05, lambda: there.choose(1, left(4), 0.0)).start()
-    outcome = there.settle({"seq": 5, "step": 5}, deadline=time.monotonic() + 60)
-    assert (outcome["committed"], outcome["error"]) == (False, "rank 1 died before its copy was whole")
+    result = there.settle(ORDER, deadline=time.monotonic() + 60)
+    assert (result.committed, result.error) == (False, "rank 1 died before its copy was whole")
 
 
 def test_who_waits_for_a_save_that_rank_0_never_ordered_is_told_and_tells(tmp_path: Path) -> None:
@@ -100,23 +140,20 @@ def test_who_waits_for_a_save_that_rank_0_never_ordered_is_told_and_tells(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as listener:
         job = SavedJob({}, "uid", attempt=1, fence=None, world_size=2, keep=Keep())
         there = SaveCoordinator(open_store(f"file://{tmp_path}"), job, listener, "token")
-        peer = MessageChannel(socket.create_connection(listener.getsockname()[:2]))
-        peer.send({"token": "token", "rank": 1})
-        report = {"seq": 5, "step": 5, "file": {"key": "of rank 1"}, "slices": {}, "rng": {}}
-        peer.send(report)
+        peer = SaveChannel(socket.create_connection(listener.getsockname()[:2]))
+        peer.send(PeerHello(token="token", rank=1))
+        peer.send(report(1))
         answers: list[int | None] = []
         rank_0 = threading.Thread(target=lambda: answers.append(there.choose(0, left(4, 5), 20.0)))
         rank_0.start()
-        told = peer.receive(20)
-        assert told is not None
-        assert (told["seq"], told["error"]) == (5, "rank 0 died before its copy was whole")
-        peer.send({"left": left(4, 5)})
-        assert peer.receive(20) == {"event": "chosen", "step": 5}
+        assert peer.receive(20) == SaveResult(seq=5, step=5, error="rank 0 died before its copy was whole")
+        peer.send(StepsLeft(left=left(4, 5)))
+        assert peer.receive(20) == StepChosen(step=5)
         rank_0.join()
         assert answers == [5]
-        peer.send(report)  # this time it counts
+        peer.send(report(1))  # this time it counts
         there.wait_for(5, [1], 20.0)
-        assert there.settle({"seq": 5, "step": 5}, deadline=0.0)["error"].startswith("no report came from rank 0")
+        assert str(there.settle(ORDER, deadline=0.0).error).startswith("no report came from rank 0")
         peer.close()
 
 
@@ -135,17 +172,21 @@ class Copies:
         self.model = torch.nn.Linear(4, 4)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.memories: dict[int, SharedMemory] = {}
-        self.layouts: list[dict[str, object]] = []
+        self.layouts: list[NewLayout] = []
         self.staging = StagingMemory(self.memories.__setitem__)
         self.staging.reserve(self.model, self.optimizer, 2)
 
     def take(self, step: int) -> None:
         if self.staging.lay_out(self.model, self.optimizer):
-            share, number = self.staging.share, self.staging.layout
-            about = {"bytes": share.layout.size, "slices": share.slices, "stateless": share.stateless}
-            self.layouts.append({"do": "layout", "number": number, "groups": share.groups} | about)
-        order = {"step": step, "seq": step, "at": 1e12, "rng": {}, "layout": self.staging.layout}
-        order |= {"settings": settings_of(self.optimizer)}
+            share = self.staging.share
+            layout = NewLayout(
+                number=self.staging.layout,
+                bytes=share.layout.size,
+                slices=share.slices,
+                stateless=share.stateless,
+                groups=share.groups,
+            )
+            self.layouts.append(layout)
         commit = {
             "cursor": {"seed": 0, "epoch": 0, "sample": 0},
             "tokens": 0,
@@ -154,8 +195,17 @@ class Copies:
             "best": False,
         }
         records = [json.dumps({"step": number, "loss": 3}, separators=(",", ":")) for number in range(2, step + 1)]
-        text = json.dumps(order | {"do": "save", "commit": commit, "records": records}).encode()
-        self.staging.copy(self.optimizer, text, None, lambda slot: None)
+        order = SaveOrder(
+            seq=step,
+            step=step,
+            deadline_seconds=60.0,
+            at=1e12,
+            layout=self.staging.layout,
+            records=tuple(records),
+            commit=commit,
+            settings=settings_of(self.optimizer),
+        )
+        self.staging.copy(self.optimizer, encode(order), None, lambda slot: None)
 
     def train(self) -> None:
         self.model(torch.ones(4)).sum().backward()
@@ -164,7 +214,7 @@ class Copies:
     def left(self) -> dict[int, int]:
         """The layout of each step that is there."""
         orders = [snapshot.left_in(memory) for memory in self.memories.values()]
-        return {order["step"]: order["layout"] for order in orders if order is not None}
+        return {order.step: order.layout for order in orders if order is not None}
 
 
 def test_tensors_that_lie_elsewhere_give_up_one_copy_only() -> None:
@@ -195,13 +245,12 @@ def test_records_that_lie_far_behind_in_the_log_are_not_written_again(
     """A quick job writes megabytes between two commits."""
     monkeypatch.setenv(Env.WORKER_DIR, str(tmp_path))
     rank, process = socket.socketpair()
-    init = {"uri": (tmp_path / "uid").as_uri(), "rank": 1, "world_size": 2, "job_uid": "uid", "attempt": 1}
-    uploader = ShareUploader(MessageChannel(process), init, None)
+    uploader = ShareUploader(SaveChannel(process), init(tmp_path / "uid", rank=1, world_size=2), None)
     lines, log = [f'{{"step":{number}}}' for number in range(1, 60_001)], tmp_path / STEP_LOG
     log.write_text("\n".join(lines[:40]) + "\n")
-    monkeypatch.setattr(uploader, "_write", lambda key, order: {})
-    monkeypatch.setattr(uploader, "_ask", lambda report, deadline: {"committed": True})
-    uploader._save({"step": 41, "seq": 1, "deadline_seconds": 9.0, "records": lines[39:41]})
+    monkeypatch.setattr(uploader, "_write", lambda key, order: report(1))
+    monkeypatch.setattr(uploader, "_ask", lambda report, deadline: SaveResult(seq=1, step=41, committed=True))
+    uploader._save(SaveOrder(seq=1, step=41, deadline_seconds=9.0, records=tuple(lines[39:41])))
     log.write_text("\n".join(lines * 3) + "\n")
     assert log.stat().st_size > STEP_LOG_BYTES_BEFORE
     size = log.stat().st_size
@@ -222,19 +271,17 @@ def test_what_a_rank_left_is_saved_as_it_was_laid_out_although_nobody_hears_that
     copies.train()
     copies.take(3)
     for memory in copies.memories.values():
-        if (order := snapshot.left_in(memory)) and order["step"] == 3:
+        if (order := snapshot.left_in(memory)) and order.step == 3:
             snapshot.begin(memory)
     assert copies.left() == {2: 1}
 
     rank, process = socket.socketpair()
     (tmp_path / STEP_LOG).write_text(written)
-    listener, channel, folder = socket.create_server(("127.0.0.1", 0)), MessageChannel(rank), tmp_path / "uid"
+    listener, channel, folder = socket.create_server(("127.0.0.1", 0)), SaveChannel(rank), tmp_path / "uid"
     fixed = {"job": "job", "job_uid": "uid", "attempt": 1, "config": {}, "architecture": {}}
-    init = {"uri": folder.as_uri(), "rank": 0, "world_size": 1, "job_uid": "uid", "attempt": 1, "fence": None}
-    init |= {"token": "token", "coordinator": ["127.0.0.1", 0], "keep": {}, "identity": fixed}
-    channel.send(init, listener.fileno())
+    channel.send(init(folder, identity=fixed), listener.fileno())
     for slot, memory in copies.memories.items():
-        channel.send({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
+        channel.send(NewMemory(slot=slot, bytes=memory.size), memory.descriptor)
     for layout in copies.layouts:
         channel.send(layout)
     channel.close()

@@ -1,5 +1,5 @@
-"""Messages between the processes of a save: JSON behind four bytes of length, over a socket; a message may carry a file
-descriptor. Nothing is pickled."""
+"""Messages between processes: JSON behind four bytes of length, over a socket. A message may carry a file descriptor.
+Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class MessageChannel:
         return self._socket.fileno()
 
     def send(self, message: Message, descriptor: int | None = None) -> None:
-        body = json.dumps(message, separators=(",", ":")).encode()
+        self.send_bytes(json.dumps(message, separators=(",", ":")).encode(), descriptor)
+
+    def send_bytes(self, body: bytes, descriptor: int | None = None) -> None:
+        """Send a message that is JSON already. Raises ChannelClosed."""
         frame = memoryview(_LENGTH.pack(len(body)) + body)
         try:
             with self._sending:
@@ -44,6 +47,11 @@ class MessageChannel:
 
     def receive(self, timeout_seconds: float | None = None) -> Message | None:
         """The next message; None when none came in time. Raises ChannelClosed."""
+        body = self.receive_bytes(timeout_seconds)
+        return None if body is None else json.loads(body)
+
+    def receive_bytes(self, timeout_seconds: float | None = None) -> bytes | None:
+        """The next message as JSON; None when none came in time. Raises ChannelClosed."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while (size := self._frame_bytes()) is None or len(self._received) < size:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
@@ -59,8 +67,7 @@ class MessageChannel:
             self._descriptors += descriptors
         body = bytes(self._received[_LENGTH.size : size])
         del self._received[:size]
-        message: Message = json.loads(body)
-        return message
+        return body
 
     def take_descriptor(self) -> int:
         """The oldest descriptor that came and was not taken; one sent with a message is here when the message is."""

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,13 +16,26 @@ from muster.contract.checkpoint import Commit, FileEntry, Slice, TensorEntry
 from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
 from muster.storage.store import Store
-from muster.trainer.checkpoint.channel import ChannelClosed, Message, MessageChannel
+from muster.trainer.checkpoint.channel import ChannelClosed
 from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.frozen import FrozenFiles, FrozenWeightsMissing, frozen_in, see_all
+from muster.trainer.checkpoint.messages import (
+    GoAhead,
+    PeerHello,
+    PriorityRequest,
+    SaveChannel,
+    SaveOrder,
+    SaveResult,
+    ShareReport,
+    StepChosen,
+    StepsLeft,
+    StepTimes,
+    TensorSlices,
+)
 from muster.trainer.errors import StaleAttempt
 from muster.worker.fence import FenceUnreachable, confirm
 
@@ -48,10 +61,10 @@ class SaveCoordinator:
     def __init__(self, store: Store, job: SavedJob, listener: socket.socket | None, token: str) -> None:
         self._store, self._job, self._token = store, job, token
         self._changed = threading.Condition()
-        self._reports: dict[int, dict[int, Message]] = {}
-        self._outcomes: dict[int, Message] = {}
-        self._channels: dict[int, MessageChannel] = {}
-        self._left: dict[int, Message] = {}  # by dead ranks
+        self._reports: dict[int, dict[int, ShareReport]] = {}  # by the number of the save and the rank
+        self._results: dict[int, SaveResult] = {}  # by the number of the save
+        self._channels: dict[int, SaveChannel] = {}
+        self._left: dict[int, StepTimes] = {}  # by dead ranks
         self._decided = False
         self._chosen: int | None = None
         self._frozen: FrozenFiles | None = None  # that a COMMIT names
@@ -60,43 +73,38 @@ class SaveCoordinator:
         if listener is not None:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
 
-    def report(self, rank: int, report: Message) -> None:
-        """Take a rank's report of a save: {seq, step, file: {key, bytes, checksum, …}, slices, stateless, groups, rng,
-        frozen: {file, slices} where it has frozen weights that no COMMIT names}, or of its failure: {seq, step,
-        error}."""
+    def report(self, rank: int, report: ShareReport) -> None:
+        """Take a rank's report of a save."""
         with self._changed:
-            self._reports.setdefault(report["seq"], {})[rank] = report
+            self._reports.setdefault(report.seq, {})[rank] = report
             self._changed.notify_all()
 
     def wait_for(self, seq: int, ranks: Sequence[int], seconds: float) -> None:
         """Return when these ranks have reported, or the save is settled, or the time is over."""
         with self._changed:
             self._changed.wait_for(
-                lambda: seq in self._outcomes or set(ranks) <= self._reports.get(seq, {}).keys(), seconds
+                lambda: seq in self._results or set(ranks) <= self._reports.get(seq, {}).keys(), seconds
             )
 
-    def settle(self, order: Message, deadline: float) -> Message:
-        """Wait for every rank, commit, and tell them all how it ended. `order` is {seq, step, at, commit, settings}:
-        `commit` holds the fields of the COMMIT that change from save to save, `settings` those of the optimizer's
-        groups.
-        """
-        seq, began = order["seq"], time.monotonic()
-        outcome: Message = {"event": "outcome", "seq": seq, "step": order["step"], "committed": False, "error": None}
+    def settle(self, order: SaveOrder, deadline: float) -> SaveResult:
+        """Wait for every rank, commit, and send them all the result."""
+        began = time.monotonic()
+        result = SaveResult(seq=order.seq, step=order.step)
         try:
-            commit = self._commit(order, self._all_reports(seq, deadline))
-            outcome["committed"] = True
+            commit = self._commit(order, self._all_reports(order.seq, deadline))
+            result = replace(result, committed=True)
             self._frozen = frozen_in(commit)
-            self._committed_step, self._committed_at = order["step"], order["at"]
+            self._committed_step, self._committed_at = order.step, order.at
             self._commit_seconds = time.monotonic() - began
         except StaleAttempt as stale:
-            outcome |= {"error": str(stale), "stale": True}
+            result = replace(result, error=str(stale), stale=True)
         except FrozenWeightsMissing as missing:
             self._frozen = None
-            outcome |= {"error": str(missing), "frozen_missing": True}
+            result = replace(result, error=str(missing), frozen_missing=True)
         except (StoreError, CheckpointError, FenceUnreachable, ValueError, OSError) as error:
-            outcome |= {"error": str(error), "refused": isinstance(error, Refused)}
-        self._announce(seq, outcome)
-        return outcome
+            result = replace(result, error=str(error), refused=isinstance(error, Refused))
+        self._announce(result)
+        return result
 
     def use_frozen(self, step: int) -> None:
         """The commit of `step` names the frozen weights. Where it can't be read, the next save has them written
@@ -106,14 +114,14 @@ class SaveCoordinator:
         except (CheckpointError, StoreError):
             self._frozen = None
 
-    def choose(self, rank: int, left: Message, seconds: float) -> int | None:
-        """Rank `rank` is dead and left whole copies of these steps: {step: [seq, when]}. When all have told, the newest
-        that all left, if it is worth a commit; None otherwise, or where one does not tell in time."""
+    def choose(self, rank: int, left: StepTimes, seconds: float) -> int | None:
+        """Rank `rank` is dead and left whole copies of these steps. Returns the newest that all left, when all have
+        said so, if it is worth a commit; None otherwise, or where one does not say so in time."""
         with self._changed:
             self._left[rank] = left
             if rank == 0:  # who has uploaded what rank 0 did not get to order must hear that, to tell what else it has
-                for seq in self._reports.keys() - self._outcomes.keys():
-                    self._announce(seq, self._never_led(seq))
+                for seq in self._reports.keys() - self._results.keys():
+                    self._announce(_never_led(next(iter(self._reports[seq].values()))))
             self._changed.notify_all()
             world = self._job.world_size
             complete = self._changed.wait_for(lambda: len(self._left) == world or {} in self._left.values(), seconds)
@@ -122,21 +130,21 @@ class SaveCoordinator:
             return self._chosen
 
     def _newest_left(self) -> int | None:
-        steps = set.intersection(*(set(map(int, each)) for each in self._left.values()))
+        steps = set.intersection(*(set(each) for each in self._left.values()))
         newest = max(steps, default=-1)
         if newest <= self._committed_step:
             return None
-        seq, at = self._left[0][str(newest)]
-        if not worth_a_commit(float(at) - self._committed_at, self._commit_seconds):
+        seq, at = self._left[0][newest]
+        if not worth_a_commit(at - self._committed_at, self._commit_seconds):
             return None
-        self._outcomes = {other: outcome for other, outcome in self._outcomes.items() if other != seq}  # it is retried
+        self._results = {other: result for other, result in self._results.items() if other != seq}  # it is retried
         return newest
 
     def collect(self, step: int) -> None:
         """Remove what the commit of `step` has made superfluous."""
         collect(self._store, self._job.attempt, step, self._job.keep, self._seen)
 
-    def _all_reports(self, seq: int, deadline: float) -> dict[int, Message]:
+    def _all_reports(self, seq: int, deadline: float) -> dict[int, ShareReport]:
         """Every rank's report. Raises CheckpointError for the first that says it failed (Refused, where its store will
         never take it), or when time is up."""
         world = self._job.world_size
@@ -144,8 +152,8 @@ class SaveCoordinator:
             while True:
                 reports = self._reports.get(seq, {})
                 for rank, report in sorted(reports.items()):
-                    if report.get("error"):
-                        raise (Refused if report.get("refused") else CheckpointError)(f"rank {rank}: {report['error']}")
+                    if report.error:
+                        raise (Refused if report.refused else CheckpointError)(f"rank {rank}: {report.error}")
                 if len(reports) == world:
                     return reports
                 missing = [rank for rank in range(world) if rank not in reports]
@@ -162,29 +170,25 @@ class SaveCoordinator:
         """Return whether this rank is dead and left nothing of save `seq`."""
         return rank in self._left and all(seq != left for left, _ in self._left[rank].values())
 
-    def _never_led(self, seq: int) -> Message:
-        error = "rank 0 died before its copy was whole"
-        return {"event": "outcome", "seq": seq, "committed": False, "error": error}
-
-    def _commit(self, order: Message, reports: dict[int, Message]) -> Commit:
+    def _commit(self, order: SaveOrder, reports: dict[int, ShareReport]) -> Commit:
         by_rank = [reports[rank] for rank in range(self._job.world_size)]
-        files = tuple(FileEntry.model_validate(report["file"]) for report in by_rank)
+        files = tuple(report.file for report in by_rank if report.file is not None)
         frozen = self._frozen_files(by_rank)
         commit = Commit.model_validate(
             {
                 **self._job.identity,
-                **order["commit"],
-                "step": order["step"],
+                **order.commit,
+                "step": order.step,
                 "committed_at": time.time(),
                 "world_size": self._job.world_size,
                 "files": files + frozen.files,
-                "tensors": assemble([report["slices"] for report in by_rank]) | frozen.behind(len(files)),
-                "stateless": tuple(by_rank[0]["stateless"]),
+                "tensors": assemble([report.slices for report in by_rank]) | frozen.behind(len(files)),
+                "stateless": tuple(by_rank[0].stateless),
                 "optimizer_groups": tuple(
                     {"parameters": names, "settings": settings}
-                    for names, settings in zip(by_rank[0]["groups"], order["settings"], strict=True)
+                    for names, settings in zip(by_rank[0].groups, order.settings, strict=True)
                 ),
-                "rng": tuple(report["rng"] for report in by_rank),
+                "rng": tuple(report.rng for report in by_rank),
             }
         )
         self._see_all(files)
@@ -200,16 +204,15 @@ class SaveCoordinator:
         if self._job.entries is None:
             see_all(self._store, files)
 
-    def _frozen_files(self, reports: Sequence[Message]) -> FrozenFiles:
+    def _frozen_files(self, reports: Sequence[ShareReport]) -> FrozenFiles:
         """Return the frozen files that an earlier COMMIT names, or that all ranks have just written. Raises
         FrozenWeightsMissing where neither set is complete."""
         frozen = self._frozen or FrozenFiles((), {})
-        if self._frozen is None and any("frozen" in report for report in reports):
-            if lacking := [rank for rank, report in enumerate(reports) if "frozen" not in report]:
+        if self._frozen is None and (files := tuple(r.frozen_file for r in reports if r.frozen_file is not None)):
+            if lacking := [rank for rank, report in enumerate(reports) if report.frozen_file is None]:
                 raise FrozenWeightsMissing(f"rank {lacking[0]} has not written its part of the frozen weights")
-            files = tuple(FileEntry.model_validate(report["frozen"]["file"]) for report in reports)
-            frozen = FrozenFiles(files, assemble([report["frozen"]["slices"] for report in reports]))
-        elif self._frozen is None and any(report.get("frozen_named") for report in reports):
+            frozen = FrozenFiles(files, assemble([report.frozen_slices for report in reports]))
+        elif self._frozen is None and any(report.frozen_named for report in reports):
             raise FrozenWeightsMissing("the COMMIT that named the frozen weights can't be read any more")
         try:
             self._see_all(frozen.files)
@@ -228,15 +231,15 @@ class SaveCoordinator:
                     raise
                 time.sleep(0.2 * 2**retry)
 
-    def _announce(self, seq: int, outcome: Message) -> None:
+    def _announce(self, result: SaveResult) -> None:
         with self._changed:
-            self._outcomes = {**self._outcomes, seq: outcome}
+            self._results = {**self._results, result.seq: result}
             self._changed.notify_all()
-            self._reports = {s: reports for s, reports in self._reports.items() if s > seq}
+            self._reports = {seq: reports for seq, reports in self._reports.items() if seq > result.seq}
             channels = list(self._channels.values())
         for channel in channels:
             try:
-                channel.send(outcome)
+                channel.send(result)
             except ChannelClosed:  # it will ask again when it is back
                 pass
 
@@ -249,50 +252,45 @@ class SaveCoordinator:
                     return
                 raise
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._serve, args=(MessageChannel(connection),), daemon=True).start()
+            threading.Thread(target=self._serve, args=(SaveChannel(connection),), daemon=True).start()
 
-    def _serve(self, channel: MessageChannel) -> None:
+    def _serve(self, channel: SaveChannel) -> None:
         """One rank's connection: who it is, then its reports."""
         rank = -1
         try:
             hello = channel.receive(timeout_seconds=10)
-            if hello is None or not hmac.compare_digest(str(hello.get("token")), self._token):
+            if not isinstance(hello, PeerHello) or not hmac.compare_digest(hello.token, self._token):
                 return channel.close()
-            rank = int(hello["rank"])
+            rank = hello.rank
             with self._changed:
                 self._channels[rank] = channel
                 self._left.pop(rank, None)  # its process was replaced
-            while (report := channel.receive()) is not None:
-                if "first" in report:
-                    self.wait_for(report["seq"], report["first"], float(report["first_seconds"]))
-                    channel.send({"event": "go", "seq": report["seq"]})
-                    continue
-                if "left" in report:
-                    channel.send({"event": "chosen", "step": self.choose(rank, report["left"], OTHERS_SECONDS_MAX)})
-                    continue
-                answer = self._answer_already_known(rank, report)
-                if answer is None and 0 in self._left and not self._decided:
-                    answer = self._never_led(report["seq"])
-                if answer is not None:
-                    channel.send(answer)
-                else:
-                    self.report(rank, report)
-        except (ChannelClosed, ValueError, KeyError):
+            while (message := channel.receive()) is not None:
+                if isinstance(message, PriorityRequest):
+                    self.wait_for(message.seq, message.first, message.first_seconds)
+                    channel.send(GoAhead(seq=message.seq))
+                elif isinstance(message, StepsLeft):
+                    channel.send(StepChosen(step=self.choose(rank, message.left, OTHERS_SECONDS_MAX)))
+                elif isinstance(message, ShareReport):
+                    if (result := self._earlier_result(message)) is not None:
+                        channel.send(result)
+                    else:
+                        self.report(rank, message)
+        except (ChannelClosed, ValueError):
             channel.close()
         with self._changed:  # its process ended, so nothing is left of it; one that is replaced comes back
             if self._channels.get(rank) is channel:
                 self._left[rank] = {}
                 self._changed.notify_all()
 
-    def _answer_already_known(self, rank: int, report: Message) -> Message | None:
-        """The outcome of a save that was settled before this report came (again): by us, or by our predecessor."""
+    def _earlier_result(self, report: ShareReport) -> SaveResult | None:
+        """The result of a save that was settled before this report came (again): by us, or by our predecessor."""
         with self._changed:
-            if report["seq"] in self._outcomes:
-                return self._outcomes[report["seq"]]
-        key = (report.get("file") or {}).get("key")
-        if report.get("again") and key and self.committed(report["step"], key):
-            return {"event": "outcome", "seq": report["seq"], "step": report["step"], "committed": True, "error": None}
-        return None
+            if report.seq in self._results:
+                return self._results[report.seq]
+        if report.again and report.file is not None and self.committed(report.step, report.file.key):
+            return SaveResult(seq=report.seq, step=report.step, committed=True)
+        return _never_led(report) if 0 in self._left and not self._decided else None
 
     def committed(self, step: int, key: str) -> bool:
         """Return whether the commit of this step, by this attempt, names `key`."""
@@ -303,7 +301,11 @@ class SaveCoordinator:
         return commit.attempt == self._job.attempt and any(file.key == key for file in commit.files)
 
 
-def assemble(slices_of_files: list[dict[str, list[Any]]]) -> dict[str, TensorEntry]:
+def _never_led(report: ShareReport) -> SaveResult:
+    return SaveResult(seq=report.seq, step=report.step, error="rank 0 died before its copy was whole")
+
+
+def assemble(slices_of_files: list[TensorSlices]) -> dict[str, TensorEntry]:
     """The tensor index from each file's {name: [dtype, shape, offset, extent, start]}.
 
     Raises CheckpointError where files disagree about a tensor, or its slices do not cover it.

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from muster.contract.checkpoint import COMMITS, commit_key, step_name
 from muster.contract.names import SAVE_REQUEST, SAVER
@@ -34,16 +34,6 @@ class Entries:
     worker_dir: Path | None  # where the keeper hears of them; None: nobody keeps them, so all stay here
     rank: int
     is_leader: bool  # whether this rank is the first of its node
-
-    @classmethod
-    def from_message(cls, message: dict[str, Any]) -> Entries:
-        """The same of what `as_message` returned."""
-        worker_dir = Path(message["worker_dir"]) if message["worker_dir"] else None
-        return cls(Path(message["watched"]), worker_dir, int(message["rank"]), bool(message["is_leader"]))
-
-    def as_message(self) -> dict[str, Any]:
-        worker_dir = str(self.worker_dir) if self.worker_dir else None
-        return {"watched": str(self.watched), "worker_dir": worker_dir, "rank": self.rank, "is_leader": self.is_leader}
 
     @property
     def store(self) -> Path:

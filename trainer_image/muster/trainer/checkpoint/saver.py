@@ -5,12 +5,11 @@ Between saves, `Saver.snapshot` only stages. Should this rank die, its upload pr
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from muster.contract.address import parse_address
 from muster.contract.base import dump
 from muster.contract.checkpoint import PROGRAM_VERSION, Commit, DataCursor
 from muster.contract.spec import Keep
-from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.control_group import ControlGroup
 from muster.trainer.checkpoint.emergency_save import (
     WAITING_SHARE_MAX,
@@ -34,6 +32,7 @@ from muster.trainer.checkpoint.emergency_save import (
 from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.frozen import frozen_in
+from muster.trainer.checkpoint.messages import NewLayout, SaveOrder, UploadInit, encode
 from muster.trainer.checkpoint.optimizer_state import settings_of
 from muster.trainer.checkpoint.staging import StagingMemory, reserve_bytes
 from muster.trainer.checkpoint.tensors import is_frozen, model_tensors
@@ -110,19 +109,20 @@ class CheckpointSaver:
         also a folder of its own; the store may then be of each node."""
         self._control = ControlGroup()
         meeting = self._control.meeting_point()
-        init = {
-            "uri": identity.folder,
-            "rank": self._control.rank,
-            "world_size": self._control.world_size,
-            "job_uid": identity.job_uid,
-            "attempt": identity.attempt,
-            "fence": identity.fence,
-            "token": meeting.token,
-            "coordinator": [meeting.host, meeting.port],
-            "keep": dump(keep),
-            "identity": _fixed_fields(identity, mesh) if self._control.rank == 0 else {},
-            "entries": entries.as_message() if entries is not None else None,
-        }
+        init = UploadInit(
+            uri=identity.folder,
+            rank=self._control.rank,
+            world_size=self._control.world_size,
+            job_uid=identity.job_uid,
+            attempt=identity.attempt,
+            fence=identity.fence,
+            token=meeting.token,
+            host=meeting.host,
+            port=meeting.port,
+            keep=keep,
+            identity=_fixed_fields(identity, mesh) if self._control.rank == 0 else {},
+            entries=entries,
+        )
         self._trainer = identity.trainer
         self._process = UploadProcess(init, meeting.listener)
         self._staging = StagingMemory(self._process.use_memory)
@@ -187,7 +187,7 @@ class CheckpointSaver:
         self._seq += 1
         started, order = time.monotonic(), self._order(state)
         if chosen.first and chosen.seconds_left is not None:
-            order |= {"first": chosen.first, "first_seconds": chosen.seconds_left * WAITING_SHARE_MAX}
+            order = replace(order, first=chosen.first, first_seconds=chosen.seconds_left * WAITING_SHARE_MAX)
         slot = self._stage(order, state, self._process.send_save)
         self._in_flight = _InFlight(self._seq, state.step, started, state.best, slot)
         return time.monotonic() - began
@@ -232,29 +232,27 @@ class CheckpointSaver:
         self._wait(time.monotonic() + (UPLOAD_SECONDS_MAX if seconds_left is None else seconds_left))
         return not self._control.any(self._in_flight is not None)
 
-    def _order(self, state: TrainState) -> Message:
-        order: Message = {
-            "do": "save",
-            "seq": self._seq,
-            "step": state.step,
-            "at": time.monotonic(),
-            "rng": state.rng,
-            "deadline_seconds": UPLOAD_SECONDS_MAX,
+    def _order(self, state: TrainState) -> SaveOrder:
+        order = SaveOrder(
+            seq=self._seq,
+            step=state.step,
+            at=time.monotonic(),
+            rng=state.rng,
+            deadline_seconds=UPLOAD_SECONDS_MAX,
+        )
+        if self._control.rank != 0:
+            return order
+        commit = {
+            **({"cursor": dump(state.cursor)} if self._trainer == "muster" else {}),
+            "tokens": state.tokens,
+            "state": state.state,
+            # JSON has no NaN; a metric without a value says nothing.
+            "metrics": {name: value for name, value in state.metrics.items() if math.isfinite(value)},
+            "best": state.best,
         }
-        if self._control.rank == 0:
-            order["records"] = state.records
-            order["commit"] = {
-                **({"cursor": dump(state.cursor)} if self._trainer == "muster" else {}),
-                "tokens": state.tokens,
-                "state": state.state,
-                # JSON has no NaN; a metric without a value says nothing.
-                "metrics": {name: value for name, value in state.metrics.items() if math.isfinite(value)},
-                "best": state.best,
-            }
-            order["settings"] = settings_of(state.optimizer)
-        return order
+        return replace(order, records=state.records, commit=commit, settings=settings_of(state.optimizer))
 
-    def _stage(self, order: Message, state: TrainState, staged: Callable[[Message], None]) -> int | None:
+    def _stage(self, order: SaveOrder, state: TrainState, staged: Callable[[SaveOrder], None]) -> int | None:
         """Copy the state; `staged` is told the order once it is there, or with why it can't be. The slot it is in."""
         try:
             self._staging.wait()
@@ -265,35 +263,41 @@ class CheckpointSaver:
                 self._frozen_settled = True
             if self._staging.lay_out(state.model, state.optimizer, state.attached):
                 share = self._staging.share
-                groups = share.groups if self._control.rank == 0 else []
-                self._process.use_layout(self._staging.layout, share.layout.size, share.slices, share.stateless, groups)
-            order["layout"] = self._staging.layout
-            text = _as_json(order)
+                layout = NewLayout(
+                    number=self._staging.layout,
+                    bytes=share.layout.size,
+                    slices=share.slices,
+                    stateless=share.stateless,
+                    groups=share.groups if self._control.rank == 0 else [],
+                )
+                self._process.use_layout(layout)
+            laid_out = replace(order, layout=self._staging.layout)
             uploading = self._in_flight.slot if self._in_flight is not None else None
-            return self._staging.copy(state.optimizer, text, uploading, lambda slot: staged(order | {"slot": slot}))
+            return self._staging.copy(
+                state.optimizer, _as_json(laid_out), uploading, lambda slot: staged(replace(laid_out, slot=slot))
+            )
         except CheckpointError as error:
             why = str(error)
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:
             why = f"can't stage the checkpoint in shared memory: {error}"
         # The other ranks learn it through rank 0, so that nobody waits.
-        staged({key: order[key] for key in ("do", "seq", "step", "deadline_seconds")} | {"failed": why})
+        staged(SaveOrder(seq=order.seq, step=order.step, deadline_seconds=order.deadline_seconds, failed=why))
         return None
 
     def _poll(self, timeout_seconds: float = 0.0) -> None:
-        message = self._process.poll(timeout_seconds)
-        if message is None or self._in_flight is None or message["seq"] != self._in_flight.seq:
+        result = self._process.poll(timeout_seconds)
+        if result is None or self._in_flight is None or result.seq != self._in_flight.seq:
             return
-        if message.get("stale"):
-            self._stale = message["error"]
-        committed, size = bool(message["committed"]), int(message.get("bytes", 0))
-        if message.get("frozen_missing"):
+        if result.stale:
+            self._stale = result.error
+        if result.frozen_missing:
             self._frozen_settled = False
-        if committed:
+        if result.committed:
             self._staging.drop_frozen()
-            self._process.frozen_is_named(int(message["step"]), tell=False)
-        if committed and size:
-            self._rates = [*self._rates[1 - RATES_KEPT :], size / max(float(message["seconds"]), 1e-3)]
-        self._end(committed, size, message["error"], bool(message.get("refused")))
+            self._process.frozen_is_named(result.step, tell=False)
+        if result.committed and result.bytes:
+            self._rates = [*self._rates[1 - RATES_KEPT :], result.bytes / max(result.seconds, 1e-3)]
+        self._end(result.committed, result.bytes, result.error, result.refused)
 
     def _wait(self, deadline: float) -> None:
         while self._in_flight is not None and (left := deadline - time.monotonic()) > 0:
@@ -322,10 +326,10 @@ class CheckpointSaver:
         return outcomes
 
 
-def _as_json(order: Message) -> bytes:
+def _as_json(order: SaveOrder) -> bytes:
     """Raises CheckpointError where what training keeps is not of JSON's types."""
     try:
-        return json.dumps(order, allow_nan=False, separators=(",", ":")).encode()
+        return encode(order)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"TrainState.state or .rng holds what JSON can't: {error}") from error
 

@@ -6,12 +6,11 @@ when the rank that wrote them is dead.
 
 from __future__ import annotations
 
-import json
 import struct
 from typing import Final
 
-from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.messages import SaveOrder, decode
 
 ORDER_BYTES: Final = 1 << 18  # at the end of the memory
 LAYOUTS_KEPT: Final = 2  # of files: the next copy may have another than the one before, which is still whole
@@ -24,18 +23,19 @@ def begin(memory: SharedMemory) -> None:
 
 
 def complete(memory: SharedMemory, order: bytes) -> None:
-    """The bytes are whole, and `order`, JSON, saves them. One too long to be left is not."""
+    """The bytes are whole, and the encoded `order` saves them. One too long to be left is not."""
     start = memory.size - ORDER_BYTES
     if len(order) <= ORDER_BYTES - _LENGTH.size:
         memory.map[start + _LENGTH.size : start + _LENGTH.size + len(order)] = order
         _LENGTH.pack_into(memory.map, start, len(order))  # last: it says that the rest is there
 
 
-def left_in(memory: SharedMemory) -> Message | None:
+def left_in(memory: SharedMemory) -> SaveOrder | None:
     """The order for the bytes in `memory`; None where they are not whole."""
     start = memory.size - ORDER_BYTES
     (length,) = _LENGTH.unpack_from(memory.map, start)
     if not 0 < length <= ORDER_BYTES - _LENGTH.size:
         return None
-    order: Message = json.loads(memory.map[start + _LENGTH.size : start + _LENGTH.size + length])
+    order = decode(memory.map[start + _LENGTH.size : start + _LENGTH.size + length])
+    assert isinstance(order, SaveOrder)
     return order

@@ -15,12 +15,28 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 from muster.contract.address import parse_address
 from muster.storage.settings import S3Settings, share_client
-from muster.trainer.checkpoint.channel import ChannelClosed, Message, MessageChannel
+from muster.trainer.checkpoint.channel import ChannelClosed
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.messages import (
+    EndOrder,
+    FrozenNamed,
+    NewFrozen,
+    NewLayout,
+    NewMemory,
+    SaveChannel,
+    SaveMessage,
+    SaveOrder,
+    SaveProgress,
+    SaveResult,
+    TensorSlices,
+    UploadInit,
+    UploadReady,
+)
 from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT
 
 LIVES_PER_SAVE = 3
@@ -58,7 +74,7 @@ class ForkedProcess:
         return self._code
 
 
-_young: list[tuple[ProcessHandle, MessageChannel]] = []  # forked, and not asked for yet
+_young: list[tuple[ProcessHandle, SaveChannel]] = []  # forked, and not asked for yet
 
 
 def fork_while_young(uri: str) -> None:
@@ -92,10 +108,10 @@ def fork_while_young(uri: str) -> None:
             sys.stderr.flush()
             os._exit(code)
     theirs.close()
-    _young.append((ForkedProcess(pid), MessageChannel(ours)))
+    _young.append((ForkedProcess(pid), SaveChannel(ours)))
 
 
-def _start_anew() -> tuple[ProcessHandle, MessageChannel]:
+def _start_anew() -> tuple[ProcessHandle, SaveChannel]:
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "muster.trainer.checkpoint.uploader", str(os.getpid()), str(theirs.fileno())],
@@ -104,19 +120,19 @@ def _start_anew() -> tuple[ProcessHandle, MessageChannel]:
         process_group=0,  # what is done to the rank's group must not end it: it may have to outlive the rank
     )
     theirs.close()
-    return process, MessageChannel(ours)
+    return process, SaveChannel(ours)
 
 
 class UploadProcess:
     """Upload process of this rank. It is not thread-safe except for `send_save`, which a staging thread may call while
     the rank only polls."""
 
-    def __init__(self, init: Message, listener: socket.socket | None) -> None:
+    def __init__(self, init: UploadInit, listener: socket.socket | None) -> None:
         self._init, self._listener = init, listener
         self._memories: dict[int, SharedMemory] = {}
-        self._layouts: list[Message] = []
-        self._frozen: tuple[Message, int | None] | None = None
-        self._save: Message | None = None
+        self._layouts: list[NewLayout] = []
+        self._frozen: tuple[NewFrozen | FrozenNamed, int | None] | None = None
+        self._save: SaveOrder | None = None
         self._lives_left = LIVES_PER_SAVE
         self.sent = 0  # bytes of the save in flight that the store has, as far as was heard
         self.ready = False
@@ -129,21 +145,16 @@ class UploadProcess:
 
     def use_memory(self, slot: int, memory: SharedMemory) -> None:
         self._memories[slot] = memory
-        self._send({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
+        self._send(NewMemory(slot=slot, bytes=memory.size), memory.descriptor)
 
-    def use_layout(
-        self, number: int, size: int, slices: dict[str, list[Any]], stateless: list[str], groups: list[list[str]]
-    ) -> None:
-        """Send the layout `number` of the files; the orders of saves and snapshots name it."""
-        layout: Message = {"do": "layout", "number": number, "bytes": size, "slices": slices}
-        layout |= {"stateless": stateless, "groups": groups}
+    def use_layout(self, layout: NewLayout) -> None:
+        """Send a layout of the files, which the orders of saves and snapshots name."""
         self._layouts = [*self._layouts, layout][-LAYOUTS_KEPT:]
         self._send(layout)
 
-    def use_frozen(self, memory: SharedMemory, size: int, slices: dict[str, list[Any]]) -> None:
+    def use_frozen(self, memory: SharedMemory, size: int, slices: TensorSlices) -> None:
         """No COMMIT names this rank's frozen weights: they are to be written with the next save."""
-        order: Message = {"do": "frozen", "memory": memory.size, "bytes": size, "slices": slices}
-        self._frozen = order, memory.descriptor
+        self._frozen = NewFrozen(memory=memory.size, bytes=size, slices=slices), memory.descriptor
         self._send(*self._frozen)
 
     def frozen_is_named(self, step: int, tell: bool) -> None:
@@ -151,27 +162,28 @@ class UploadProcess:
         and that the process does not know it yet.
         """
         if tell or self._frozen is not None:
-            self._frozen = {"do": "frozen-named", "step": step}, None
+            self._frozen = FrozenNamed(step=step), None
         if tell and self._frozen is not None:
             self._send(*self._frozen)
 
-    def send_save(self, save: Message) -> None:
+    def send_save(self, save: SaveOrder) -> None:
         self._save, self._lives_left, self.sent = save, LIVES_PER_SAVE, 0
         self._send(save)
 
-    def poll(self, timeout_seconds: float = 0.0) -> Message | None:
-        """The outcome of the save in flight, when there is one. Starts a new process where the old one died."""
+    def poll(self, timeout_seconds: float = 0.0) -> SaveResult | None:
+        """The result of the save in flight, when there is one. Starts a new process where the old one died."""
         try:
             while (message := self._channel.receive(timeout_seconds)) is not None:
                 timeout_seconds = 0.0  # progress is no reason to wait longer than was asked
-                if message["event"] == "ready":
-                    self.ready, self.refused = True, message["refused"]
-                if self._save is None or message.get("seq") != self._save["seq"]:
+                if isinstance(message, UploadReady):
+                    self.ready, self.refused = True, message.refused
+                elif self._save is None:
                     continue
-                if message["event"] == "outcome":
+                elif isinstance(message, SaveProgress) and message.seq == self._save.seq:
+                    self.sent += message.sent
+                elif isinstance(message, SaveResult) and message.seq == self._save.seq:
                     self._save = None
                     return message
-                self.sent += message["sent"]
         except ChannelClosed:
             return self._replace()
         return None
@@ -183,7 +195,7 @@ class UploadProcess:
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Say that what is in the memory is not wanted any more, and see the process end."""
-        self._send({"do": "end"})
+        self._send(EndOrder())
         self._channel.close()
         try:
             self._process.wait(timeout_seconds)
@@ -193,7 +205,7 @@ class UploadProcess:
         if self._listener is not None:
             self._listener.close()
 
-    def _replace(self) -> Message | None:
+    def _replace(self) -> SaveResult | None:
         """A new process with all that the old one was told; the save in flight starts again, a limited number of
         times."""
         self._channel.close()
@@ -207,25 +219,25 @@ class UploadProcess:
             return None
         self._lives_left -= 1
         if self._lives_left > 0:
-            self._send(self._save | {"again": True})
+            self._send(replace(self._save, again=True))
             return None
         error = (
             f"the upload process died {LIVES_PER_SAVE} times, the last time with exit code {code}; see this rank's log"
         )
         failed, self._save = self._save, None
-        self._send(failed | {"again": True, "failed": error})  # for rank 0 to know
-        return {"event": "outcome", "seq": failed["seq"], "step": failed["step"], "committed": False, "error": error}
+        self._send(replace(failed, again=True, failed=error))  # for rank 0 to know
+        return SaveResult(seq=failed.seq, step=failed.step, error=error)
 
-    def _received(self) -> list[tuple[Message, int | None]]:
-        messages: list[tuple[Message, int | None]] = []
+    def _received(self) -> list[tuple[SaveMessage, int | None]]:
+        messages: list[tuple[SaveMessage, int | None]] = []
         for slot, memory in self._memories.items():
-            messages.append(({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor))
+            messages.append((NewMemory(slot=slot, bytes=memory.size), memory.descriptor))
         messages += [(layout, None) for layout in self._layouts]
         if self._frozen is not None:
             messages.append(self._frozen)
         return messages
 
-    def _send(self, message: Message, descriptor: int | None = None) -> None:
+    def _send(self, message: SaveMessage, descriptor: int | None = None) -> None:
         try:
             self._channel.send(message, descriptor)
         except ChannelClosed:  # poll notices, and the next process is told all of it

@@ -16,19 +16,38 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from muster.contract.checkpoint import FileEntry, frozen_key, shard_key
 from muster.contract.names import STEP_LOG, Env
-from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
 from muster.storage.opening import open_store
 from muster.storage.store import Store
-from muster.trainer.checkpoint.channel import ChannelClosed, Message, MessageChannel
+from muster.trainer.checkpoint.channel import ChannelClosed
 from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, SaveCoordinator, SavedJob
-from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.messages import (
+    EndOrder,
+    FrozenNamed,
+    NewFrozen,
+    NewLayout,
+    NewMemory,
+    PeerHello,
+    PriorityRequest,
+    SaveChannel,
+    SaveMessage,
+    SaveOrder,
+    SaveProgress,
+    SaveResult,
+    ShareReport,
+    StepChosen,
+    StepsLeft,
+    StepTimes,
+    TensorSlices,
+    UploadInit,
+    UploadReady,
+)
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT, left_in
 from muster.trainer.launch.process_control import die_with_adopter, has_adopter, name_process
@@ -41,7 +60,7 @@ STEP_LOG_BYTES_BEFORE = 1 << 20
 class FrozenShare:
     """This rank's part of the weights that are never trained, while no COMMIT names it."""
 
-    def __init__(self, memory: SharedMemory, size: int, slices: dict[str, list[Any]]) -> None:
+    def __init__(self, memory: SharedMemory, size: int, slices: TensorSlices) -> None:
         self._memory, self.data, self.slices = memory, memory.view(size), slices
         self.entry: FileEntry | None = None  # where it was written; None before that
 
@@ -51,24 +70,20 @@ class FrozenShare:
 
 
 class ShareUploader:
-    """Saves what its rank orders.
+    """Uploader of a rank's share of each save. `listener` is the socket on which the coordinator meets the other ranks'
+    uploaders; None but on rank 0."""
 
-    `init` is the rank's first message {uri, rank, world_size, job_uid, attempt, fence, token, coordinator, identity,
-    keep, entries}, in which `coordinator` is [host, port]. `listener` is the socket on which the uploader of rank 0
-    meets the others; None on the other ranks.
-    """
-
-    def __init__(self, rank_process: MessageChannel, init: Message, listener: socket.socket | None) -> None:
+    def __init__(self, rank_process: SaveChannel, init: UploadInit, listener: socket.socket | None) -> None:
         self._to_rank, self._init = rank_process, init
-        self._rank, self._world = int(init["rank"]), int(init["world_size"])
-        self._store: Store = open_store(init["uri"])
+        self._rank, self._world = init.rank, init.world_size
+        self._store: Store = open_store(init.uri)
         self._memories: dict[int, SharedMemory] = {}
-        self._layouts: dict[int, Message] = {}
+        self._layouts: dict[int, NewLayout] = {}
         self._frozen: FrozenShare | None = None
         self._frozen_named = False  # by a COMMIT
-        self._cache = node_cache(init["uri"], init["job_uid"])
+        self._cache = node_cache(init.uri, init.job_uid)
         self._coordinator = self._make_coordinator(listener) if self._rank == 0 else None
-        self._peer: MessageChannel | None = None
+        self._peer: SaveChannel | None = None
         self._rank_is_dead = False
         self._committed_records: list[str] = []  # of the newest step that was committed
         self._records_from = 0  # the byte of the log of steps behind which they are written, if they are
@@ -76,7 +91,7 @@ class ShareUploader:
     def warm_up(self) -> str | None:
         """Make ready for the first save. Returns why the store will take none, where it says so for good."""
         refused: str | None = None
-        if (entries := self._entries) is not None:
+        if (entries := self._init.entries) is not None:
             entries.register()
         try:
             self._store.warm_up()
@@ -102,40 +117,39 @@ class ShareUploader:
                 self._save_what_is_left()
                 self._write_missing_records()
 
-    def _obey(self, order: Message | None) -> bool:
+    def _obey(self, order: SaveMessage | None) -> bool:
         """Do what the rank orders. False means that there is nothing more to do."""
-        assert order is not None
-        if order["do"] == "memory":
-            self._attach(int(order["slot"]), self._to_rank.take_descriptor(), int(order["bytes"]))
-        elif order["do"] == "layout":
-            self._layouts = dict([*self._layouts.items(), (int(order["number"]), order)][-LAYOUTS_KEPT:])
-        elif order["do"] == "frozen":
-            memory = SharedMemory.attach(self._to_rank.take_descriptor(), int(order["memory"]))
-            self._use_frozen(FrozenShare(memory, int(order["bytes"]), order["slices"]), named=False)
-        elif order["do"] == "frozen-named":
-            self._use_frozen(None, named=True)
-            if self._coordinator is not None:
-                self._coordinator.use_frozen(int(order["step"]))
-        elif order["do"] == "save":
-            outcome = self._save(order)
-            self._notify_rank(outcome)
-            if outcome["committed"] and self._coordinator is not None:
-                self._coordinator.collect(order["step"])
-        return bool(order["do"] != "end")
+        match order:
+            case NewMemory():
+                self._attach(order.slot, self._to_rank.take_descriptor(), order.bytes)
+            case NewLayout():
+                self._layouts = dict([*self._layouts.items(), (order.number, order)][-LAYOUTS_KEPT:])
+            case NewFrozen():
+                memory = SharedMemory.attach(self._to_rank.take_descriptor(), order.memory)
+                self._use_frozen(FrozenShare(memory, order.bytes, order.slices), named=False)
+            case FrozenNamed():
+                self._use_frozen(None, named=True)
+                if self._coordinator is not None:
+                    self._coordinator.use_frozen(order.step)
+            case SaveOrder():
+                result = self._save(order)
+                self._notify_rank(result)
+                if result.committed and self._coordinator is not None:
+                    self._coordinator.collect(order.step)
+        return not isinstance(order, EndOrder)
 
     def _save_what_is_left(self) -> None:
         """Commit the newest step that the memories of all ranks hold, if there is one and it is worth it."""
         deadline, self._rank_is_dead = time.monotonic() + AFTER_CRASH_SECONDS_MAX, True
         leftovers = [(slot, left_in(memory)) for slot, memory in self._memories.items()]
-        whole = ((slot, order) for slot, order in leftovers if order is not None and order["layout"] in self._layouts)
-        orders = {order["step"]: order | {"slot": slot} for slot, order in whole}
-        left = {str(step): [order["seq"], order.get("at", 0.0)] for step, order in orders.items()}
-        step = self._agree_on(left)
+        whole = ((slot, order) for slot, order in leftovers if order is not None and order.layout in self._layouts)
+        orders = {order.step: replace(order, slot=slot) for slot, order in whole}
+        step = self._agree_on({step: (order.seq, order.at) for step, order in orders.items()})
         if step not in orders:
             return
-        outcome = self._save(orders[step] | {"deadline_seconds": deadline - time.monotonic()})
+        result = self._save(replace(orders[step], deadline_seconds=deadline - time.monotonic()))
         if self._coordinator is not None:
-            how = "committed from" if outcome["committed"] else f"not committed ({outcome['error']}) from"
+            how = "committed from" if result.committed else f"not committed ({result.error}) from"
             print(f"step {step} was {how} what the ranks left in memory", file=sys.stderr, flush=True)
 
     def _write_missing_records(self) -> None:
@@ -154,62 +168,61 @@ class ShareUploader:
             sys.stdout.write(missing)
             sys.stdout.flush()
 
-    def _agree_on(self, left: Message) -> int | None:
+    def _agree_on(self, left: StepTimes) -> int | None:
         """The step that all ranks save now that they are dead; None where no step can be saved."""
         if self._coordinator is not None:
             return self._coordinator.choose(0, left, OTHERS_SECONDS_MAX)
         try:
             if self._peer is None:
                 self._peer = self._connect(1.0)
-            self._peer.send({"left": left})
+            self._peer.send(StepsLeft(left=left))
             deadline = time.monotonic() + OTHERS_SECONDS_MAX
             while (answer := self._peer.receive(max(deadline - time.monotonic(), 0))) is not None:
-                if answer["event"] == "chosen":
-                    return None if answer["step"] is None else int(answer["step"])
+                if isinstance(answer, StepChosen):
+                    return answer.step
         except (ChannelClosed, OSError):  # rank 0's is gone: nobody can commit
             pass
         return None
 
-    def _notify_rank(self, message: Message) -> None:
+    def _notify_rank(self, message: SaveMessage) -> None:
         with contextlib.suppress(ChannelClosed):  # it has died: what is under way is finished first
             self._to_rank.send(message)
 
-    def _save(self, order: Message) -> Message:
-        started, deadline = time.monotonic(), time.monotonic() + float(order["deadline_seconds"])
+    def _save(self, order: SaveOrder) -> SaveResult:
+        started, deadline = time.monotonic(), time.monotonic() + order.deadline_seconds
         records_from = max(0, _step_log_bytes() - STEP_LOG_BYTES_BEFORE)
-        key = shard_key(order["step"], self._init["attempt"], self._rank, self._world)
-        again = bool(order.get("again"))
-        if again and self._coordinator is not None and self._coordinator.committed(order["step"], key):
-            return {"event": "outcome", "seq": order["seq"], "step": order["step"], "committed": True, "error": None}
-        if not again:
+        key = shard_key(order.step, self._init.attempt, self._rank, self._world)
+        if order.again and self._coordinator is not None and self._coordinator.committed(order.step, key):
+            return SaveResult(seq=order.seq, step=order.step, committed=True)
+        if not order.again:
             self._let_others_go_first(order)
         with self._copy_to_cache(key, order) as copied:
-            report = {"seq": order["seq"], "step": order["step"], "again": again} | self._write(key, order)
+            report = self._write(key, order)
             if self._coordinator is not None:
                 self._coordinator.report(0, report)
-                outcome = self._coordinator.settle(order, deadline)
+                result = self._coordinator.settle(order, deadline)
             else:
-                outcome = self._ask(report, deadline)
-        if outcome["committed"] and (entries := self._entries) is not None:
+                result = self._ask(report, deadline)
+        if result.committed and (entries := self._init.entries) is not None:
             try:
-                entries.reveal(order["step"])
+                entries.reveal(order.step)
             except OSError as error:
-                outcome |= {"committed": False, "error": f"{entries.watched}: {error}"}
-        if outcome["committed"]:
-            self._committed_records, self._records_from = list(order.get("records", ())), records_from
+                result = replace(result, committed=False, error=f"{entries.watched}: {error}")
+        if result.committed:
+            self._committed_records, self._records_from = list(order.records), records_from
             if self._cache is not None and copied.is_set():
-                self._cache.drop_all_but(order["step"], frozen_too=self._frozen is not None)
+                self._cache.drop_all_but(order.step, frozen_too=self._frozen is not None)
             self._use_frozen(None, named=self._frozen is not None or self._frozen_named)
-        written = sum(part["file"]["bytes"] for part in (report, report.get("frozen")) if part and "file" in part)
-        return outcome | {"bytes": written, "seconds": time.monotonic() - started}
+        written = sum(file.bytes for file in (report.file, report.frozen_file) if file is not None)
+        return replace(result, bytes=written, seconds=time.monotonic() - started)
 
     @contextlib.contextmanager
-    def _copy_to_cache(self, key: str, order: Message) -> Iterator[threading.Event]:
+    def _copy_to_cache(self, key: str, order: SaveOrder) -> Iterator[threading.Event]:
         """Keep a copy on the node while the block runs; the copying is over before the memory may be used again. The
         event that is given is set where there is a whole copy.
         """
         done = threading.Event()
-        if self._cache is None or order.get("failed"):
+        if self._cache is None or order.failed:
             yield done
             return
         cache, data, frozen = self._cache, self._file(order), self._frozen
@@ -228,112 +241,113 @@ class ShareUploader:
             copy.join()
             data.release()
 
-    def _write(self, key: str, order: Message) -> Message:
-        """The report on this rank's file: written and verified, or why not."""
-        if order.get("failed"):
-            return {"error": order["failed"]}
+    def _write(self, key: str, order: SaveOrder) -> ShareReport:
+        """Write and verify this rank's file, and return the report on it."""
+        report = ShareReport(seq=order.seq, step=order.step, again=order.again, error=order.failed)
+        if order.failed:
+            return report
 
-        def told(sent: int) -> None:
-            self._notify_rank({"event": "progress", "seq": order["seq"], "sent": sent})
+        def progress(sent: int) -> None:
+            self._notify_rank(SaveProgress(seq=order.seq, sent=sent))
 
-        layout = self._layouts[order["layout"]]
+        layout, frozen = self._layouts[order.layout], self._frozen
         try:
-            entry = self._store.write(key, self._file(order), told)
-            self._store.verify(entry)
-            report = {"file": entry.model_dump(mode="json"), "slices": layout["slices"]}
-            if (frozen := self._frozen) is not None:
-                if frozen.entry is None:
-                    written = self._store.write(self._frozen_key(order), frozen.data, told)
-                    self._store.verify(written)
-                    frozen.entry = written
-                report["frozen"] = {"file": frozen.entry.model_dump(mode="json"), "slices": frozen.slices}
-            if (entries := self._entries) is not None:
-                entries.add_shards(order["step"], key)
+            file = self._store.write(key, self._file(order), progress)
+            self._store.verify(file)
+            if frozen is not None and frozen.entry is None:
+                written = self._store.write(self._frozen_key(order), frozen.data, progress)
+                self._store.verify(written)
+                frozen.entry = written
+            if (entries := self._init.entries) is not None:
+                entries.add_shards(order.step, key)
         except (StoreError, OSError) as error:
-            return {"error": str(error), "refused": isinstance(error, Refused)}
-        rest = {"stateless": layout["stateless"], "groups": layout["groups"], "rng": order["rng"]}
-        return report | rest | {"frozen_named": self._frozen_named}
+            return replace(report, error=str(error), refused=isinstance(error, Refused))
+        return replace(
+            report,
+            file=file,
+            slices=layout.slices,
+            stateless=layout.stateless,
+            groups=layout.groups,
+            rng=order.rng,
+            frozen_file=frozen.entry if frozen is not None else None,
+            frozen_slices=frozen.slices if frozen is not None else {},
+            frozen_named=self._frozen_named,
+        )
 
-    def _frozen_key(self, order: Message) -> str:
+    def _frozen_key(self, order: SaveOrder) -> str:
         """Return the key of this rank's frozen weights, which may not be written yet."""
         if self._frozen is not None and self._frozen.entry is not None:
             return self._frozen.entry.key
-        return frozen_key(order["step"], self._init["attempt"], self._rank, self._world)
+        return frozen_key(order.step, self._init.attempt, self._rank, self._world)
 
     def _use_frozen(self, frozen: FrozenShare | None, named: bool) -> None:
         if self._frozen is not None:
             self._frozen.close()
         self._frozen, self._frozen_named = frozen, named
 
-    def _let_others_go_first(self, order: Message) -> None:
+    def _let_others_go_first(self, order: SaveOrder) -> None:
         """Leave the store to ranks whose nodes are about to go, until they have written or the time for it is over."""
-        ranks, seconds = order.get("first", ()), float(order.get("first_seconds", 0))
-        if not ranks or self._rank in ranks or order.get("failed"):
+        ranks, seconds = order.first, order.first_seconds
+        if not ranks or self._rank in ranks or order.failed:
             return
         if self._coordinator is not None:
-            return self._coordinator.wait_for(order["seq"], ranks, seconds)
+            return self._coordinator.wait_for(order.seq, ranks, seconds)
         try:
             if self._peer is None:
                 self._peer = self._connect(seconds)
-            self._peer.send({"seq": order["seq"], "first": ranks, "first_seconds": seconds})
+            self._peer.send(PriorityRequest(seq=order.seq, first=ranks, first_seconds=seconds))
             self._peer.receive(seconds)
         except (ChannelClosed, OSError):  # then all go at once, and the report is sent over a new connection
             self._peer = None
 
-    def _ask(self, report: Message, deadline: float) -> Message:
-        """Report to rank 0 and wait for the outcome, through lost connections and a replaced coordinator."""
+    def _ask(self, report: ShareReport, deadline: float) -> SaveResult:
+        """Report to rank 0 and wait for the result, through lost connections and a replaced coordinator."""
         while (left := deadline - time.monotonic()) > 0:
             try:
                 if self._peer is None:
                     self._peer = self._connect(left)
                 self._peer.send(report)
                 while (answer := self._peer.receive(max(deadline - time.monotonic(), 0))) is not None:
-                    if answer.get("event") == "outcome" and answer.get("seq") == report["seq"]:
+                    if isinstance(answer, SaveResult) and answer.seq == report.seq:
                         return answer
             except (ChannelClosed, OSError):
                 if self._peer is not None:
                     self._peer.close()
                 if self._rank_is_dead:  # so is rank 0, and nobody replaces its process
                     break
-                self._peer, report = None, report | {"again": True}
+                self._peer, report = None, replace(report, again=True)
                 time.sleep(0.05)
         error = "rank 0 did not say in time whether the checkpoint was committed"
-        return {"event": "outcome", "seq": report["seq"], "step": report["step"], "committed": False, "error": error}
+        return SaveResult(seq=report.seq, step=report.step, error=error)
 
-    def _connect(self, timeout_seconds: float) -> MessageChannel:
-        host, port = self._init["coordinator"]
-        connection = socket.create_connection((host, int(port)), timeout=min(timeout_seconds, 5))
+    def _connect(self, timeout_seconds: float) -> SaveChannel:
+        connection = socket.create_connection((self._init.host, self._init.port), timeout=min(timeout_seconds, 5))
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = MessageChannel(connection)
-        channel.send({"token": self._init["token"], "rank": self._rank})
+        channel = SaveChannel(connection)
+        channel.send(PeerHello(token=self._init.token, rank=self._rank))
         return channel
-
-    @property
-    def _entries(self) -> Entries | None:
-        message = self._init.get("entries")
-        return None if message is None else Entries.from_message(message)
 
     def _attach(self, slot: int, descriptor: int, size: int) -> None:
         if slot in self._memories:
             self._memories.pop(slot).close()
         self._memories[slot] = SharedMemory.attach(descriptor, size)
 
-    def _file(self, order: Message) -> memoryview:
-        return self._memories[order["slot"]].view(int(self._layouts[order["layout"]]["bytes"]))
+    def _file(self, order: SaveOrder) -> memoryview:
+        return self._memories[order.slot].view(self._layouts[order.layout].bytes)
 
     def _make_coordinator(self, listener: socket.socket | None) -> SaveCoordinator:
-        init: dict[str, Any] = self._init
+        init = self._init
         job = SavedJob(
-            identity=init["identity"],
-            job_uid=init["job_uid"],
-            attempt=int(init["attempt"]),
-            fence=init["fence"],
-            world_size=self._world,
-            keep=Keep.model_validate(init["keep"]),
-            entries=self._entries,
+            identity=init.identity,
+            job_uid=init.job_uid,
+            attempt=init.attempt,
+            fence=init.fence,
+            world_size=init.world_size,
+            keep=init.keep,
+            entries=init.entries,
         )
-        return SaveCoordinator(self._store, job, listener, init["token"])
+        return SaveCoordinator(self._store, job, listener, init.token)
 
 
 def _step_log_bytes() -> int:
@@ -350,15 +364,15 @@ def main(parent: int, connection: socket.socket) -> None:
         signal.signal(number, signal.SIG_IGN)
     die_with_adopter(parent)
     name_process("muster-upload")
-    channel = MessageChannel(connection)
+    channel = SaveChannel(connection)
     with contextlib.suppress(ChannelClosed):
         init = channel.receive()
-        assert init is not None
-        listener = socket.socket(fileno=channel.take_descriptor()) if init["rank"] == 0 else None
+        assert isinstance(init, UploadInit)
+        listener = socket.socket(fileno=channel.take_descriptor()) if init.rank == 0 else None
         uploader = ShareUploader(channel, init, listener)
         refused = uploader.warm_up()
         with contextlib.suppress(ChannelClosed):  # the rank has died already: what it left is saved all the same
-            channel.send({"event": "ready", "refused": refused})
+            channel.send(UploadReady(refused=refused))
         uploader.run()
 
 
