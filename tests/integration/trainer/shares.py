@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from tests.integration.trainer.gangs import ARCHITECTURE, training
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.base import parse
 from muster.contract.checkpoint import DataCursor
 from muster.contract.evaluation_config import Generation
@@ -41,6 +42,7 @@ DIVISIONS = {
     "a rank with another's share": (DataParallel(2, (0, 1), shares_per_rank=2), DataParallel(2, (), shares_per_rank=2)),
     "three shares on two ranks": (DataParallel(3, (0, 2), shares_per_rank=2), DataParallel(3, (1,), shares_per_rank=2)),
 }
+DROPOUT = Adapter(rank=4, alpha=64.0, targets=("all-linear",), dropout=0.2)
 
 
 class Numbered:
@@ -63,8 +65,8 @@ class Numbered:
 def trained(config: TrainingConfig, ranks: RankPosition, division: DataParallel, directory: Path) -> dict[str, Any]:
     """What this rank saw of STEPS steps: numbers by step, the samples that it computed, and the held-out loss."""
     device = torch.device("cpu")
-    randomness.seed(config.seed, ranks.rank)
-    model_of = DecoderModel(config.model.shape, None)  # type: ignore[arg-type]
+    randomness.seed(ranks.rank)  # nothing may depend on it
+    model_of = DecoderModel(config.model.shape, DROPOUT)  # type: ignore[arg-type]
     layout = dataclasses.replace(sharding.plan(model_of, config, ranks, 1 << 33), division=division)
     model = sharding.ParallelModel(model_of, config, layout, ranks, device)
     step = TrainStep(config, STEPS, model, ranks, RankState(directory, 1, ranks.rank, 0.0))
@@ -105,6 +107,7 @@ def main() -> None:
             model={"architecture": ARCHITECTURE},
             batch={"tokensPerStep": 6 * LENGTH, "microBatch": 1},
             parallel={"shard": shard},
+            neftuneNoiseAlpha=5.0,
         )
         config = parse(TrainingConfig, document, "training")
         for name, held in DIVISIONS.items():

@@ -54,6 +54,8 @@ def test_frozen_weights_own_rates_and_noise_go_on_bit_for_bit(tmp_path: Path) ->
 
     assert computed(stopped, 1, 2) == computed(calm, 1)
     assert [r.loss for r in whole.steps(1)] == pytest.approx([r.loss for r in calm.steps(1)], abs=1e-4)
+    # The noise of a sample is the same on two ranks and on one.
+    assert [r.loss for r in moved.steps(1, 2, 3)] == pytest.approx([r.loss for r in calm.steps(1)], rel=1e-5)
     every = {**samples(moved, 1, 2, 2), **samples(moved, 2, 1, 2), **samples(moved, 3, 2, 2)}
     assert every == samples(calm, 1, 2, 2)
 

@@ -82,13 +82,15 @@ def test_three_ranks_go_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_two_ranks_then_one_then_two_use_every_sample_once_in_the_same_order(tmp_path: Path) -> None:
-    """Of texts and of conversations, on one set of ranks: to start them takes most of the time."""
+    """Of texts, with noise that is drawn, and of conversations, on one set of ranks: to start them takes most of the
+    time."""
     chat = write_chat(tmp_path / "chat.jsonl")
     texts = training(
         write_corpus(tmp_path / "corpus"),
         batch={"tokensPerStep": 512, "microBatch": 4},
         length={"steps": 30},
         parallel={"shard": "fsdp"},
+        neftuneNoiseAlpha=5.0,
     )
     chats = training(
         chat,

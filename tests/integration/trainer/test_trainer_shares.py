@@ -1,4 +1,5 @@
-"""A data-parallel share is not a rank: whoever computes which share of a step's samples, the numbers are the same."""
+"""A data-parallel share is not a rank: whoever computes which share of a step's samples, the numbers are the same,
+those drawn for dropout and for noise too."""
 
 import json
 import os

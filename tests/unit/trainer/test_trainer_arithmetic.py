@@ -276,7 +276,7 @@ def test_random_states_come_back_through_json() -> None:
     assert (random.random(), random.gauss(0, 1), torch.rand(4).tolist(), numpy.random.rand(3).tolist()) == expected
 
 
-def test_ranks_have_different_random_numbers() -> None:
+def test_other_keys_give_other_random_numbers() -> None:
     randomness.seed(5, 0)
     first = torch.rand(3).tolist()
     randomness.seed(5, 1)

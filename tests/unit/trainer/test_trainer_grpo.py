@@ -214,7 +214,8 @@ def rollouts(
     data: Any = Data()
     ids = tuple(number for number in (40, 43) if (number - 40) // 3 % division.size in division.shares)
     blank = TokenBatch.of([unscored_row([1], 32, PAD)])
-    step = StepBatch((blank,) * (len(ids) + division.blank_shares), DataCursor(seed=11, epoch=0, sample=44), ids, 9)
+    rows = len(ids) + division.blank_shares
+    step = StepBatch((blank,) * rows, DataCursor(seed=11, epoch=0, sample=44), ids, 9, tuple(range(rows)))
     return RolloutMaker(given, data, scoring, module, writer, PAD, judge), step
 
 

@@ -188,7 +188,7 @@ class SaveCoordinator:
                     {"parameters": names, "settings": settings}
                     for names, settings in zip(by_rank[0].groups, order.settings, strict=True)
                 ),
-                "rng": tuple(report.rng for report in by_rank),
+                "rng": tuple(report.rng for report in by_rank if report.rng),
             }
         )
         self._see_all(files)

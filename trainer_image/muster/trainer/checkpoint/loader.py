@@ -96,15 +96,13 @@ def resume(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     report: Callable[[str], None],
-    check: Callable[[Commit], None] = lambda commit: None,
 ) -> Commit:
     """Load the newest commit that verifies, of those up to step `at_most`. Collective.
 
     A commit that was set aside earlier, and verifies now, is put back first, and tried also where it is newer: when
     `at_most` was chosen nobody could see it. A commit that does not verify is set aside (quarantine/), one that
     somebody has just removed, that the store does not give, that a newer Muster wrote or that is of another model
-    is passed over, and the one before it is tried; `report` is told each time, on rank 0. `check` raises
-    DamagedCommit for a commit that this rank can't go on from; it is asked before a tensor is touched. Raises what
+    is passed over, and the one before it is tried; `report` is told each time, on rank 0. Raises what
     `load` raises, and CheckpointError where no commit is left.
     """
     store = open_store(folder)
@@ -114,7 +112,7 @@ def resume(
             store,
             _candidates(store, at_most, group, report),
             at_most,
-            lambda step: _load(store, step, weights, trained, group, buffer, check, own=True),
+            lambda step: _load(store, step, weights, trained, group, buffer, own=True),
             report if group.rank == 0 else None,
         )
 
@@ -126,7 +124,6 @@ def _load(
     trained: Trained | None,
     group: ControlGroup,
     buffer: SharedBuffer,
-    check: Callable[[Commit], None] = lambda commit: None,
     own: bool = False,
     without: frozenset[str] = frozenset(),
     attached: dict[str, torch.Tensor] | None = None,
@@ -137,7 +134,6 @@ def _load(
     with _all_or_none(group):
         if trained is not None:
             expect_whole_state(commit, *trained, f"{store.uri} step {step}")
-        check(commit)
     settings = settings_to_adopt(commit, *trained, f"{store.uri} step {step}") if trained is not None else []
     state = state_to_fill(commit, *trained) if trained is not None else {}
     if attached is not None:

@@ -42,6 +42,8 @@ class StepBatch:
     # Epoch × samples per epoch + index of each sample, in the order of `micro`; unscored rows have none.
     sample_ids: tuple[int, ...]
     tokens: int  # inputs that are not padding
+    # The number, within the step of all ranks, of each batch's first row: its name, whichever rank computes it.
+    first_rows: tuple[int, ...]
     wait_seconds: float = 0.0  # how long next() had to wait
 
 
@@ -130,6 +132,10 @@ class RankLoader:
             cursor=advanced(cursor, self._samples_per_step, per_epoch),
             sample_ids=tuple((cursor.epoch + later) * per_epoch + index for later, index in at),
             tokens=sum(int(np.count_nonzero(sample.documents != PADDING)) for sample in samples),
+            first_rows=(
+                *self._mine[:: self._micro_batch],
+                *(self._samples_per_step + blank for blank in range(self._blanks)),
+            ),
         )
 
     def _blank(self, cursor: DataCursor, pin: bool) -> TokenBatch:

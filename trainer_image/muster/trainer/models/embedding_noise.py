@@ -13,7 +13,7 @@ def add_noise(embedding: nn.Module, alpha: float) -> None:
     """Have a module that looks tokens up, [B, T, dim], add noise while it is training: uniform within
     alpha / sqrt(T × dim), as transformers does it.
 
-    It is drawn by torch's own generator, whose state is in every commit. To be called before the model is sharded.
+    It is drawn by torch's own generator, which each pass seeds. To be called before the model is sharded.
     """
 
     def with_noise(module: nn.Module, _: Any, embedded: Tensor) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -173,8 +172,7 @@ class RankTrainer:
                 self.reference = self._compute_reference()
             self.rank_state.resumed(0, None, None)
             return
-        check = functools.partial(randomness.must_be_restorable, rank=self.ranks.rank, world=self.ranks.world)
-        commit = resume(self.run.folder, self.origin.resume.step, module, self.step.optimizer, say, check)
+        commit = resume(self.run.folder, self.origin.resume.step, module, self.step.optimizer, say)
         must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
         for second in self.step.second.values():
             second.must_be(commit.state)
@@ -186,7 +184,6 @@ class RankTrainer:
         self.best.restore(commit.state.get("best", {}))
         self.rank_state.steps.skipped = self.step.guard.skipped
         self.rank_state.steps.skipped_samples = self.step.guard.skipped * self.run.training.samples_per_step()
-        randomness.restore(randomness.of_rank(commit, self.ranks.rank, self.ranks.world))
         self.rank_state.resumed(commit.step, commit.committed_at, self.best.step)
         self.checkpoints.begin(commit, module)
         if self.step.guard.doubtful:
@@ -234,7 +231,7 @@ class RankTrainer:
                 **({} if self.reference is None else {"reference": self.reference}),
                 **{key: entry for second in self.step.second.values() for key, entry in second.state.items()},
             },
-            rng=randomness.state(),
+            rng={},  # every pass seeds the generators itself
             metrics={"loss": record.loss} | record.values | evaluated,
             best=best,
             records=self.reporter.unwritten(),

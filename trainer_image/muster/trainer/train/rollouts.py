@@ -68,7 +68,9 @@ class RolloutMaker:
         made = self._rewarded(rows[:own], written[:own], judged)
         micro = self._micro(rows, written, made, batch.micro[0].tokens.device)
         tokens = sum(len(row.ids) + len(answer.tokens) for row, answer in zip(rows[:own], written, strict=False))
-        return replace(batch, micro=micro, tokens=tokens)
+        size = self._training.batch.micro_batch
+        firsts = tuple(batch.first_rows[row // each] * each + row % each for row in range(0, len(rows), size))
+        return replace(batch, micro=micro, tokens=tokens, first_rows=firsts)
 
     def watch(self, values: dict[str, float], say: Callable[[str], None]) -> None:
         """Say so where rewards don't differ for a while. `values` is what a step reported."""

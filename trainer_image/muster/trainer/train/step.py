@@ -14,6 +14,7 @@ from torch import Tensor
 
 from muster.contract.checkpoint import DataCursor
 from muster.contract.training import TrainingConfig
+from muster.trainer.checkpoint import randomness
 from muster.trainer.config import RankPosition
 from muster.trainer.data import RankLoader, StepBatch
 from muster.trainer.errors import NumericError
@@ -99,18 +100,21 @@ class TrainStep:
             doing.does("rollouts")
             batch = self.rollouts.of(batch)
         passes = self._config.grpo.iterations if self._config.grpo else 1
-        skipped = [self._learn(number, batch, lambda: StepRequests(False, False, False))[-1] for _ in range(passes - 1)]
-        report, loss, norm, rate, why = self._learn(number, batch, requests)
+        skipped = [
+            self._learn(number, batch, lambda: StepRequests(False, False, False), done)[-1]
+            for done in range(passes - 1)
+        ]
+        report, loss, norm, rate, why = self._learn(number, batch, requests, passes - 1)
         self.last_seconds = time.perf_counter() - began
         return self._outcome(number, batch, report, loss, norm, rate, why if all(skipped) else "")
 
     def _learn(
-        self, number: int, batch: StepBatch, requests: Callable[[], StepRequests]
+        self, number: int, batch: StepBatch, requests: Callable[[], StepRequests], done: int
     ) -> tuple[StepReport, float, float, float, str]:
-        """One update by the batch. Returns what all ranks reported, loss, gradient norm and learning rate, and why
-        nothing was learnt."""
+        """One update by the batch, which `done` updates were made by already. Returns what all ranks reported, loss,
+        gradient norm and learning rate, and why nothing was learnt."""
         doing = self._rank_state.activity
-        packed = self._backward(batch, requests)
+        packed = self._backward(number, batch, requests, done)
         gradients = self.model.gradients()
         doing.does("meeting")
         report = all_reduce_step_report(
@@ -154,7 +158,7 @@ class TrainStep:
             values=report.values,
         )
 
-    def _backward(self, batch: StepBatch, requests: Callable[[], StepRequests]) -> PackedReport:
+    def _backward(self, number: int, batch: StepBatch, requests: Callable[[], StepRequests], done: int) -> PackedReport:
         """Forward and backward over the micro-batches. Returns this rank's report, which is packed before the last
         backward pass; where every rank will have all gradients, it is added up behind that pass."""
         # Gradients are averaged over ranks, and their sum is wanted.
@@ -164,6 +168,8 @@ class TrainStep:
         doing = self._rank_state.activity
         for index, micro in enumerate(batch.micro):
             last = index == len(batch.micro) - 1
+            # Dropout and noise depend on the rows alone, so they are the same whichever rank computes a pass, and when.
+            randomness.seed(self._config.seed, number, batch.first_rows[index], done)
             with self.model.micro_step(last):
                 doing.does("forward")
                 with self._timer.working() if index == 0 else contextlib.nullcontext():
