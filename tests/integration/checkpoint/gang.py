@@ -160,10 +160,11 @@ def identity(order: dict[str, Any]) -> Any:
 
 
 def build(shard: str, seed: int, extra: bool = False, frozen: bool = False, ours: bool = False) -> tuple[Any, Any]:
-    """A small net with a tied head, shapes that few world sizes divide, and an integer buffer; and its AdamW.
+    """A small net with a tied head, shapes that no world size divides, and an integer buffer; and its AdamW.
 
-    frozen: only the norms are trained. ours: by the trainer's own AdamW. With `tensor` each block is split over two
-    ranks by columns and rows, as tensor parallelism does, and sharded by FSDP over the two halves of a gang of four.
+    frozen: only the norms are trained. ours: by the trainer's own AdamW, in a net whose shapes tensor parallelism can
+    divide by two. With `tensor` each block is split over two ranks by columns and rows, as tensor parallelism does, and
+    sharded by FSDP over the two halves of a gang of four.
     """
     import torch
     import torch.distributed as dist
@@ -171,11 +172,13 @@ def build(shard: str, seed: int, extra: bool = False, frozen: bool = False, ours
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    width = 14 if ours else 13
+
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.LayerNorm(16)
-            self.up, self.down = nn.Linear(16, 14), nn.Linear(14, 16, bias=False)
+            self.up, self.down = nn.Linear(16, width), nn.Linear(width, 16, bias=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + self.down(torch.relu(self.up(self.norm(x))))
