@@ -20,6 +20,7 @@ from sqlalchemy import func, or_, select
 from muster.api.app import create_app as create_api
 from muster.api.core import drafting
 from muster.api.core.access import checked, find_job
+from muster.api.core.access import may_act as may_act_in
 from muster.api.core.attempts.routes import list_attempts
 from muster.api.core.callers import Principal, Scope, bearer
 from muster.api.core.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
@@ -51,6 +52,7 @@ from muster.api.core.why.routes import explain_job
 from muster.api.data.exports.routes import fetch_export
 from muster.api.data.inspections.routes import get_data_report
 from muster.api.data.samples.routes import list_samples
+from muster.api.sweeps import routes as sweep_routes
 from muster.api.tenants.authentication import COOKIE, CallerAuthentication, form_token
 from muster.api.tenants.projects import routes as project_routes
 from muster.api.tenants.projects.service import ProjectRequest
@@ -266,6 +268,26 @@ async def samples(services: Services, caller: Principal, job_id: str) -> dict[st
 async def act(services: Services, caller: Principal, job_id: str, verb: str) -> None:
     """Cancel, suspend or resume. Raises ApiError as the API's routes do, and KeyError for another verb."""
     await VERBS[verb](services, caller, job_id)
+
+
+async def sweeps(services: Services, caller: Principal, cursor: str | None) -> dict[str, Any]:
+    """A page of the sweeps, newest first, and the cursor of the next one."""
+    return document_of(await sweep_routes.list_sweeps(services, caller, JOBS_PER_PAGE, cursor))
+
+
+async def sweep(services: Services, caller: Principal, name: str) -> dict[str, Any]:
+    """The sweep of that id, else the newest of that name. Raises ApiError sweep_not_found."""
+    named = document_of(await sweep_routes.list_sweeps(services, caller, 1, None, None, name))["items"]
+    return document_of(await sweep_routes.get_sweep(services, caller, named[0]["id"] if named else name))
+
+
+async def cancel_sweep(services: Services, caller: Principal, sweep_id: str) -> None:
+    await sweep_routes.cancel_sweep(services, caller, sweep_id)
+
+
+def may_act_on_sweep(caller: Principal, document: dict[str, Any]) -> bool:
+    """Return whether to offer actions on the sweep and its trials. The services that carry them out decide."""
+    return may_act_in(caller, document["project"], document["owner"]) and caller.may(Scope.WRITE)
 
 
 async def free_name(services: Services, row: JobRow) -> str:

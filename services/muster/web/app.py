@@ -26,6 +26,7 @@ from muster.web import (
     settings,
     sign_in,
     submit,
+    sweeps,
     webhooks,
 )
 from muster.web.api import ApiSettings, JobCluster, create_api
@@ -44,6 +45,7 @@ ROUTERS = (
     live.router,
     jobs.router,
     submit.router,
+    sweeps.router,
     settings.router,
     webhooks.router,
     compare.router,

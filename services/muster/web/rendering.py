@@ -26,6 +26,7 @@ from muster.web.session import form_token
 # Name of the page (for `aria-current`), its address, its words.
 NAVIGATION = (
     ("jobs", "/jobs", "Jobs"),
+    ("sweeps", "/sweeps", "Sweeps"),
     ("submit", "/submit", "Submit"),
     ("compare", "/compare", "Compare"),
     ("fleet", "/fleet", "Fleet"),

@@ -15,7 +15,7 @@ from muster.contract.proposal import JobWishes, ProposedJob
 from muster.documents.yaml_text import write_yaml
 
 FINE_TUNE, PRETRAIN = "fine-tune", "pretrain"
-METHODS = (("", "By the model's size"), ("lora", "LoRA adapter"), ("whole", "All weights"), ("qlora", "QLoRA (4 bits)"))
+METHODS = (("", "By model size"), ("lora", "LoRA adapter"), ("whole", "All weights"), ("qlora", "QLoRA (4 bits)"))
 MODELS = tuple(PRESETS)
 # Every field of the form, with what it holds before anybody has typed.
 FIELDS = {

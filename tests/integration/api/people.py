@@ -10,6 +10,8 @@ from typing import Any
 import httpx2
 from tests.integration.api.platform import Platform, document
 
+from muster.api.sweeps.examples import EXAMPLE_SWEEP
+
 PROJECTS = ("nlp", "cv")
 # Who they are in their project. `owner` submits its job, and `member` is another one.
 ROLES = {"viewer": "viewer", "member": "member", "owner": "member", "maintainer": "maintainer"}
@@ -60,11 +62,24 @@ class People:
         reply = await self.here.client.put(place, json={"role": role}, headers=self.admin)
         assert reply.status_code == 200, reply.text
 
+    async def sweep(self, project: str) -> None:
+        """Let the project's owner create a sweep of one trial."""
+        body = sweep_document(f"{project}-sweep", project)
+        reply = await self.ask(f"{project}-owner", "POST", "/sweeps", json=body)
+        assert reply.status_code == 201, reply.text
+        self.sweeps[project] = str(reply.json()["id"])
+
     async def submit(self, person: str, name: str, project: str | None = None, **spec: Any) -> httpx2.Response:
         body = document(name, **spec)
         if project:
             body["metadata"]["labels"] = {"muster.dev/project": project}
         return await self.ask(person, "POST", "/jobs", json=body)
+
+
+def sweep_document(name: str, project: str) -> dict[str, Any]:
+    labels = {"muster.dev/project": project}
+    tried = {"parameters": {"training.seed": {"values": [1]}}, "search": "grid"}
+    return {**EXAMPLE_SWEEP, "metadata": {"name": name, "labels": labels}, "sweep": tried}
 
 
 def token_of(people: People, person: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.integration.api.openai_house import chat_file, models_file
-from tests.integration.api.people import People, bearer, settle
+from tests.integration.api.people import People, bearer, settle, sweep_document
 from tests.integration.api.platform import document, platform
 from tests.integration.api.rights import (
     ACTS,
@@ -34,7 +34,6 @@ from tests.integration.api.rights import (
 from muster.api.app import create_app
 from muster.api.core.callers import Scope
 from muster.api.core.settings import ApiSettings
-from muster.api.sweeps.examples import EXAMPLE_SWEEP
 
 RIGHTS: dict[str, dict[str, str] | None] = {
     "check_health": OPEN,
@@ -179,7 +178,7 @@ async def _settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         training_file = chat_file(tmp_path, examples=1)
         for project in ("nlp", "cv"):
             people.fine_tunes[project] = await _fine_tune(people, project, training_file)
-            people.sweeps[project] = await _sweep(people, project)
+            await people.sweep(project)
         await people.give("nlp", "robot", "member")
         await people.give("cv", "robot", "member")
         await people.ask("admin", "PUT", "/people/robot", json={"kind": "service"})
@@ -289,18 +288,6 @@ async def _fine_tune(people: People, project: str, training_file: str) -> str:
     return str(reply.json()["id"])
 
 
-async def _sweep(people: People, project: str) -> str:
-    reply = await people.ask(f"{project}-owner", "POST", "/sweeps", json=_sweep_document(f"{project}-sweep", project))
-    assert reply.status_code == 201, reply.text
-    return str(reply.json()["id"])
-
-
-def _sweep_document(name: str, project: str) -> dict[str, Any]:
-    labels = {"muster.dev/project": project}
-    tried = {"parameters": {"training.seed": {"values": [1]}}, "search": "grid"}
-    return {**EXAMPLE_SWEEP, "metadata": {"name": name, "labels": labels}, "sweep": tried}
-
-
 _counter = itertools.count()
 
 
@@ -309,7 +296,7 @@ def _body(operation: str, project: str, fine_tune: str, training_file: str) -> A
     job["metadata"]["labels"] = {"muster.dev/project": project}
     bodies: dict[str, Any] = {
         "submit_job": job,
-        "create_sweep": _sweep_document(f"try-{next(_counter)}", project),
+        "create_sweep": sweep_document(f"try-{next(_counter)}", project),
         "estimate_job": job,
         "inspect_job_data": job,
         "put_member": {"role": "viewer"},

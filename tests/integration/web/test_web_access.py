@@ -61,6 +61,10 @@ RIGHTS: dict[tuple[str, str], dict[str, str] | None] = {
     ("GET", "/live"): SEES,
     ("GET", "/jobs"): ANYBODY,
     ("POST", "/jobs/act"): ACTS,
+    ("GET", "/sweeps"): ANYBODY,
+    ("GET", "/sweeps/{sweep_id}"): SEES,
+    ("POST", "/sweeps/{sweep_id}/stop"): ACTS,
+    ("POST", "/sweeps/{sweep_id}/cancel"): ACTS,
     ("GET", "/submit"): ANYBODY,
     ("POST", "/submit"): SUBMITS,
     ("GET", "/settings"): ANYBODY,
@@ -134,6 +138,7 @@ async def people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
             await here.client.get(f"/api/v1/jobs/{found.jobs[project]}", headers=found.admin)
             here.commit(found.jobs[project], 20)
             await found.give(project, "robot", "member")
+            await found.sweep(project)
         await found.ask("admin", "PUT", "/people/robot", json={"kind": "service"})
         yield found
 
@@ -187,6 +192,7 @@ async def _ask(
         "{message_id}": message,
         "{name}": "hook",
         "{job_id}": job,
+        "{sweep_id}": people.sweeps[project],
         "{step}": "20",
         "{verb}": "pin" if "checkpoints" in path else "suspend",
         "{project}": project,
@@ -222,6 +228,7 @@ def _fields(people: People, path: str, project: str) -> dict[str, Any]:
     text = f"metadata: {{name: try-{next(_counter)}, labels: {{muster.dev/project: {project}}}}}\nspec: {_SPEC}\n"
     fields: dict[str, dict[str, Any]] = {
         "/jobs/act": {"verb": "suspend", "job": people.jobs[project], "next": "/jobs"},
+        "/sweeps/{sweep_id}/stop": {"trial": "1"},
         "/submit": {"verb": "submit", "document": text, "key": f"key-{next(_counter)}"},
         "/settings/tokens": {"name": "mine", "scope": "read", "project": project, "days": "1"},
         "/settings/projects": {"name": f"new-{next(_counter)}"},

@@ -9,6 +9,7 @@ from playwright.async_api import expect
 from tests.integration.api.people import settle
 from tests.integration.api.platform import served
 from tests.integration.web.pages import lived
+from tests.integration.web.test_web_sweeps import swept
 from tests.integration.web.watching import IN_CHROMIUM, WIDTHS, chromium, looking, must_look_well
 
 from muster.contract.names import LOG
@@ -27,7 +28,15 @@ async def test_every_page_in_light_and_dark_narrow_and_wide(tmp_path: Path) -> N
     async with served(tmp_path / "state", make=create_app) as (here, _), chromium() as browser:
         uid = await lived(here, message=HOSTILE + "y" * 1_000_000)
         other = await lived(here, "other-sft")
-        paths = ("/jobs", "/fleet", f"/compare?jobs={uid},{other}", *(f"/jobs/{uid}{path}" for path in PATHS))
+        sweep = (await swept(here))["id"]
+        paths = (
+            "/jobs",
+            "/fleet",
+            "/sweeps",
+            f"/sweeps/{sweep}",
+            f"/compare?jobs={uid},{other}",
+            *(f"/jobs/{uid}{path}" for path in PATHS),
+        )
         for scheme, width in (("light", 360), ("dark", 1920)):
             options = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
             async with looking(browser, here, **options) as watched:

@@ -21,6 +21,7 @@ pytestmark = IN_CHROMIUM
 PAGES = {
     "/jobs": "llama-sft",
     "/submit?example=pretrain-stdlib": "It would be queued",
+    "/sweeps": "No sweep yet",
     "/fleet": "Who waits for what",
     "/settings": "Members",
     "/settings/projects/default/webhooks": "Make a webhook",

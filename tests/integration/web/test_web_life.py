@@ -81,8 +81,12 @@ async def submit_by_the_form(page: Page, file: str) -> None:
     for field, value in (("steps", "100000"), ("sequence", "32"), ("lr", "0.001"), ("nodes", "2")):
         await page.locator(f"#{field}").fill(value)
     await expect(page.locator("#document")).to_have_value(re.compile(rf"source: {file}[\s\S]*nodes: 2"))
-    await page.locator("#document").press("Control+End")
-    await page.keyboard.type("  checkpoint: {every: 10, keep: {last: 1000}}\n")  # none goes between look and click
+    text = await page.locator("#document").input_value()
+    assert "    every: auto\n" in text
+    text = text.replace(
+        "    every: auto\n", "    every: 10\n    keep: {last: 1000}\n"
+    )  # none goes between look and click
+    await page.locator("#document").fill(text)
     await expect(page.locator("#plan h2")).to_have_text("It would start now")
     await page.get_by_role("button", name="Submit", exact=True).click()
     await expect(page.locator("h1")).to_contain_text("sums")
