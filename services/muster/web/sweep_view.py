@@ -59,8 +59,8 @@ class ParallelPicture:
 
 @dataclass(frozen=True)
 class ParameterWeight:
-    """Weight of a parameter, by how much it goes with the metric: `share` is from 0 to 1, over so many trials. `words` say which values
-    are better, where an order of them can say so."""
+    """Weight of a parameter: `share`, from 0 to 1, is how much it goes with the metric over so many trials. `words` say
+    which values are better, where an order of them can say so."""
 
     name: str
     short: str
