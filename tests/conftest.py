@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpcore2
+import httpx2
 import psutil
 import pytest
+from httpx2._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 # The machine's settings must not reach a test, nor a test the machine's accounts.
@@ -49,7 +51,9 @@ RUN_MARK = str(uuid.uuid4())
 os.environ["MUSTERTESTS_RUN"] = RUN_MARK
 
 # What a test has just told to end may need a moment.
-GRACE_SECONDS = 5
+GRACE_SECONDS = 60.0
+# What a request that names no time-out may take: as much as any wait of a test (tests/polling.py).
+REQUEST_SECONDS_MAX = 120.0
 
 
 # The seconds that each test file took when `make test ARGS=--record-durations` (or test-long) last wrote them down:
@@ -129,6 +133,17 @@ def certificates_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore2, "default_ssl_context", shared)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_requests() -> Iterator[None]:
+    """Let a request that names no time-out wait as long as any other wait of a test. Five seconds, which httpx2 gives
+    such a request, are less than a busy machine may stand still."""
+    default = httpx2.Timeout(REQUEST_SECONDS_MAX)
+    with pytest.MonkeyPatch.context() as patch:
+        for part in ("connect", "read", "write", "pool"):  # of the object that is the default of all its functions
+            patch.setattr(DEFAULT_TIMEOUT_CONFIG, part, getattr(default, part))
         yield
 
 

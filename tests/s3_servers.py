@@ -18,7 +18,7 @@ from pathlib import Path
 import boto3
 from botocore.config import Config
 
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.ports import free_port
 
 TOOLS = Path(sys.prefix) / "tools"
@@ -136,7 +136,7 @@ def _running(command: list[str], port: int) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(WAIT_SECONDS_MAX)
 
 
 def _answers(port: int) -> bool:
@@ -164,6 +164,6 @@ def silent_server() -> Iterator[str]:
             yield f"http://127.0.0.1:{server.getsockname()[1]}"
         finally:
             server.shutdown(socket.SHUT_RDWR)
-            thread.join(5)
+            thread.join()
             for connection in taken:
                 connection.close()

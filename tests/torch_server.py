@@ -19,9 +19,10 @@ from pathlib import Path
 import psutil
 
 from tests.fork_server import ForkedProcess, ForkServer, Order, Work, serve
+from tests.polling import WAIT_SECONDS_MAX
 
 ROOT = Path(__file__).parents[1]
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = WAIT_SECONDS_MAX
 _servers: list[tuple[ForkServer, subprocess.Popen[bytes]]] = []
 
 
