@@ -14,6 +14,7 @@ import pytest
 import yaml
 from openai.types.fine_tuning import FineTuningJob
 from tests.integration.api.platform import BASE, Platform, platform
+from tests.polling import WAIT_SECONDS_MAX
 
 TRAINING = {
     "model": {"preset": "muster-1m"},
@@ -85,7 +86,7 @@ async def openai_client(here: Platform, token: str = "unused", **options: Any) -
     """OpenAI's client, whose requests reach the app without a socket; `client.cutting` loses replies."""
     cutting = Cutting(httpx2.ASGITransport(app=here.app))
     async with (
-        httpx2.AsyncClient(transport=cutting, base_url=f"{BASE}/v1", timeout=30) as http,
+        httpx2.AsyncClient(transport=cutting, base_url=f"{BASE}/v1", timeout=WAIT_SECONDS_MAX) as http,
         openai.AsyncOpenAI(base_url=f"{BASE}/v1", api_key=token, http_client=http, **options) as client,
     ):
         client.cutting = cutting  # type: ignore[attr-defined]

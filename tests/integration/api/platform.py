@@ -30,7 +30,7 @@ from muster.api.core.settings import ApiSettings
 from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
 from muster.contract.layout import StateFolder
 from muster.contract.status import JobStatus, Phase
-from muster.local.cluster import LocalCluster
+from muster.local.cluster import LocalCluster, VersionConflict
 
 Answer = TypeVar("Answer")
 MakeApp = Callable[[ApiSettings, JobCluster | None], FastAPI]
@@ -123,12 +123,29 @@ class Platform:
     async def events(self, uid: str) -> list[str]:
         return [event["type"] for event in (await self.get(f"/jobs/{uid}/events"))["items"]]
 
+    async def no_more_housekeeping(self) -> None:
+        """Wait for the round with which it begins, and let no other do anything: what a test does of its work itself,
+        a round at the same moment would have done already."""
+        work = next(work for work in self.services.background.works if work.name == "housekeeping")
+
+        async def begun() -> bool:
+            return work.rounds > 0
+
+        await until(begun, "the first round of housekeeping")
+
+        async def idle() -> bool:
+            return False
+
+        work.step = idle
+
     def operate(self, uid: str, **changes: Any) -> JobStatus:
-        """Write a status, as the operator would."""
-        job = self.cluster.get(uid)
-        status = job.status.model_copy(update=changes)
-        self.cluster.write_status(uid, status, job.metadata.resource_version)
-        return status
+        """Write a status, as the operator would: once more where the relay has written the spec meanwhile."""
+        while True:
+            job = self.cluster.get(uid)
+            status = job.status.model_copy(update=changes)
+            with contextlib.suppress(VersionConflict):
+                self.cluster.write_status(uid, status, job.metadata.resource_version)
+                return status
 
     async def finish(self, uid: str, phase: Phase = Phase.SUCCEEDED) -> None:
         await self.handed_over(uid)

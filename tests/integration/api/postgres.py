@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.polling import WAIT_SECONDS_MAX
 
 _UNPRIVILEGED = ("postgres", "nobody")  # PostgreSQL refuses to run as root
-_START_SECONDS_MAX = 60.0
+_START_SECONDS_MAX = WAIT_SECONDS_MAX
 _PR_SET_PDEATHSIG = 1
 
 
@@ -56,7 +57,7 @@ class PostgresServer:
         """End it at once: whoever is connected hears nothing more, and what was committed is found when it starts."""
         assert self.process is not None
         self.process.send_signal(signal.SIGQUIT)
-        self.process.wait(30)
+        self.process.wait(WAIT_SECONDS_MAX)
 
     def tool(self, name: str, *words: str, stdin: bytes = b"") -> bytes:
         """What a program of the server's, such as pg_dump, writes."""

@@ -163,7 +163,7 @@ async def survived(state: Path, url: str, outages: list[Callable[[], Awaitable[N
     database = Database(ApiSettings(database_url=url).database, 60.0)
     await migrate(database)  # however slow the disk is
     await database.close()
-    async with served(state, database_url=url, database_timeout_seconds=2.0) as (here, _):
+    async with served(state, database_url=url, database_timeout_seconds=10.0) as (here, _):
         ended = asyncio.Event()
 
         async def submit(client: int) -> None:

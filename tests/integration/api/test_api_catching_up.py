@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 from tests.integration.api.platform import document, platform, until
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.core.cluster.cluster import FoundJob, LocalJobCluster
 from muster.api.core.database.tables import MirrorRow
@@ -74,7 +75,7 @@ async def test_a_cancel_goes_through_while_the_mirror_catches_up(tmp_path: Path,
     uids = [there.create(f"job-{number}", "default", spec, {}).metadata.uid for number in range(JOBS)]
     cluster = Relisted(there, uids[-1])
     async with platform(tmp_path, cluster, **options) as here:
-        await asyncio.wait_for(cluster.reached.wait(), 60)
+        await asyncio.wait_for(cluster.reached.wait(), WAIT_SECONDS_MAX)
         ready = await here.client.get("/readyz")
         assert ready.status_code == 503
         found = ready.json()["checks"]["mirror"]

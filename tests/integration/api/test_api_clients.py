@@ -82,7 +82,7 @@ console.log(data.id);
 
 
 def run(*command: str | Path, folder: Path) -> str:
-    done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.integration.api.platform import Platform, document, until
+from tests.polling import WAIT_SECONDS_MAX
 from tests.s3_servers import silent_server
 
 from muster.api.core.estimates.records import _record
@@ -91,7 +92,7 @@ async def test_storage_that_answers_nobody_holds_up_nothing_else(
         job["spec"]["training"] |= {"model": {"source": "s3://models/x"}}
         answers = await asyncio.gather(*(here.client.post("/api/v1/jobs:estimate", json=job) for _ in range(8)))
         assert {answer.json()["code"] for answer in answers} == {"model_unreadable"}
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 20) == "free"
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), WAIT_SECONDS_MAX) == "free"
 
 
 @pytest.mark.long

@@ -79,8 +79,8 @@ def more(load: Load, jobs: int, where: str) -> None:
 
 def refusal(url: str) -> str | None:
     """What a replica without a database says, once requests are refused with a time to retry and it is not ready."""
-    reply = httpx2.get(f"{url}/jobs", timeout=20)
-    ready = httpx2.get(url.replace("/api/v1", "/readyz"), timeout=20)
+    reply = httpx2.get(f"{url}/jobs")
+    ready = httpx2.get(url.replace("/api/v1", "/readyz"))
     if (reply.status_code, ready.status_code) != (503, 503) or "retry-after" not in reply.headers:
         return None
     assert not ready.json()["checks"]["database"]["ok"]

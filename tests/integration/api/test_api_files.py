@@ -377,6 +377,7 @@ async def test_an_upload_that_is_not_gone_on_with_is_dropped(local: Platform, mo
 
 @pytest.mark.both_databases
 async def test_a_ready_file_expires_when_no_live_job_reads_it_and_its_bytes_with_the_last(here: Platform) -> None:
+    await here.no_more_housekeeping()  # which would drop them, too
     read, over, stays = [
         await taken_in(here, (await upload(here, name=f"{name}.jsonl", lifetimeSeconds="3600"))["id"])
         for name in ("read", "over", "stays")

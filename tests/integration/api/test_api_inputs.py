@@ -97,6 +97,7 @@ async def test_a_clone_whose_input_was_removed_or_is_another_jobs_is_refused(her
 
 @pytest.mark.both_databases
 async def test_an_input_is_spared_by_retention_until_its_job_is_over(here: Platform) -> None:
+    await here.no_more_housekeeping()  # which would renew the mark
     base = await base_with(here, 10, 20)
     eval_id = (await submitted(here, program("eval", base={"job": "pretrain", "step": 10})))["id"]
     store, now = store_of(here, base), time.time()

@@ -118,8 +118,9 @@ async def test_who_can_not_look_says_why(here: Platform, monkeypatch: pytest.Mon
         raise AssertionError
 
     monkeypatch.setattr(inspections, "run_module", hangs)
-    monkeypatch.setattr(inspections, "SECONDS_MAX", 0.1)
-    status, kind, detail = await code()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(inspections, "SECONDS_MAX", 0.1)
+        status, kind, detail = await code()
     assert (status, kind) == (424, "inspection_unavailable")
     assert "longer than 0.1 s" in detail
 

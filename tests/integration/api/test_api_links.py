@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.api.people import bearer, settle
-from tests.integration.api.platform import platform
+from tests.integration.api.platform import platform, until
 
 from muster.api.core.callers import ANONYMOUS
 from muster.api.openai.chat.service import place_of
@@ -31,6 +31,11 @@ async def test_a_log_that_is_no_file_of_the_job_is_not_read(tmp_path: Path, plan
         for name in (LOG, STEP_LOG):
             (folder / name).symlink_to(token) if planted == "link" else os.mkfifo(folder / name)
         reader = people.headers["nlp-viewer"]
+
+        async def handed_over() -> bool:  # from then on its pages say the same of it
+            return bool((await people.ask("admin", "GET", f"/jobs/{uid}")).json()["handedOver"])
+
+        await until(handed_over, "the hand-over")
         for path, headers in (
             (f"/api/v1/jobs/{uid}/logs", {}),
             (f"/api/v1/jobs/{uid}/logs?tail=10", {}),

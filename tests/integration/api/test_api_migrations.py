@@ -11,6 +11,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 from tests.integration.api.platform import platform
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.core.database.db import Database
 from muster.api.core.database.migrate import alembic_config, migrate
@@ -22,7 +23,9 @@ from muster.contract.usage import HeldNodes
 
 
 def opened(url: str) -> Database:
-    return Database(ApiSettings(database_url=url).database, 10.0)
+    return Database(
+        ApiSettings(database_url=url).database, WAIT_SECONDS_MAX
+    )  # of six who make the tables at once, five wait
 
 
 def differences(connection: Connection) -> object:

@@ -94,4 +94,4 @@ async def test_news_that_come_while_a_stream_reads_end_its_next_wait() -> None:
     with there.following("job") as news:
         there.tell("job")  # between its read and its wait
         waiting = asyncio.create_task(news.wait(_FAR_SECONDS))
-        assert await asyncio.wait({waiting}, timeout=30) == ({waiting}, set())
+        assert await asyncio.wait({waiting}, timeout=WAIT_SECONDS_MAX) == ({waiting}, set())

@@ -69,7 +69,7 @@ def create(lose=0, **more):
     transport.lose = lose
     return jobs.create(model="tiny", training_file=training_file, **more)
 
-seen, deadline = {}, time.monotonic() + 240
+seen, deadline = {}, time.monotonic() + 600
 while True:
     tuned = jobs.retrieve(tuned.id if seen else tuned)
     for event in jobs.list_events(tuned.id, limit=3):  # newest first, page after page

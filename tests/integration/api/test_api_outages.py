@@ -91,7 +91,7 @@ async def test_sqlite_replaced_by_something_else(tmp_path: Path) -> None:
 async def on_postgres(tmp_path: Path, postgres: PostgresServer, migrated: str) -> AsyncIterator[tuple[Platform, str]]:
     name = postgres.new_database(migrated)
     url = postgres.url(name)
-    async with platform(tmp_path / "state", database_url=url, database_timeout_seconds=3.0) as here:
+    async with platform(tmp_path / "state", database_url=url, database_timeout_seconds=5.0) as here:
         yield here, name
 
 

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform, until
+from tests.polling import WAIT_SECONDS_MAX
 
+from muster.api.core.submission import operator_previews
 from muster.contract.preview import PATH
 from muster.contract.status import CheckpointStatus, GangStatus, Phase
 from muster.operator.local.nodes import VirtualNodes
@@ -21,6 +24,12 @@ from muster.operator.preview import PreviewHandler
 from muster.operator.server import HttpReply, HttpRequest, LoopLiveness, serve_pages
 
 TOKEN = "a-token-of-some-length"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the operator take its time, which the API gives up after some seconds."""
+    monkeypatch.setattr(operator_previews, "SECONDS_MAX", WAIT_SECONDS_MAX)
 
 
 @contextlib.asynccontextmanager

@@ -39,7 +39,7 @@ class Process:
 
     def end(self, sign: int) -> int:
         self.process.send_signal(sign)
-        return self.process.wait(20)
+        return self.process.wait(WAIT_SECONDS_MAX)
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def test_it_answers_and_its_log_is_json_with_request_ids(tmp_path: Path) -> None
 def test_it_ends_at_once_and_cleanly_with_a_stream_open(tmp_path: Path, sign: signal.Signals) -> None:
     with api(tmp_path) as process:
         uid = httpx2.post(f"{process.url}/api/v1/jobs", json=document()).json()["id"]
-        with httpx2.stream("GET", f"{process.url}/api/v1/jobs/{uid}/events?follow=true", timeout=30) as reply:
+        with httpx2.stream("GET", f"{process.url}/api/v1/jobs/{uid}/events?follow=true") as reply:
             lines = reply.iter_lines()
             while "event: job.created" not in next(lines):
                 pass
@@ -149,7 +149,7 @@ def test_a_request_whose_body_still_comes_is_answered_by_a_process_that_is_endin
     body = json.dumps(document()).encode()
     with api(tmp_path / "state") as process:
         host, port = process.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as begun:
+        with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS_MAX) as begun:
             head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             begun.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:50])
             httpx2.get(f"{process.url}/healthz")  # whoever asks after it is answered after it was heard
@@ -164,7 +164,7 @@ def test_a_request_whose_body_still_comes_is_answered_by_a_process_that_is_endin
             begun.sendall(body[50:])
             answer = begun.recv(65_536)
         assert answer.startswith(b"HTTP/1.1 201 "), answer
-        assert process.process.wait(20) == 0
+        assert process.process.wait(WAIT_SECONDS_MAX) == 0
 
     with api(tmp_path / "state") as process:
         assert [job["name"] for job in httpx2.get(f"{process.url}/api/v1/jobs").json()["items"]] == ["demo"]
@@ -189,11 +189,11 @@ def test_an_upload_at_once_comes_to_its_end_while_the_process_waits_to_end(
 
     with api(tmp_path / "state") as process, ThreadPoolExecutor(1) as pool:
         place = f"{process.url}/api/v1/files?name=words.jsonl&purpose=fine-tune"
-        sending = pool.submit(lambda: httpx2.post(place, content=slow(), timeout=60))
-        assert told.wait(20)
+        sending = pool.submit(lambda: httpx2.post(place, content=slow()))
+        assert told.wait(WAIT_SECONDS_MAX)
         httpx2.get(f"{process.url}/healthz")
         assert process.end(signal.SIGTERM) == 0
-        answer = sending.result(20)
+        answer = sending.result(WAIT_SECONDS_MAX)
     assert answer.status_code == 201, answer.text
     with api(tmp_path / "state") as process:
         (file,) = httpx2.get(f"{process.url}/api/v1/files").json()["items"]
@@ -208,7 +208,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
             assert httpx2.get(f"{process.url}/healthz").status_code == 200
             parent.kill()
             parent.wait()
-            assert process.process.wait(20) == 0
+            assert process.process.wait(WAIT_SECONDS_MAX) == 0
     finally:
         parent.kill()
         parent.wait()
@@ -232,7 +232,6 @@ def test_kill_dash_nine_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) 
                     f"http://127.0.0.1:{port}/api/v1/jobs",
                     json=document(name),
                     headers={"Idempotency-Key": name},
-                    timeout=10,
                 )
             except httpx2.TransportError:
                 stop.wait(0.01)
@@ -250,13 +249,13 @@ def test_kill_dash_nine_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) 
                 eventually(lambda before=before: len(answered) >= before + 5, "five more submissions")
                 if kill == 2:
                     stop.set()
-                    client.join(60)
+                    client.join(WAIT_SECONDS_MAX)
                     check(process.url, answered, tmp_path)
                 else:
                     process.end(signal.SIGKILL)
     finally:
         stop.set()
-        client.join(60)
+        client.join(WAIT_SECONDS_MAX)
 
 
 def check(url: str, answered: dict[str, str], state: Path) -> None:
@@ -296,7 +295,7 @@ def test_a_body_of_fifty_megabytes_is_never_held(tmp_path: Path) -> None:
         watcher.start()
         for chunked in (False, True):
             content = iter([b" " * 500_000] * 100) if chunked else b" " * 50_000_000
-            assert httpx2.post(url, content=content, headers=headers, timeout=60).status_code == 413
+            assert httpx2.post(url, content=content, headers=headers).status_code == 413
         done.set()
         watcher.join()
     assert max(peak) - before < 25_000_000

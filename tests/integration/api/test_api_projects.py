@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import text, update
 from tests.integration.api.people import People, bearer, settle
 from tests.integration.api.platform import Platform, document, frames, platform, served, until
+from tests.polling import WAIT_SECONDS_MAX
 
-from muster.api.core.database.recent import KEPT_SECONDS
 from muster.api.core.database.tables import TokenRow
 from muster.api.tenants.authentication import CallerAuthentication
 from muster.api.tenants.projects.quotas import QuotaWriter
@@ -298,7 +298,7 @@ async def test_a_stream_ends_when_its_reader_may_read_no_more(tmp_path: Path, lo
                 await expire(here, token["id"])
             else:
                 await people.ask("admin", "PUT", "/people/nlp-viewer", json={"disabled": True})
-            async with asyncio.timeout(20 * KEPT_SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
                 kinds = await told
         assert "end" not in kinds, "the job has not ended: its reader is sent away"
         again = await here.client.get(address, headers=bearer(token["token"]))
@@ -342,6 +342,7 @@ async def _all(reply: Any) -> list[str]:
 async def test_limits_are_written_down_for_who_goes_round_the_api_once_they_change(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await people.here.services.background.stop()  # which writes them, too
     written: list[dict[str, str]] = []
 
     async def write_limits(entries: dict[str, str]) -> None:
@@ -359,6 +360,8 @@ async def test_limits_are_written_down_for_who_goes_round_the_api_once_they_chan
 
 
 async def test_what_a_project_may_hold_reaches_the_operator_also_when_it_is_gone(people: People) -> None:
+    await people.here.services.background.stop()  # which hands them over, too
+
     async def put(limits: dict[str, Any]) -> dict[str, Any]:
         reply = await people.ask("admin", "PUT", "/projects/nlp", json={"limits": limits})
         assert reply.status_code == 200, reply.text

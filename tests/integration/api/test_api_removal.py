@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 from tests.integration.api.platform import Platform, document, platform, until
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.core.jobs import removal
 from muster.api.core.jobs.retention import drop_left, drop_old
 from muster.contract.status import Phase
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the cluster take its time to let go of a job."""
+    monkeypatch.setattr(removal, "GONE_SECONDS", WAIT_SECONDS_MAX)
 
 
 async def delete(here: Platform, uid: str, **asked: str) -> tuple[int, str]:

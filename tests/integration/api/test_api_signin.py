@@ -19,6 +19,8 @@ from tests.integration.api.platform import Platform, document, platform, served,
 from tests.oidc_provider import CLIENT, Provider, oidc_provider
 
 from muster.api.core.settings import ApiSettings
+from muster.api.data.files.arrivals import FilePlaces
+from muster.api.tenants.authentication import CallerAuthentication
 from muster.api.tenants.signin.provider import LEEWAY_SECONDS, REFETCH_SECONDS, ProviderUnreachable, SignInRefused
 from muster.api.tenants.signin.provider import IdentityProvider as Keys
 from muster.cli import login, signing_in
@@ -27,6 +29,7 @@ from muster.client import address, signed_in
 from muster.client.connection import Connection
 from muster.client.errors import NotAllowed
 
+HOUR = 3_600.0
 ROLES = {"ml": {"nlp": "member", "cv": "viewer"}, "leads": {"nlp": "maintainer"}, "platform": "admin"}
 OTHER = jwk.RSAKey.generate_key(2048, {"kid": "other", "use": "sig"})
 SHARED = jwk.OctKey.import_key("a secret that both would know, of more than 32 bytes")
@@ -258,7 +261,19 @@ async def test_refusals_say_why_and_tokens_of_ours_go_on(here: Platform, provide
     assert (await here.client.get("/api/v1/sign-in")).json()["issuer"] == provider.issuer
 
 
-async def test_a_stream_ends_with_its_sign_in_and_says_so(tmp_path: Path, provider: Provider) -> None:
+def pass_time(here: Platform, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Put this process's clock forward, also where it has been taken already, and nothing of a second ago counts."""
+    real = time.time
+    authentication = here.services[CallerAuthentication]
+    assert authentication.sign_in is not None
+    for owner, name in ((time, "time"), (authentication.sign_in._provider, "_clock")):
+        monkeypatch.setattr(owner, name, lambda: real() + seconds)
+    authentication.callers.forget()
+
+
+async def test_a_stream_ends_with_its_sign_in_and_says_so(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = tmp_path / "state"
     async with served(state, auth=True, **settings(provider)) as (here, _):
         here.headers = bearer(here.state.admin_token.read_text().strip())
@@ -266,31 +281,41 @@ async def test_a_stream_ends_with_its_sign_in_and_says_so(tmp_path: Path, provid
         body = document("ours")
         body["metadata"]["labels"] = {"muster.dev/project": "nlp"}
         job = (await here.client.post("/api/v1/jobs", json=body, headers=here.headers)).json()["id"]
-        token = provider.token(exp=int(time.time() - LEEWAY_SECONDS + 3))
+        token = provider.token(exp=int(time.time() + HOUR))
         path = f"/api/v1/jobs/{job}/events?follow=true"
         async with here.client.stream("GET", path, headers=bearer(token)) as reply:
             assert reply.status_code == 200
+            pass_time(here, monkeypatch, 2 * HOUR)
             async for _ in reply.aiter_lines():
                 pass
         again = await here.client.get(path, headers=bearer(token))
         assert (again.status_code, "the sign-in has expired" in again.json()["detail"]) == (401, True)
 
 
-async def test_an_upload_goes_on_with_a_new_sign_in_where_the_old_one_ended(tmp_path: Path, provider: Provider) -> None:
+async def test_an_upload_goes_on_with_a_new_sign_in_where_the_old_one_ended(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was being sent when the time was up still arrives; the rest is refused, and nothing that came is lost."""
     state = tmp_path / "state"
     async with served(state, auth=True, **settings(provider)) as (here, _):
         admin = bearer(here.state.admin_token.read_text().strip())
         await here.client.put("/api/v1/projects/nlp", json={}, headers=admin)
-        brief = bearer(provider.token(exp=int(time.time() - LEEWAY_SECONDS + 3)))
-        people = People(here, admin, headers={"brief": brief, "later": bearer(provider.token())})
-        path = f"/api/v1/files/{await people.upload('brief', 'nlp')}"
+        brief = bearer(provider.token(exp=int(time.time() + HOUR)))
+        later = bearer(provider.token(exp=int(time.time() + 9 * HOUR)))
+        people = People(here, admin, headers={"brief": brief, "later": later})
+        file_id = await people.upload("brief", "nlp")
+        path = f"/api/v1/files/{file_id}"
+
+        async def judged() -> bool:
+            return file_id in here.services[FilePlaces].staging._writing
 
         async def ended() -> bool:
             return (await people.ask("brief", "GET", "/me")).status_code == 401
 
         async def slowly() -> AsyncIterator[bytes]:
             yield b"0123"
+            await until(judged, "the request to be judged")
+            pass_time(here, monkeypatch, 2 * HOUR)
             await until(ended, "the end of the sign-in")
             yield b"45"
 

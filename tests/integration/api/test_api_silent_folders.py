@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.integration.api.platform import Platform
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.s3_servers import silent_server
 
 from muster.api.core import folder_threads
@@ -32,7 +32,8 @@ async def test_storage_of_one_job_that_answers_nobody_holds_up_no_other(
             f"/api/v1/jobs/{silent}/{what}" for what in ("checkpoints", "checkpoints/last", "data", "profiles") * 4
         ]
         answers = await asyncio.gather(*map(here.client.get, asked))
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 20) == "free"
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), WAIT_SECONDS_MAX) == "free"
+        monkeypatch.setattr(folder_threads, "SECONDS_MAX", WAIT_SECONDS_MAX)  # the other's answer may take its time
         told = (await here.client.get(f"/api/v1/jobs/{other}/checkpoints")).json()
         assert (told["items"], told["reason"]) == ([], None)
     for path, answer in zip(asked, answers, strict=True):
@@ -53,12 +54,15 @@ async def test_a_folder_takes_a_few_threads_and_gives_them_back(monkeypatch: pyt
 
     waited = await asyncio.gather(*(threads.run(FOLDER, work) for _ in range(9)), return_exceptions=True)
     assert {type(each) for each in waited} == {StorageSilent}
-    assert len(begun) == PER_FOLDER
+    await asyncio.to_thread(eventually, lambda: len(begun) == PER_FOLDER, "its threads to begin")
+    monkeypatch.setattr(folder_threads, "SECONDS_MAX", WAIT_SECONDS_MAX)
     assert await threads.run(OTHER, lambda: "another folder") == "another folder"
+    monkeypatch.setattr(folder_threads, "SECONDS_MAX", 0.1)
     with pytest.raises(StorageSilent, match=r"file:///commits/one: its storage did not answer within 0\.1 s"):
         await threads.run(FOLDER, lambda: "no thread is left")
+    assert len(begun) == PER_FOLDER
     hang.set()
-    monkeypatch.setattr(folder_threads, "SECONDS_MAX", 30.0)
+    monkeypatch.setattr(folder_threads, "SECONDS_MAX", WAIT_SECONDS_MAX)
     assert await threads.run(FOLDER, lambda: "free again") == "free again"
     with pytest.raises(ZeroDivisionError):
         await threads.run(FOLDER, lambda: 1 / 0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from tests.integration.api.platform import Frame, Platform, document, frames, platform, served, until
+from tests.integration.api.test_api_callers import for_ever
 from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.__main__ import ApiServer
@@ -202,6 +203,7 @@ async def test_the_streams_of_a_reader_ask_together_who_it_is(tmp_path: Path, mo
             caller = await look_up(session, TokenRow.hash == authentication.hash_of(token))
         assert caller is not None
         monkeypatch.setattr(authentication, "_look_up", counted)
+        for_ever(here)
         readers = [StreamReader(services, caller, "default") for _ in range(300)]
         assert all(await asyncio.gather(*(reader.may_read() for reader in readers)))
         assert len(looks) == 1
@@ -212,6 +214,7 @@ async def test_the_streams_of_a_reader_ask_together_who_it_is(tmp_path: Path, mo
 
 async def test_who_gets_no_connection_hears_that_the_api_is_busy(tmp_path: Path) -> None:
     async with platform(tmp_path / "state", database_timeout_seconds=0.2) as here:
+        await here.services.background.stop()  # whose turn might be now
         database = here.services.database
 
         async def take_all() -> None:

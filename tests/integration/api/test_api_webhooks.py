@@ -485,8 +485,15 @@ async def test_a_claim_that_ran_out_is_taken_up_under_the_same_id(
         await record(self, claimed, result)
 
     monkeypatch.setattr(DeliverySender, "_record", dies_once)
-    monkeypatch.setattr(delivering, "CLAIM_SECONDS", 0.2)
     await house.finish((await house.submit())["id"])
+    await told(house, hears, "/ok/died")
+
+    async def has_died() -> bool:
+        return bool(died)
+
+    await until(has_died, "the death")
+    async with house.services.database.write() as session:  # the time is up for which it is waited for
+        await session.execute(text("UPDATE webhook_deliveries SET next_at = 0"))
     messages = await told(house, hears, "/ok/died", 2)
     assert [message["headers"]["webhook-id"] for message in messages] == died * 2
     (delivery,) = await settled(house)
