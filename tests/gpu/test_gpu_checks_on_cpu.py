@@ -37,7 +37,7 @@ def test_a_block_mask_that_leaks_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 def line(*words: str) -> rehearsal.Line:
     """A line of the table, made as `make test-gpu` makes it: by a process of its own."""
     command = (sys.executable, "-m", "tests.gpu.rehearsal_item", *words, "cpu")
-    return rehearsal._run(Item("of a toy", command, seconds_max=300), Limits(time.monotonic() + 300, logs=None))
+    return rehearsal._run(Item("of a toy", command, seconds_max=800), Limits(time.monotonic() + 800, logs=None))
 
 
 @pytest.mark.long

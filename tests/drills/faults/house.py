@@ -39,8 +39,9 @@ HOOKS = Path(__file__).parent / "hooks"
 NODES, SPARES = 2, 2
 STEPS, COMMIT_EVERY = 120, 20
 SHAPE = {"dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 128, "vocabSize": 260, "maxPositions": 128}
-START_SECONDS_MAX = 60.0
-END_SECONDS_MAX = 240.0
+START_SECONDS_MAX = 300.0
+END_SECONDS_MAX = 600.0
+GONE_SECONDS_MAX = 60.0
 
 
 class Platform:
@@ -98,11 +99,11 @@ class Platform:
             send(self.processes(), signal.SIGCONT)
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(60)
+                self.process.wait(START_SECONDS_MAX)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + GONE_SECONDS_MAX
         while (left := platform_processes.of_state(self.state.root)) and time.monotonic() < deadline:
             time.sleep(0.1)
         platform_processes.end(left)
@@ -221,7 +222,7 @@ class Job:
                 raise RuntimeError(f"{self.name} is {status.phase}: {status.because}")
             return beat is not None and beat.step >= step and (beat.last_commit_step or 0) >= commit
 
-        eventually(there, f"step {step} of {self.name}", 120)
+        eventually(there, f"step {step} of {self.name}", END_SECONDS_MAX)
 
     def first_step_after(self, attempt: int) -> float | None:
         """When the first step of any later attempt was done."""
@@ -243,7 +244,7 @@ class Job:
     def order(self, rank: int, kind: str, **more: Any) -> float:
         """Have a rank do something to itself in its next step; when it began to."""
         done = self.leave_order(rank, kind, **more).with_suffix(".done.json")
-        eventually(done.exists, f"rank {rank} to take the order {kind}", 60)
+        eventually(done.exists, f"rank {rank} to take the order {kind}", START_SECONDS_MAX)
         return float(json.loads(done.read_text())["at"])
 
     def leave_order(self, rank: int, kind: str, **more: Any) -> Path:
@@ -266,7 +267,7 @@ class Job:
 
     def left_running(self) -> int:
         """Processes of the job that outlive it."""
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + GONE_SECONDS_MAX
         while (left := self._living()) and time.monotonic() < deadline:
             time.sleep(0.1)
         return left

@@ -7,7 +7,7 @@ from tests.drills.faults.scorecard import Results
 
 SHORT = {"exception"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def test_a_fault_is_judged_survived_and_accounted_for() -> None:

@@ -27,7 +27,7 @@ SHAPE = {"dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 128, "vocab
 STEPS = 1_000_000  # the drill ends it
 COMMIT_EVERY = 40  # steps: so that a notice now and then meets an upload in flight
 KEPT = 1_000_000  # checkpoints
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 400.0
 
 
 @dataclass
@@ -130,4 +130,4 @@ def _agent(house: House, node: str, imds: str) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)

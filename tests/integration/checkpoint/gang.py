@@ -13,13 +13,14 @@ from typing import Any
 
 from tests import torch_server
 from tests.fork_server import Order, end_with
+from tests.polling import WAIT_SECONDS_MAX
 
 VOCABULARY = 37
 SAMPLES_PER_STEP, SAMPLES_PER_EPOCH = 24, 100
 
 
 def run_gang(
-    world: int, shard: str, do: str, folder: str, timeout: float = 120, **options: Any
+    world: int, shard: str, do: str, folder: str, timeout: float = 4 * WAIT_SECONDS_MAX, **options: Any
 ) -> list[dict[str, Any]]:
     """What each rank says. Raises AssertionError with their words where one fails."""
     with tempfile.TemporaryDirectory() as meeting:
@@ -115,7 +116,7 @@ def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
         outcomes += saver.finished()
         if step == order.get("kill_uploader_at"):
             os.kill(saver._process.pid, 9)
-    outcomes += saver.drain(60)
+    outcomes += saver.drain(WAIT_SECONDS_MAX)
     saver.close()
     loader.close()
     return {"outcomes": [asdict(outcome) for outcome in outcomes], "digests": digests, "blocked": blocked, "ids": ids}

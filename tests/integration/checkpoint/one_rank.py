@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tests.integration.checkpoint import gang
+from tests.polling import WAIT_SECONDS_MAX
 from torch import nn
 
 from muster.contract.checkpoint import DataCursor
@@ -42,11 +43,11 @@ def trained(folder: str, steps: int) -> dict[int, dict[str, str]]:
             gang.step_once(model, optimizer, step)
             digests[step] = gang.digest(model, optimizer)
             saving.save(state(model, optimizer, step), emergency=True)
-            assert [(o.step, o.committed) for o in saving.drain(60)] == [(step, True)]
+            assert [(o.step, o.committed) for o in saving.drain(WAIT_SECONDS_MAX)] == [(step, True)]
     return digests
 
 
-def outcomes(saving: CheckpointSaver, seconds: float = 60) -> list[tuple[int, bool, str | None]]:
+def outcomes(saving: CheckpointSaver, seconds: float = WAIT_SECONDS_MAX) -> list[tuple[int, bool, str | None]]:
     return [_brief(outcome) for outcome in saving.drain(seconds)]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.integration.checkpoint.one_rank import saver, state
+from tests.polling import WAIT_SECONDS_MAX
 from torch import nn
 
 from muster.contract.checkpoint import Commit, OptimizerGroup
@@ -38,7 +39,7 @@ def test_a_schedule_goes_on_with_its_rate_and_the_weights_are_those_of_one_run(t
     with saver(tmp_path.as_uri()) as saving:
         train(model, optimizer, schedule, 5)
         saving.save(state(model, optimizer, 5), emergency=True)
-        assert [(o.step, o.committed) for o in saving.drain(60)] == [(5, True)]
+        assert [(o.step, o.committed) for o in saving.drain(WAIT_SECONDS_MAX)] == [(5, True)]
     (group,) = read_commit(tmp_path.as_uri(), 5).optimizer_groups
     assert group.parameters == ("weight", "bias")
     assert group.settings["lr"] == 0.125
@@ -58,14 +59,14 @@ def test_groups_are_matched_by_their_parameters(tmp_path: Path) -> None:
     with saver(tmp_path.as_uri()) as saving:
         train(model, optimizer, schedule, 1)
         saving.save(state(model, optimizer, 1), emergency=True)
-        saving.drain(60)
+        saving.drain(WAIT_SECONDS_MAX)
         model_2 = nn.Linear(4, 4)  # a group that comes later is saved too, with nothing else changed
         optimizer_2 = torch.optim.AdamW([{"params": [model_2.weight], "lr": 0.25}])
         saving.save(state(model_2, optimizer_2, 2), emergency=True)
-        saving.drain(60)
+        saving.drain(WAIT_SECONDS_MAX)
         optimizer_2.add_param_group({"params": [model_2.bias], "lr": torch.tensor(0.75)})
         saving.save(state(model_2, optimizer_2, 3), emergency=True)
-        saving.drain(60)
+        saving.drain(WAIT_SECONDS_MAX)
     groups = read_commit(tmp_path.as_uri(), 3).optimizer_groups
     assert [(each.parameters, each.settings["lr"]) for each in groups] == [(("weight",), 0.25), (("bias",), 0.75)]
     other, turned, _ = build(plain | {"weight_decay": 0.5}, decays | {"weight_decay": 0.5})
@@ -84,7 +85,7 @@ def test_a_rate_that_is_a_tensor_stays_one(tmp_path: Path) -> None:
         train(model, optimizer, schedule, 2)
         optimizer.param_groups[0]["made"] = len  # a function is the program's to make again
         saving.save(state(model, optimizer, 2), emergency=True)
-        saving.drain(60)
+        saving.drain(WAIT_SECONDS_MAX)
     model, optimizer, _ = build()
     rate = torch.tensor(0.5)
     optimizer.param_groups[0]["lr"] = rate

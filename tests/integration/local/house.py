@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.contract.layout import StateFolder
 from muster.contract.spec import parse_job
@@ -89,7 +89,7 @@ class House:
     def status(self, uid: str) -> JobStatus:
         return self.cluster.get(uid).status
 
-    def becomes(self, uid: str, *phases: Phase, timeout: float = 60) -> JobStatus:
+    def becomes(self, uid: str, *phases: Phase, timeout: float = 2 * WAIT_SECONDS_MAX) -> JobStatus:
         """The status once the job is in one of the phases; fails at once when it ends in another."""
 
         def there() -> JobStatus | None:

@@ -55,7 +55,7 @@ class Server:
         if self.process.poll() is not None:
             raise RuntimeError((self.folder / "log").read_text()[-3000:])
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=2) as reply:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=20) as reply:
                 return bool(reply.status == 200)
         except OSError:
             return False
@@ -130,6 +130,6 @@ class Prometheus(Server):
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         address = f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-        with urllib.request.urlopen(address, timeout=10) as reply:
+        with urllib.request.urlopen(address) as reply:
             found: list[dict[str, Any]] = json.load(reply)["data"]["result"]
         return found

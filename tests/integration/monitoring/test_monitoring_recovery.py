@@ -26,7 +26,7 @@ STALLED = {
             "rules": [
                 {
                     "alert": "GangStalled",
-                    "expr": "time() - muster_operator_job_last_step_timestamp_seconds > 5",
+                    "expr": "time() - muster_operator_job_last_step_timestamp_seconds > 15",
                     "labels": {"muster_action": "restart"},
                     "annotations": {"summary": "no step for {{ $value | humanizeDuration }}"},
                 }
@@ -46,7 +46,7 @@ def url(house: House) -> str:
 
 
 def counted(house: House, series: str) -> float:
-    with urllib.request.urlopen(f"{url(house)}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"{url(house)}/metrics") as reply:
         page = reply.read().decode()
     found = re.search(rf"^{re.escape(series)} (\S+)$", page, re.MULTILINE)
     return float(found[1]) if found else 0.0
@@ -57,7 +57,7 @@ def targets(house: House) -> dict[str, str]:
 
 
 def restarted_by_the_alert(house: House, uid: str) -> Any:
-    status = house.becomes(uid, Phase.SUCCEEDED, timeout=120)
+    status = house.becomes(uid, Phase.SUCCEEDED)
     assert (status.attempt, status.restarts.by_cause) == (2, {"hang": 1})
     assert house.never_two(uid)
     failure = status.last_failure
@@ -76,9 +76,7 @@ def test_a_stall_alert_restarts_the_gang(house: House, prometheus: Prometheus, a
     assert failure.message.startswith("GangStalled: no step for "), failure.message
     assert counted(house, 'muster_operator_alerts_total{outcome="taken"}') >= 1
     # Nobody steps any more, so the rule goes on about a job that is over.
-    eventually(
-        lambda: counted(house, 'muster_operator_alerts_total{outcome="job_gone"}'), "the alert to be ignored", 60
-    )
+    eventually(lambda: counted(house, 'muster_operator_alerts_total{outcome="job_gone"}'), "the alert to be ignored")
     assert house.status(uid).attempt == 2
 
 
@@ -127,9 +125,9 @@ def test_an_alert_about_a_node_restarts_the_gang(house: House, action: str, caus
     request = urllib.request.Request(f"{url(house)}/alerts", json.dumps({"alerts": [alert]}).encode())
     token = (house.state.root / "webhook-token").read_text().strip()
     request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=10) as reply:
+    with urllib.request.urlopen(request) as reply:
         assert json.load(reply) == {"taken": 1}
-    status = house.becomes(uid, Phase.SUCCEEDED, timeout=120)
+    status = house.becomes(uid, Phase.SUCCEEDED)
     assert (status.attempt, status.restarts.by_cause) == (2, {cause: 1})
     assert node not in status.attempts[-1].nodes
     assert house.never_two(uid)

@@ -48,7 +48,7 @@ def running(*words: str | Path, **environment: str) -> Iterator["subprocess.Pope
         yield process
     finally:
         process.kill()  # how they end is not asked here, and SeaweedFS takes its time
-        process.wait(30)
+        process.wait()
 
 
 @pytest.mark.long
@@ -79,7 +79,7 @@ def test_postgres() -> None:
     """By its socket: the tests' server has no port."""
     with postgres_server() as server:
         words = {"pg_isready": str(server.bin / "pg_isready"), "--host=127.0.0.1": f"--host={server.folder}"}
-        assert healthy("postgres", 5432, **words)
+        eventually(lambda: healthy("postgres", 5432, **words), "a healthy PostgreSQL")
         assert not healthy("postgres", free_port(), pg_isready=str(server.bin / "pg_isready"))
 
 

@@ -21,7 +21,7 @@ from muster.contract.signals import Heartbeat, StepRecord, WorkerExit
 
 Launcher: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 ARCHITECTURE = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "ffnDim": 64, "vocabSize": 260, "maxPositions": 32}
-PATIENCE_SECONDS = 200.0
+PATIENCE_SECONDS = 400.0
 HOOKS = Path(__file__).with_name("hooks")
 
 

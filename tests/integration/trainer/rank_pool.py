@@ -18,8 +18,8 @@ from tests.integration.trainer import many_runs
 from tests.polling import eventually
 from tests.ports import free_port
 
-PLAN_SECONDS_MAX = 500.0
-END_SECONDS_MAX = 20.0
+PLAN_SECONDS_MAX = 1_500.0
+END_SECONDS_MAX = 120.0
 KEPT_RANKS_MAX = 2  # larger pools are rare, and each rank takes 400 MB
 LOG_BYTES = 4_000
 

@@ -25,7 +25,7 @@ def begin(node: int, nodes: int, port: int, **more: str) -> "subprocess.Popen[st
 def test_a_gang_adds_up_before_it_trains() -> None:
     port = free_port()
     nodes = [begin(index, 2, port) for index in range(2)]
-    said = [process.communicate(timeout=100) for process in nodes]
+    said = [process.communicate(timeout=800) for process in nodes]
     assert [process.returncode for process in nodes] == [0, 0], said
     assert "4 ranks added up over gloo" in said[0][0]
 

@@ -12,7 +12,7 @@ from tests.processes import environment_of, others
 
 from muster.contract.names import Env
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def of_job(job: Job) -> list[psutil.Process]:

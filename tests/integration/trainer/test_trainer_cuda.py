@@ -15,7 +15,7 @@ from muster.trainer.models.init import initialize
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

@@ -13,7 +13,7 @@ from muster.contract.names import ExitCode
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint.quarantine import quarantine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from muster.contract.names import ExitCode
 from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 STEPS = 6
 GROUPS = [{"parameters": ["lm_head"], "lr": 1e-4, "weightDecay": 0.0}]

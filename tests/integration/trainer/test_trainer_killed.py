@@ -15,7 +15,7 @@ from tests.integration.trainer.test_trainer_rollouts import scorer_in
 from muster.contract.names import ExitCode
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 STEPS = 14
 # Dropout, so that a generator that is not where it was would show.

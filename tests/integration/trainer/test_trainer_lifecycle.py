@@ -20,7 +20,7 @@ from muster.storage.small_files import write_whole
 from muster.trainer.convert import generate
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def scraped(beat: Heartbeat) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{beat.metrics_port}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{beat.metrics_port}/metrics") as reply:
         text: str = reply.read().decode()
         return text
 

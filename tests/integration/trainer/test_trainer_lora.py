@@ -24,7 +24,7 @@ from muster.trainer.models.lora import attach
 from muster.trainer.train.optimizer import make_optimizer
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 STEPS = 14
 LORA = {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["q_proj", "v_proj", "down_proj"]}

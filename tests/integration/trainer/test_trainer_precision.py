@@ -14,7 +14,7 @@ from muster.trainer.checkpoint import read_commit
 from muster.trainer.convert.export import export
 from muster.trainer.convert.pieces import whole
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # Rows of 64 and 128 values, so that most moments are in eight bits; norms are not.
 SHAPE = {"dim": 64, "layers": 2, "heads": 4, "kvHeads": 2, "ffnDim": 128, "vocabSize": 260, "maxPositions": 32}

@@ -13,7 +13,7 @@ from muster.contract.objectives import REFERENCE_TASKS
 from muster.contract.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 LORA = {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["q_proj", "v_proj", "down_proj"], "dropout": 0.2}
 STEPS = 12

@@ -10,7 +10,7 @@ from tests.integration.trainer.gangs import Job, training, write_corpus
 from muster.contract.base import dump_json
 from muster.contract.profiles import PROFILES, REQUEST_KEY, Profile, ProfileRequest, RankProfile
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("shard", ["ddp", "fsdp"])

@@ -13,7 +13,7 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def deterministic(source: str, shard: str, steps: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from muster.contract.names import ExitCode
 from muster.trainer.models.scoring import ScoreHead
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj", "down_proj"]}
 STEPS = 12

@@ -9,7 +9,7 @@ from tests.integration.trainer.gangs import Job, Part, train_many, training, wri
 from muster.contract.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 STEPS = 30
 TOLERANCE = 1e-5

@@ -27,7 +27,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         for rank in range(2)
     ]
     try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=800)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
