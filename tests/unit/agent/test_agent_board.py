@@ -153,7 +153,7 @@ def page() -> Iterator[Callable[[str], tuple[int, bytes]]]:
     def get(path: str) -> tuple[int, bytes]:
         why["stuck"] = "nvml" if path.endswith("?stuck") else ""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}{path}") as reply:
                 return reply.status, reply.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()

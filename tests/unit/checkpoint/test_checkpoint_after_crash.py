@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.contract.checkpoint import FileEntry
 from muster.contract.names import STEP_LOG, Env
@@ -94,7 +95,7 @@ def report(rank: int, step: int = 5) -> ShareReport:
     return ShareReport(seq=step, step=step, file=file)
 
 
-def chosen(there: SaveCoordinator, by_rank: list[StepTimes], seconds: float = 20.0) -> list[int | None]:
+def chosen(there: SaveCoordinator, by_rank: list[StepTimes], seconds: float = WAIT_SECONDS_MAX) -> list[int | None]:
     """What each rank is told; the last to tell is rank 0."""
     answers: dict[int, int | None] = {}
 
@@ -131,7 +132,7 @@ def test_a_save_that_a_dead_rank_had_no_copy_of_ends_at_once(tmp_path: Path) -> 
     there = coordinator(tmp_path, world=2)
     there.report(0, report(0))
     threading.Timer(0.05, lambda: there.choose(1, left(4), 0.0)).start()
-    result = there.settle(ORDER, deadline=time.monotonic() + 60)
+    result = there.settle(ORDER, deadline=time.monotonic() + WAIT_SECONDS_MAX)
     assert (result.committed, result.error) == (False, "rank 1 died before its copy was whole")
 
 
@@ -144,15 +145,17 @@ def test_who_waits_for_a_save_that_rank_0_never_ordered_is_told_and_tells(tmp_pa
         peer.send(PeerHello(token="token", rank=1))
         peer.send(report(1))
         answers: list[int | None] = []
-        rank_0 = threading.Thread(target=lambda: answers.append(there.choose(0, left(4, 5), 20.0)))
+        rank_0 = threading.Thread(target=lambda: answers.append(there.choose(0, left(4, 5), WAIT_SECONDS_MAX)))
         rank_0.start()
-        assert peer.receive(20) == SaveResult(seq=5, step=5, error="rank 0 died before its copy was whole")
+        assert peer.receive(WAIT_SECONDS_MAX) == SaveResult(
+            seq=5, step=5, error="rank 0 died before its copy was whole"
+        )
         peer.send(StepsLeft(left=left(4, 5)))
-        assert peer.receive(20) == StepChosen(step=5)
+        assert peer.receive(WAIT_SECONDS_MAX) == StepChosen(step=5)
         rank_0.join()
         assert answers == [5]
         peer.send(report(1))  # this time it counts
-        there.wait_for(5, [1], 20.0)
+        there.wait_for(5, [1], WAIT_SECONDS_MAX)
         assert str(there.settle(ORDER, deadline=0.0).error).startswith("no report came from rank 0")
         peer.close()
 
@@ -291,7 +294,7 @@ def test_what_a_rank_left_is_saved_as_it_was_laid_out_although_nobody_hears_that
         env=os.environ | {LAUNCHER: str(os.getpid()), Env.WORKER_DIR: str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=3 * WAIT_SECONDS_MAX,
     )
     assert "step 2 was committed from what the ranks left in memory" in ended.stderr + ended.stdout
     lines = (tmp_path / STEP_LOG).read_text().splitlines()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import WSMsgType, web
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.cli import workers
 from muster.cli.cluster_connection import NamedCluster, connect_cluster
@@ -97,7 +98,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(WAIT_SECONDS_MAX)
     path = tmp_path_factory.mktemp("kube") / "config"
     document = {
         "apiVersion": "v1",

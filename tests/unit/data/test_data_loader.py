@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.contract.checkpoint import DataCursor
 from muster.trainer.config import DataParallel
@@ -209,7 +209,7 @@ def test_close_does_not_wait_for_steps_that_have_not_begun() -> None:
         eventually(lambda: loader._waiting[-1].cancelled(), "the steps that wait to be dropped")
     finally:
         gate.set()
-        closing.join(60)
+        closing.join(WAIT_SECONDS_MAX)
     assert dataset.asked == [0]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Authority
+from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.kubernetes.api_server import api_server, kubeconfig
 
 from muster.kube.client import ApiClient
@@ -19,7 +20,7 @@ from muster.operator.server import LoopLiveness, serve_pages
 
 def readyz(port: int) -> tuple[int, dict[str, str]]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=20) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -45,10 +46,10 @@ async def test_an_operator_that_the_api_server_does_not_answer_is_not_ready(tmp_
                     )  # fmt: skip
                     waiting = asyncio.create_task(leader.acquire())
                     if trusted is authority:
-                        assert await asyncio.wait_for(leaders.get(), 60) == "first"
+                        assert await asyncio.wait_for(leaders.get(), WAIT_SECONDS_MAX) == "first"
                         assert await asyncio.to_thread(readyz, pages.server_port) == (200, {"status": "ok"})
                     else:
-                        assert "CERTIFICATE_VERIFY_FAILED" in await asyncio.wait_for(troubles.get(), 60)
+                        assert "CERTIFICATE_VERIFY_FAILED" in await asyncio.wait_for(troubles.get(), WAIT_SECONDS_MAX)
                         status, told = await asyncio.to_thread(readyz, pages.server_port)
                         assert (status, told["because"].startswith(_BECAUSE)) == (503, True)
                         assert "CERTIFICATE_VERIFY_FAILED" in told["because"]

@@ -115,7 +115,7 @@ def test_the_command_line_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cluster = connect_cluster("it")
         try:
             url = f"{cluster.api.configuration.host}/version"
-            assert cluster.api.request("GET", url, _request_timeout=20).status == 200
+            assert cluster.api.request("GET", url, _request_timeout=120).status == 200
             used = cluster.api.rest_client.pool_manager.connection_pool_kw["ssl_context"]
             assert not used.verify_flags & ssl.VERIFY_X509_STRICT
             assert len(used.get_ca_certs()) == 1  # the cluster's alone, not the system's too

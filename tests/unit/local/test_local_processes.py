@@ -74,7 +74,7 @@ def test_many_starters_at_once_make_one_worker(state: StateFolder) -> None:
 def test_an_operator_that_dies_between_fork_and_record_is_followed_by_one_that_adopts(state: StateFolder) -> None:
     """The child ends as by kill -9 at the first moment at which a worker runs and no record of it exists."""
     died = subprocess.run(
-        [sys.executable, "-c", _DIES_BEFORE_THE_RECORD, str(state.root)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", _DIES_BEFORE_THE_RECORD, str(state.root)], capture_output=True, text=True
     )
     assert died.returncode == 9, died.stderr
     assert processes.read_record(state, KEY) is None

@@ -38,7 +38,7 @@ class Gone(list[WorkerKey]):
 async def state(tmp_path: Path) -> AsyncIterator[StateFolder]:
     state = StateFolder(tmp_path)
     yield state
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while left := [member.process for member in processes.scan(state)]:
         assert time.monotonic() < deadline
         processes.kill_all(left)
@@ -53,7 +53,7 @@ def start(state: StateFolder, key: WorkerKey, command: tuple[str, ...]) -> Worke
 
 
 async def size_becomes(state: StateFolder, key: WorkerKey, size: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while len(processes.members(processes.scan(state), key)) != size:
         assert time.monotonic() < deadline, f"waited for {size} processes of {key}"
         await asyncio.sleep(0.02)

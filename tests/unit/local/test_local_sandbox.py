@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.local.test_local_world import House, spec
 
 from muster.contract.base import dump_json
@@ -538,7 +539,7 @@ def test_what_a_job_has_processes_load_is_not_loaded_by_its_launcher(tmp_path: P
         }
         command = [sys.executable, "-m", "muster.trainer.launch"]
         with subprocess.Popen(command, env={**os.environ, **own, **ours, **orders}, cwd=tmp_path) as launcher:
-            proxy.settimeout(60)
+            proxy.settimeout(WAIT_SECONDS_MAX)
             asking, _ = proxy.accept()
             loaded = Path(f"/proc/{launcher.pid}/maps").read_text()
             launcher.kill()

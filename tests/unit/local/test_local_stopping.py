@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.operator import runner
 from muster.operator.core.observed import ObservedJob
@@ -46,6 +47,6 @@ async def test_news_and_the_end_at_the_same_moment(moment: int) -> None:
     for _ in range(moment):
         await asyncio.sleep(0)
     serving.cancel()
-    done, _ = await asyncio.wait([serving], timeout=20)
+    done, _ = await asyncio.wait([serving], timeout=WAIT_SECONDS_MAX)
     assert done, "still serving"
     assert serving.cancelled()

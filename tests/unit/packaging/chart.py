@@ -24,7 +24,7 @@ class Chart:
     def text(self, values: Values, *options: str) -> str:
         done = subprocess.run(
             [self.helm, "template", "muster", CHART, "--namespace", "muster-system", "--values", "-", *options],
-            input=json.dumps(values), capture_output=True, text=True, check=False, timeout=60,
+            input=json.dumps(values), capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         if done.returncode:
             raise Refused(done.stderr)

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.core.seen import NOW, beat, running, worker
 
 from muster.contract.signals import Signal, SignalKind
@@ -197,8 +198,8 @@ class Asker:
         self.hub = SignalHub({"u": 1}.get, lambda uid: None)
         self.prometheus = PrometheusPoller(url, self.hub, self.errors.append, lambda: "secret")
 
-    async def turn(self) -> Exception | None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.5)) as session:
+    async def turn(self, seconds: float = WAIT_SECONDS_MAX) -> Exception | None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=seconds)) as session:
             await self.prometheus.turn(session)
         return self.errors[-1]
 
@@ -263,7 +264,7 @@ async def test_a_slow_one_is_given_up(server: tuple[Server, str]) -> None:
         raise AssertionError
 
     fake.answer = never
-    assert isinstance(await Asker(url).turn(), TimeoutError)
+    assert isinstance(await Asker(url).turn(0.5), TimeoutError)
 
 
 async def test_too_large_an_answer_is_not_read_to_its_end(

@@ -153,7 +153,7 @@ def test_a_role_that_can_not_be_assumed(keys: pytest.MonkeyPatch, moto_s3: S3Ser
     began = time.monotonic()
     with pytest.raises(StoreError, match="can't read it: the store can't be reached"):
         store_at(moto_s3.url, role_arn=ROLE).read("commits/a")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 500
 
 
 @pytest.mark.parametrize("server", ["moto_s3", "rclone_s3"])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.contract.names import EXIT_RECORD, Env, ExitCode
 from muster.contract.signals import WorkerExit
@@ -47,7 +48,7 @@ def stopped(folder: Path, module: str, stubs: dict[str, str]) -> tuple[int, Work
     assert process.stdout is not None
     assert process.stdout.readline() == "here\n", process.communicate()[1]
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=3 * WAIT_SECONDS_MAX)
     record, message = ((folder / name).read_text() for name in (EXIT_RECORD, "message"))
     return process.returncode, WorkerExit.model_validate_json(record), WorkerExit.model_validate_json(message)
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.polling import WAIT_SECONDS_MAX
 from tests.ports import free_port
 
 from muster.agent.board import NoticeBoard
@@ -33,7 +34,7 @@ from muster.trainer.launch.notices import watch_notices
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
 watch_notices()
 print("listens", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -55,7 +56,7 @@ def listener(address: str, host: str = "") -> subprocess.Popen[str]:
 def test_a_notice_in_the_file_ends_the_wait_and_says_why(tmp_path: Path) -> None:
     process = listener(said(tmp_path, *OTHERS))
     said(tmp_path, *OTHERS, GOING)
-    _, told = process.communicate(timeout=20)
+    _, told = process.communicate(timeout=WAIT_SECONDS_MAX)
     assert process.returncode == 85
     assert "the node announces its end: taken back" in told
 
@@ -69,7 +70,7 @@ def test_what_is_no_announcement_ends_nothing(tmp_path: Path) -> None:
     said(tmp_path)
     assert process.poll() is None
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=WAIT_SECONDS_MAX)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -82,7 +83,7 @@ def test_the_agent_of_the_node_is_asked(host: str) -> None:
     try:
         process = listener(f"http://{{host}}:{server.server_address[1]}/notices", host)
         board.put("imds", (GOING,))
-        _, told = process.communicate(timeout=20)
+        _, told = process.communicate(timeout=WAIT_SECONDS_MAX)
         assert (process.returncode, "taken back" in told) == (85, True)
     finally:
         server.shutdown()
@@ -94,7 +95,7 @@ def test_where_no_agent_answers_training_goes_on() -> None:
     assert read(f"http://127.0.0.1:{free_port()}/notices") is None
     assert process.poll() is None
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=WAIT_SECONDS_MAX)
 
 
 @pytest.mark.parametrize(

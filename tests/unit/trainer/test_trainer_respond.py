@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.model_families import write_model
+from tests.polling import WAIT_SECONDS_MAX
 from transformers import AutoModelForCausalLM
 
 from muster.trainer.convert import generate, load_model, respond
@@ -98,7 +99,7 @@ def test_requests_are_answered_line_by_line_until_input_ends(
 
         def __iter__(self) -> Iterator[str]:  # type: ignore[override]
             yield from (json.dumps(request) for request in requests)
-            third.wait(60)
+            third.wait(WAIT_SECONDS_MAX)
 
     def tell(line: dict[str, Any]) -> None:
         told.append(line)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, RankFailure, StepRecord, TrainerPhase
@@ -141,7 +141,7 @@ def living(directory: Path, phase: TrainerPhase) -> "subprocess.Popen[str]":
 def test_asked_to_stop_where_ranks_can_agree(tmp_path: Path, phase: TrainerPhase, number: signal.Signals) -> None:
     process = living(tmp_path, phase)
     process.send_signal(number)
-    assert process.communicate(timeout=30)[0] == "stops at a boundary\n"
+    assert process.communicate(timeout=WAIT_SECONDS_MAX)[0] == "stops at a boundary\n"
     assert process.returncode == 0
 
 
@@ -149,7 +149,7 @@ def test_asked_to_stop_where_ranks_can_agree(tmp_path: Path, phase: TrainerPhase
 def test_asked_to_stop_before_the_first_step(tmp_path: Path, phase: TrainerPhase) -> None:
     process = living(tmp_path, phase)
     process.terminate()
-    assert process.communicate(timeout=30)[0] == ""
+    assert process.communicate(timeout=WAIT_SECONDS_MAX)[0] == ""
     assert process.returncode == ExitCode.PREEMPTED_NO_COMMIT
     failure = RankFailure.model_validate_json((tmp_path / "rank-0.failure.json").read_text())
     assert (failure.exit_code, failure.message) == (86, f"asked to stop in phase {phase.value}, before any new step")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.contract.base import InvalidDocument, dump_json
 from muster.contract.names import STEP_LOG, Env
@@ -113,7 +113,7 @@ def test_a_tracker_that_fails_for_a_while_misses_nothing(tmp_path: Path) -> None
     eventually(lambda: tracker.told == [1, 2, 3, 4], "all steps")
     log(run, record(5))
     ended.set()
-    teller.join(10)
+    teller.join(WAIT_SECONDS_MAX)
     assert (tracker.told, tracker.closed) == ([1, 2, 3, 4, 5], True)
 
 
@@ -242,7 +242,7 @@ time.sleep(600)
     child = eventually(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip(), "a child")
     began = time.monotonic()
     trackers.finish()
-    assert time.monotonic() - began < 120
+    assert time.monotonic() - began < 500
     assert trackers.faults == ("wandb is left out from here on: it did not end with the run, and was killed",)
     assert (tmp_path / FAULTS).read_text() == trackers.faults[0]
     eventually(lambda: not Path(f"/proc/{child}").exists(), "the end of what it started")

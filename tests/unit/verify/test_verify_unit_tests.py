@@ -72,9 +72,9 @@ def test_a_program_that_ends_before_its_tests_has_not_passed_them(early: str) ->
     ],
 )
 def test_what_hangs_or_eats_memory_is_killed_and_told_apart(program: str, limit: str | None) -> None:
-    began = time.monotonic()
-    assert run(program, "", 0.5, 128) == TestOutcome(False, limit)
-    assert time.monotonic() - began < 60
+    began, seconds = time.monotonic(), 0.5 if limit == "out_of_time" else 60.0
+    assert run(program, "", seconds, 128) == TestOutcome(False, limit)
+    assert time.monotonic() - began < 500
 
 
 def test_a_program_reaches_nothing_beyond_itself(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def run(image: Path, program: str, **variables: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     return found.returncode, found.stdout

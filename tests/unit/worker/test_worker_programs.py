@@ -21,7 +21,7 @@ from tests.unit.worker.foreign_image import write_launcher
 from muster.contract.names import EXIT_RECORD, KEEPER_STATE, RANKS_ENDED, Env, ExitCode
 from muster.contract.signals import Heartbeat, WorkerExit
 
-PATIENCE_SECONDS = 60.0  # for broken code only
+PATIENCE_SECONDS = 300.0  # for broken code only
 
 
 @dataclass
