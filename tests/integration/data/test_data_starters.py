@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -17,18 +18,19 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.processes import is_alive
 from tests.unit.data.making import chat_record, config, contents, opened, stored, write_jsonl, write_texts
 
 from muster.contract.data_config import Source
 from muster.trainer.data import build, load_tokenizer
+from muster.trainer.data.draft import StoreDraft
 from muster.trainer.data.prepare import Report, prepared
 from muster.trainer.data.store import TokenStore
 
 # Forked, so that no starter has to import torch first: they really start together.
 FORK = multiprocessing.get_context("fork")
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = WAIT_SECONDS_MAX
 
 
 def prepare(source: Path, cache: Path, report: Report) -> TokenStore:
@@ -158,6 +160,7 @@ def test_a_preparation_that_is_killed_at_fifty_moments_ends_with_the_same_bytes(
         paths = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
         return {str(path.relative_to(cache)): path.read_bytes() for path in paths}
 
+    opened(given, tmp_path / "warm")  # the first one also imports, and would make all moments too late ones
     began = time.monotonic()
     want = opened(given, tmp_path / "whole").fingerprint
     seconds = time.monotonic() - began
@@ -212,23 +215,30 @@ def test_one_that_is_killed_while_others_tokenise_for_it_ends_with_the_same_byte
     given = Source(source=str(source), format="openai-chat")
     whole = prepared(given, load_tokenizer("bytes"), tmp_path / "whole", lambda line: None)
 
-    def work(connection: Connection) -> None:
+    keep = StoreDraft.keep
+
+    def work_until(goal: int, connection: Connection) -> None:
+        """Prepare until so many documents are kept, say so and stand there."""
+
+        def keep_and_stand(draft: StoreDraft) -> None:
+            keep(draft)
+            if draft.progress.documents >= goal:
+                connection.send(draft.progress.documents)
+                connection.recv()  # and nobody will ever send
+
+        monkeypatch.setattr(StoreDraft, "keep", keep_and_stand)  # of this process alone
         prepared(given, load_tokenizer("bytes"), tmp_path / "cache", lambda line: None)
 
-    def kept() -> int:
-        found = list((tmp_path / "cache").glob("tokens/.building-*/progress.json"))
-        return int(json.loads(found[0].read_text())["documents"]) if found else 0
-
     for goal in range(100, 600, 100):
-        process, connection = start(work)
-        eventually(lambda goal=goal: kept() >= goal, "so many documents to be kept")
+        process, connection = start(partial(work_until, goal))
+        kept = answer(connection)
         others = psutil.Process(process.pid).children()
         process.kill()
         process.join(TIMEOUT_SECONDS)
         connection.close()
         assert len(others) == 2, "they tokenise"
         eventually(lambda others=others: not any(map(is_alive, others)), "the end of those that tokenised for it")
-        assert kept() < 600, "it was killed before it was done"
+        assert goal <= kept < 600, "it was killed before it was done"
     made_again = prepared(given, load_tokenizer("bytes"), tmp_path / "cache", lambda line: None)
     first, second = (
         {path.name: path.read_bytes() for path in (tmp_path / cache / "tokens" / whole.meta.key).iterdir()}

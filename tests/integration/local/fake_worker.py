@@ -6,7 +6,7 @@ notes each step in `trace.jsonl`; a second gang would find the lock taken and sa
 FAKE_STEP_SECONDS, FAKE_COMMIT_EVERY   how fast it goes, how often rank 0 commits
 FAKE_EXIT   `attempt:step:code`        the rank ends there with that code
 FAKE_SAY                               what the launcher adds to its words about a failure
-FAKE_HOLD_AT                           attempt 1 stands at that step until there is a file `go` in the job's folder
+FAKE_HOLD_AT `step`, `attempt:step`    attempt 1, or that one, stands there until the job's folder has a file `go`
 FAKE_STUBBORN                          SIGTERM is ignored
 FAKE_STRAY                             each rank starts a process of its own session that ignores SIGTERM
 FAKE_GARBAGE                           every other heartbeat is rubbish
@@ -31,7 +31,7 @@ for own in [name for name in os.environ if name.startswith("MUSTER_OWN_")]:
 FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])
 ATTEMPT = int(os.environ["MUSTER_ATTEMPT"])
 STARTED = time.time()
-HOLD_AT = int(os.environ.get("FAKE_HOLD_AT", "-1"))
+HOLD_ATTEMPT, HOLD_AT = map(int, f"1:{os.environ.get('FAKE_HOLD_AT', '-1')}".split(":")[-2:])
 PR_SET_PDEATHSIG = 1
 
 
@@ -110,7 +110,11 @@ class Rank:
         exit_attempt, exit_step, exit_code = map(int, os.environ.get("FAKE_EXIT", "0:0:0").split(":"))
         while self.step < self.steps:
             time.sleep(float(os.environ.get("FAKE_STEP_SECONDS", "0.02")))  # not a wait: the work itself
-            if self.step == HOLD_AT and ATTEMPT == 1 and not self.told_to_stop and not (self.job / "go").exists():
+            if (
+                (ATTEMPT, self.step) == (HOLD_ATTEMPT, HOLD_AT)
+                and not self.told_to_stop
+                and not (self.job / "go").exists()
+            ):
                 continue
             self.step += 1
             self.progressed_at = time.time()

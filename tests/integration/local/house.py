@@ -22,6 +22,11 @@ from muster.operator.local import processes
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_worker.py")))
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that another process writes, without the one that it may be in the middle of."""
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+
+
 class House:
     def __init__(self, root: Path, worker_command: tuple[str, ...] | None = FAKE, *options: str) -> None:
         self.state = StateFolder(Path(os.path.realpath(root)))
@@ -48,7 +53,7 @@ class House:
         """Send it and return how the operator ended."""
         assert self.operator is not None
         self.operator.send_signal(number)
-        return self.operator.wait(30)
+        return self.operator.wait(WAIT_SECONDS_MAX)
 
     def close(self) -> None:
         """End everything, whatever state it is in."""
@@ -129,7 +134,7 @@ class House:
     def steps(self, uid: str) -> list[dict[str, Any]]:
         """What the fake ranks noted, in the order in which it happened."""
         path = self.job_folder(uid) / "trace.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in whole_lines(path)]
 
     def newest_step(self, uid: str) -> int:
         """Rank 0's, who commits."""

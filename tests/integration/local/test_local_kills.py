@@ -7,9 +7,10 @@ import signal
 import subprocess
 import time
 
+import psutil
 import pytest
 from tests.integration.local.house import House
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.contract.status import JobStatus, Phase
 from muster.operator.local import processes
@@ -111,9 +112,13 @@ def test_the_deaf_and_the_strays_are_ended_whole(house: House) -> None:
     house.start()
     uid = house.submit(steps=10_000, env={"FAKE_STUBBORN": "1", "FAKE_STRAY": "1", "FAKE_HOLD_AT": "6"})
     house.stands_at(uid, 6)
-    trees = house.trees(uid)
-    assert all(len(tree) >= 4 for tree in trees.values()), "launcher, rank, shell, sleeper"
-    trees[1, 0][0].kill()
+
+    def whole() -> dict[tuple[int, int], list[psutil.Process]]:
+        trees = house.trees(uid)
+        return trees if len(trees) == 2 and all(len(tree) >= 4 for tree in trees.values()) else {}
+
+    # A rank does not wait for its helper, whose shell may not have started its own yet.
+    eventually(whole, "launcher, rank, shell and sleeper of both workers")[1, 0][0].kill()
     eventually(lambda: {attempt for attempt, _ in house.trees(uid)} == {2}, "the second attempt to be alone")
     eventually(lambda: {n["rank"] for n in house.steps(uid) if n["attempt"] == 2} == {0, 1}, "its ranks to train")
     assert house.never_two(uid)
@@ -153,7 +158,7 @@ def test_the_operator_ends_with_its_parent_and_the_gang_does_not(house: House) -
     house.stands_at(uid, 3)
     parent.kill()
     parent.wait()
-    assert operator.wait(30) == 0
+    assert operator.wait(WAIT_SECONDS_MAX) == 0
     assert "is gone" in house.log
     house.start()
     house.goes_on(uid)

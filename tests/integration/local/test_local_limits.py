@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from tests.integration.local.house import House
 from tests.integration.local.test_local_trainer import submit
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.contract.advice import advice
 from muster.contract.base import dump
@@ -85,7 +86,7 @@ def test_memory_that_processes_share_counts_once() -> None:
     """A child that was forked has its parent's pages, and one buffer may be mapped by all ranks: either counts once."""
     # In a process of its own: a look takes in all that a process started, and what serves other tests is our child too.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        within, looks_twice, over, few = pool.submit(looks).result(60)
+        within, looks_twice, over, few = pool.submit(looks).result(WAIT_SECONDS_MAX)
     assert within is None
     assert looks_twice
     assert over is not None
@@ -125,11 +126,11 @@ def looks() -> tuple[WorkerExit | None, bool, WorkerExit | None, WorkerExit | No
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs to become another user, whom the kernel holds to the limit")
 def test_more_tasks_than_there_is_room_for_do_not_start() -> None:
-    """As another user, with room for five; threads count as processes do."""
+    """As another user, of whom no other test has processes, with room for five; threads count as processes do."""
     code = """
 import os, psutil, resource, threading, time
 from muster.trainer.launch import limits
-os.setuid(54321)
+os.setuid(54322)
 limits.TASKS, limits.TASKS_PER_CORE = 5, 0
 limits.limit_tasks()
 try:
@@ -139,6 +140,6 @@ except RuntimeError as error:
     print(number, error, resource.getrlimit(resource.RLIMIT_NPROC), flush=True)
 os._exit(0)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.stdout == "5 can't start new thread (6, 6)\n", ended.stderr
     assert resource.getrlimit(resource.RLIMIT_NPROC)[0] != 6, "only that process"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.local.house import House
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.contract.status import Phase
 from muster.operator.local import processes
@@ -23,13 +23,17 @@ OPERATOR = (sys.executable, "-m", "muster.operator")
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*OPERATOR, *words], capture_output=True, text=True, timeout=60, env=dict(os.environ) | environment
+        [*OPERATOR, *words],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        env=dict(os.environ) | environment,
     )
 
 
 def told(house: House) -> dict[str, object]:
     path = house.state.root / "operator.json"
-    facts: dict[str, object] = json.loads(path.read_text()) if path.exists() and path.read_text() else {}
+    facts: dict[str, object] = json.loads(text) if path.exists() and (text := path.read_text()) else {}
     return facts
 
 
@@ -38,7 +42,7 @@ def url(house: House) -> str:
 
 
 def fetch(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=10) as reply:
+    with urllib.request.urlopen(address, timeout=WAIT_SECONDS_MAX) as reply:
         body: bytes = reply.read()
     return body.decode()
 
@@ -158,7 +162,10 @@ def test_a_user_error_ends_the_job_and_says_what_the_rank_said(house: House) -> 
 
 def test_metrics_and_health(house: House) -> None:
     house.start()
-    uid = house.submit(env={"FAKE_EXIT": "1:8:1"})
+    uid = house.submit(env={"FAKE_EXIT": "1:8:1", "FAKE_HOLD_AT": "2:12"})
+    # A recovery counts once its attempt is seen to train: it must not be over before the operator has looked.
+    eventually(lambda: house.status(uid).attempt == 2 and house.status(uid).phase is Phase.RUNNING, "the recovery")
+    house.goes_on(uid)
     house.becomes(uid, Phase.SUCCEEDED)
     assert json.loads(fetch(f"{url(house)}/healthz"))["status"] == "ok"
     wanted = (

@@ -69,9 +69,14 @@ def test_a_tracker_that_dies_or_cannot_write_stops_no_run_and_is_told_of(house: 
         words = "tensorboard is left out from here on: its process ended with code -9"
         assert (failed.status, failed.reason) == ("True", "TrackerLeftOut")
         assert failed.message.startswith(words)
-        told = eventually(lambda: killed.events(types=["condition.changed"]), "the event")
-        assert [event.message for event in told] == [f"TrackingFailed is True: {failed.message}"]
-        (advice,) = killed.why().next
+        # Other conditions may come on a busy machine, where one rank may be slower than the other.
+        begins = "TrackingFailed is True: "
+        told = eventually(
+            lambda: [e.message for e in killed.events(types=["condition.changed"]) if e.message.startswith(begins)],
+            "the event",
+        )
+        assert told == [f"{begins}{failed.message}"]
+        (advice,) = [words_ for words_ in killed.why().next if words_.startswith("TrackingFailed")]
         assert advice.startswith(f"TrackingFailed: {words}")
         reaches(house, killed.id, 1, records(house, killed.id, 1)[-1].step + 20)
         assert house.status(killed.id).restarts.total == 0

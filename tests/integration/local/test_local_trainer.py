@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.local.house import House
+from tests.integration.local.house import House, whole_lines
 from tests.polling import eventually
 from tests.processes import kill, send
 
@@ -19,7 +19,7 @@ from muster.contract.status import Phase
 from muster.operator.local import processes
 
 pytestmark = pytest.mark.slow
-STEPS = 60
+STEPS = 150  # far more than a gang trains until its rank is found and killed
 
 
 @pytest.fixture
@@ -47,8 +47,7 @@ def submit(house: House, every: int = 5, evaluate_every: int = 0, steps: int = S
 
 def records(house: House, uid: str, attempt: int) -> list[StepRecord]:
     path = house.state.worker(uid, attempt, 0) / STEP_LOG
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [StepRecord.model_validate_json(line) for line in lines]
+    return [StepRecord.model_validate_json(line) for line in whole_lines(path)]
 
 
 def reaches(house: House, uid: str, attempt: int, step: int) -> None:
