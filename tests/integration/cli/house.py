@@ -15,14 +15,15 @@ from typing import Any
 import psutil
 import yaml
 from tests import processes
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
+from muster.cli.up import READY_SECONDS_MAX
 from muster.contract.layout import StateFolder
 from muster.contract.names import HEARTBEAT
 from muster.contract.signals import Heartbeat
 
 MUSTER = [sys.executable, "-m", "muster.cli"]
-START_SECONDS_MAX = 60.0
+START_SECONDS_MAX = READY_SECONDS_MAX + 10.0
 ARCHITECTURE = {"dim": 32, "layers": 1, "heads": 2, "kvHeads": 1, "ffnDim": 64, "vocabSize": 260, "maxPositions": 64}
 
 
@@ -56,7 +57,7 @@ class House:
         """Send the signal; return exit code and standard error."""
         assert self.process is not None
         self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=90)
+        _, errors = self.process.communicate(timeout=WAIT_SECONDS_MAX)
         return self.process.returncode, errors
 
     def kill(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from tests.integration.cli.house import House
+from tests.polling import WAIT_SECONDS_MAX
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.long
@@ -38,7 +39,7 @@ def trained(far: House) -> str:
 def archive(far: House, trained: str) -> bytes:
     """The model of a real commit as the API sends it, cut in its middle and gone on with."""
     headers = {"authorization": f"Bearer {far.environ['MUSTER_TOKEN']}"}
-    with httpx2.Client(base_url=far.url, headers=headers, timeout=60) as client:
+    with httpx2.Client(base_url=far.url, headers=headers, timeout=WAIT_SECONDS_MAX) as client:
         path = f"/api/v1/jobs/{trained}/checkpoints/12:export"
         while (told := client.get(path, headers={"accept": "application/json"})).status_code == 202:
             pass  # each asks for ten seconds

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.integration.cli.house import MUSTER, House
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.small_disk import Missing, SmallDisk, child_of, fill, free
 
 
@@ -42,7 +42,7 @@ class SmallHouse(House):
         return self.disk.seen_by(self.process)
 
     def ready(self) -> Any:
-        reply = httpx2.get(f"{self.url}/readyz", timeout=30)
+        reply = httpx2.get(f"{self.url}/readyz", timeout=WAIT_SECONDS_MAX)
         return reply.status_code, reply.json()["checks"]["database"]["detail"]
 
 
@@ -73,7 +73,7 @@ def test_a_disk_that_gets_full_is_said_and_passes(small: SmallHouse) -> None:
     assert "Traceback" not in refused.stderr
     listed = small.ask("ls")["items"]
     assert [job["name"] for job in listed] == ["first"], "what is there can be read"
-    assert httpx2.get(f"{small.url}/healthz", timeout=30).status_code == 200
+    assert httpx2.get(f"{small.url}/healthz", timeout=WAIT_SECONDS_MAX).status_code == 200
 
     free(here)
     eventually(lambda: small.ready()[0] == 200, "it to be ready again")
@@ -83,7 +83,7 @@ def test_a_disk_that_gets_full_is_said_and_passes(small: SmallHouse) -> None:
     logs = "".join(log.read_text() for log in (here / "logs").glob("*.log"))
     assert small.process is not None
     child_of(small.process).terminate()
-    _, errors = small.process.communicate(timeout=90)
+    _, errors = small.process.communicate(timeout=WAIT_SECONDS_MAX)
     code = small.process.returncode
     assert (code, "Traceback" in errors + logs) == (0, False), errors + logs
 
@@ -94,7 +94,7 @@ def test_a_platform_on_a_full_disk_does_not_start_and_says_why(small: SmallHouse
         process = small.start("up", "--port", "0", "--json")
     except Missing as missing:
         pytest.skip(reason=str(missing))
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
     assert process.returncode != 0, output
     assert "Traceback" not in errors + output
     assert "free some space" in errors.lower() + json.dumps(output).lower()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.integration.cli.house import House
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 
 @pytest.fixture(scope="module")
@@ -197,11 +197,12 @@ def test_a_long_job_watched_left_suspended_resumed_and_cancelled(platform: House
         eventually(lambda: [job for job in platform.ask("ls")["items"] if job["name"] == "long"], "the job")
         platform.wait_for_step("long", 5)
         watcher.send_signal(signal.SIGINT)
-        _, errors = watcher.communicate(timeout=30)
+        _, errors = watcher.communicate(timeout=WAIT_SECONDS_MAX)
     assert watcher.returncode == 130
     assert "Detached; long goes on." in errors
     assert "muster get long --follow" in errors
-    assert platform.phase("long") == "Running"
+    # A step stands in its heartbeat before the operator and the API have read of it.
+    eventually(lambda: platform.phase("long") == "Running", "the job to be seen to run")
 
     fetched = platform.root / "traces"
     made = platform.ask("profile", "long", "--steps", "2", "--rank", "0", "--rank", "1", "--to", str(fetched))
@@ -225,7 +226,7 @@ def test_a_long_job_watched_left_suspended_resumed_and_cancelled(platform: House
         both = platform.ask("cancel", "long", "nobody", "--wait", expect=1)
         assert [job["status"]["phase"] for job in both["items"]] == ["Cancelled"]
         assert both["errors"][0]["error"]["code"] == "job_not_found"
-        output, _ = watcher.communicate(timeout=60)
+        output, _ = watcher.communicate(timeout=WAIT_SECONDS_MAX)
     assert watcher.returncode == 1
     assert json.loads(output.splitlines()[-1])["status"]["phase"] == "Cancelled"
     assert "can't be" in platform.muster("suspend", "long", expect=1).stderr

@@ -10,7 +10,7 @@ from tests.integration.cli.house import House
 from tests.polling import eventually
 from tests.processes import command_of, kill, send
 
-STEPS = 140
+STEPS = 200  # far more than a gang trains while a test looks at it
 
 
 def submit(house: House) -> str:

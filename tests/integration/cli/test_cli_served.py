@@ -18,6 +18,7 @@ import yaml
 from tests.integration.api.platform import Platform, document, served
 from tests.integration.api.test_api_sweep_jobs import ended, started, sweep_document
 from tests.integration.cli.house import MUSTER
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.contract.status import Phase
 
@@ -35,7 +36,9 @@ class Desk:
     async def muster(self, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
         def run() -> subprocess.CompletedProcess[str]:
             options: Any = {"capture_output": True, "text": True, "env": self.environ, "cwd": self.folder}
-            return subprocess.run([*MUSTER, *words], stdin=subprocess.DEVNULL, timeout=60, check=False, **options)
+            return subprocess.run(
+                [*MUSTER, *words], stdin=subprocess.DEVNULL, timeout=WAIT_SECONDS_MAX, check=False, **options
+            )
 
         done = await asyncio.to_thread(run)
         assert done.returncode == expect, done.stdout + done.stderr
@@ -60,7 +63,7 @@ def _on_terminal(words: list[str], environ: dict[str, str], folder: Path, answer
                     told = at + len(question)
                     os.write(ours, f"{answer}\n".encode())
     os.close(ours)
-    return process.wait(60), shown
+    return process.wait(WAIT_SECONDS_MAX), shown
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.integration.cli.house import House
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
+from tests.ports import free_port
 from tests.processes import is_alive
 
 from muster.contract.notices import MACHINE
@@ -19,7 +20,7 @@ from muster.contract.notices import MACHINE
 
 def ready(house: House) -> bool:
     try:
-        with urllib.request.urlopen(f"{house.url}/readyz", timeout=2) as answer:
+        with urllib.request.urlopen(f"{house.url}/readyz", timeout=WAIT_SECONDS_MAX) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
@@ -31,9 +32,9 @@ def test_a_day_in_the_life(house: House) -> None:
     kernel_log.touch()
     house.environ["MUSTER_AGENT_KERNEL_LOG"] = str(kernel_log)
     house.up()
-    assert ready(house)
+    eventually(lambda: ready(house), "the platform to be ready")
     with pytest.raises(urllib.error.HTTPError, match="401"):  # loopback is open to the machine's other users
-        urllib.request.urlopen(f"{house.url}/api/v1/jobs", timeout=2)
+        urllib.request.urlopen(f"{house.url}/api/v1/jobs", timeout=WAIT_SECONDS_MAX)
     assert house.ask("ls") == {"items": [], "more": False}
 
     second = house.muster("up", "--port", "0", expect=2)
@@ -75,14 +76,14 @@ def test_children_of_a_killed_platform_end_themselves(house: House) -> None:
 
 def test_the_next_up_needs_no_patience_from_its_user(house: House) -> None:
     """Right after a `kill -9`, on the same port, while the orphans may still hold it."""
-    house.up()
-    port = house.url.rpartition(":")[2]
+    port = str(free_port())  # one that the kernel gives to nobody else while no platform holds it
+    house.up("--port", port)
     assert house.process is not None
     house.process.kill()
     house.process.communicate()
     house.up("--port", port)
     assert house.url.endswith(f":{port}")
-    assert ready(house)
+    eventually(lambda: ready(house), "the platform to be ready")
     assert house.stop()[0] == 0
 
 
@@ -124,7 +125,7 @@ def test_detached_and_down(house: House) -> None:
     up = json.loads(house.muster("up", "--detach", "--port", "0", "--json").stdout)
     assert os.getpgid(up["pid"]) == up["pid"], "a session of its own"
     house.url = up["url"]
-    assert ready(house)
+    eventually(lambda: ready(house), "the platform to be ready")
     down = house.ask("down")
     assert down == {"stopped": True, "pid": up["pid"], "jobsTrainingOn": []}
     eventually(lambda: not house.processes(), "the last process to be gone")
@@ -133,6 +134,6 @@ def test_detached_and_down(house: House) -> None:
 
 def test_up_ends_with_the_program_that_started_it(house: House) -> None:
     with house.start("up", "--port", "0", "--parent-pid", "1") as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
     assert process.returncode == 0, errors
     eventually(lambda: not house.processes(), "the last process to be gone")
