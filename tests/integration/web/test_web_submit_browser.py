@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import Error, Page, Route, expect
 from tests.integration.api.people import settle
 from tests.integration.api.platform import served
 from tests.integration.web.watching import IN_CHROMIUM, Watched, chromium, looking, must_look_well
@@ -158,6 +159,24 @@ async def test_what_is_filled_in_before_the_script_has_come_counts(tmp_path: Pat
         await expect(page.locator("#document")).to_have_value(holding("source: file-"))
         await expect(page.locator("#model")).to_have_value("hf://org/kept")
         await expect(page.locator("#plan h2")).to_have_text("It would be queued")
+        await what_is_typed_while_the_form_writes_stays(page)
+
+
+async def what_is_typed_while_the_form_writes_stays(page: Page) -> None:
+    async def typed_meanwhile(route: Route) -> None:
+        await page.unroute("**/submit")
+        written = await route.fetch()
+        await page.locator("#document").press("Control+End")
+        await page.keyboard.type("# by hand")
+        with contextlib.suppress(
+            Error
+        ):  # after a pause in the typing the page asks anew, and reads this answer no more
+            await route.fulfill(response=written)
+
+    await page.route("**/submit", typed_meanwhile)
+    async with page.expect_response(lambda reply: "verb=check" in (reply.request.post_data or "")):
+        await page.locator("#name").fill("renamed")
+    await expect(page.locator("#document")).to_have_value(holding("# by hand"))
 
 
 async def test_keys_and_values_are_completed_under_the_caret(tmp_path: Path) -> None:

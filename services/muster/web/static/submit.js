@@ -73,13 +73,14 @@ async function ask(verb) {
   asking?.abort();
   const mine = (asking = new AbortController());
   document.getElementById("plan").setAttribute("aria-busy", "true");
-  const body = new URLSearchParams([...new FormData(form), ["verb", verb]]);
+  const body = new URLSearchParams([...new FormData(form), ["verb", verb]]), before = text.value;
   try {
     const reply = await fetch("/submit", { method: "POST", body, headers: { accept: "text/html" }, signal: mine.signal });
     if (reply.status === 401) return endSession();
     if (!reply.ok) return;
     const page = new DOMParser().parseFromString(await reply.text(), "text/html");
     if (mine.signal.aborted) return;
+    if (verb === "write" && text.value !== before) return; // typed meanwhile: it stays, and is about to be checked
     if (verb === "write") {
       text.value = page.getElementById("document").value;
       byHand = false;
