@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import sync_playwright
+from tests.polling import WAIT_SECONDS_MAX
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -35,7 +36,9 @@ def chromium(**context: Any) -> Iterator[Watched]:
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         try:
-            page = browser.new_context(**context).new_page()
+            opened = browser.new_context(**context)
+            opened.set_default_timeout(WAIT_SECONDS_MAX * 1_000)
+            page = opened.new_page()
             watched = Watched(page)
             page.on("request", lambda request: watched.asked.append(request.url))
             page.on("pageerror", lambda error: watched.faults.append(f"error: {error}"))

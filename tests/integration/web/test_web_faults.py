@@ -14,6 +14,7 @@ from tests.integration.web.pages import lived
 from tests.integration.web.test_web_provider import settings
 from tests.integration.web.watching import IN_CHROMIUM, chromium, looking
 from tests.oidc_provider import oidc_provider
+from tests.ports import free_port
 
 from muster.contract.status import Phase
 from muster.web.app import create_app
@@ -70,12 +71,11 @@ async def test_a_session_that_ends_under_an_open_page_is_said_and_what_was_typed
 async def test_an_api_that_restarts_is_said_and_nothing_is_missed(tmp_path: Path) -> None:
     state = tmp_path / "state"
     async with chromium() as browser:
-        async with served(state, make=create_app) as (here, _):
+        port = free_port()  # one that the kernel gives to nobody else while no API holds it
+        async with served(state, make=create_app, port=port) as (here, _):
             uid = await lived(here)
             url = str(here.client.base_url)
             cluster = here.cluster
-        port = urlsplit(url).port
-        assert port is not None
         async with looking(browser, url, forgiven=(NOT_ANSWERED,)) as watched:
             page = watched.page
             async with served(state, make=create_app, port=port):
@@ -99,12 +99,11 @@ async def test_a_page_that_was_missed_asks_whether_its_session_is_over(tmp_path:
     """The API restarts, and meanwhile the session ended: the stream is refused, and the page says which it is."""
     state = tmp_path / "state"
     async with chromium() as browser:
-        async with served(state, make=create_app, auth=True) as (here, _):
+        port = free_port()
+        async with served(state, make=create_app, auth=True, port=port) as (here, _):
             people = await settle(here, state)
             made = await settled_token(people, "nlp-owner")
             url = str(here.client.base_url)
-        port = urlsplit(url).port
-        assert port is not None
         async with looking(browser, url, forgiven=(NOT_ANSWERED,)) as watched:
             page = watched.page
             async with served(state, make=create_app, auth=True, port=port):

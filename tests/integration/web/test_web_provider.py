@@ -17,6 +17,7 @@ from tests.integration.api.people import bearer
 from tests.integration.api.platform import BASE, Platform, platform
 from tests.integration.web.pages import HTML, Browser
 from tests.oidc_provider import CLIENT, Provider, oidc_provider
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.tenants.signin.code_flow import FLOW_SECONDS
 from muster.web.app import create_app
@@ -66,7 +67,7 @@ class Visit:
 
     async def meet(self, address: str) -> str:
         """Sign in there; the address to which the provider sends one back."""
-        async with httpx2.AsyncClient() as other:
+        async with httpx2.AsyncClient(timeout=WAIT_SECONDS_MAX) as other:
             reply = await other.get(address)
         assert reply.status_code == 302, reply.text
         assert reply.headers["location"].startswith(f"{BASE}/sign-in/callback?")
