@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster.cli import processes
+from muster.cli import processes, up
 from muster.cli.demo_checks import DemoEvidence, DemoKill, slowest_start_seconds
 from muster.cli.errors import CliError, ExitStatus, usage
 from muster.cli.output import say
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from muster.cli.follow import JobMoment
     from muster.client.connection import Connection
 
-START_SECONDS_MAX = 40.0
+START_SECONDS_MAX = up.READY_SECONDS_MAX + 10.0  # by then `muster up` has said itself why it does not answer
 STOP_SECONDS_MAX = 50.0
+LEFT_SECONDS_MAX = 20.0  # until the last process is gone; on a quiet machine none is left when the platform is gone
 # On a busy machine all takes longer by one factor, which a job's start shows: most of it is importing torch. On a quiet
 # one a start takes 5 s, the whole job 60 to 90 s, and a text 10 s.
 DEMO_SECONDS_MAX, DEMO_STARTS_MAX = 900.0, 60.0
@@ -279,7 +280,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def sweep(folder: Path) -> list[processes.FoundProcess]:
     """Return the processes that still run a moment after everything was stopped. They are ended here and reported."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LEFT_SECONDS_MAX
     while (left := processes.of_state(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
     processes.end(left)

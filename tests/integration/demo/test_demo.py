@@ -47,7 +47,7 @@ class Demo:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def end(self) -> tuple[int, str, str]:
-        output, errors = self.process.communicate(timeout=240)
+        output, errors = self.process.communicate(timeout=300)
         return self.process.returncode, output, errors
 
     def left(self) -> list[str]:
