@@ -22,7 +22,6 @@ from tests.ports import free_port
 
 CLIENT = "muster"
 SCOPES = ("openid", "profile", "email", "groups")
-STOP_SECONDS = 10.0
 
 
 class DjangoProvider:
@@ -53,7 +52,7 @@ class DjangoProvider:
     def stop(self) -> None:
         assert self._process is not None
         self._process.kill()
-        self._process.wait(STOP_SECONDS)
+        self._process.wait()
 
     def rotate(self, *, keep: bool) -> None:
         """Start again with a new key; the old one stays published where `keep` says so."""

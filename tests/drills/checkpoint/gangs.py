@@ -65,7 +65,7 @@ class Nursery:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(LIFE_SECONDS_MAX)
         self._errors.close()
 
 

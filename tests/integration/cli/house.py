@@ -24,6 +24,7 @@ from muster.contract.signals import Heartbeat
 
 MUSTER = [sys.executable, "-m", "muster.cli"]
 START_SECONDS_MAX = READY_SECONDS_MAX + 10.0
+COMMAND_SECONDS_MAX = 300.0  # some wait for a job's whole life
 ARCHITECTURE = {"dim": 32, "layers": 1, "heads": 2, "kvHeads": 1, "ffnDim": 64, "vocabSize": 260, "maxPositions": 64}
 
 
@@ -113,7 +114,13 @@ class House:
     def muster(self, *words: str, expect: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run the command to its end; fail showing all it said when it ends with another code."""
         result = subprocess.run(
-            [*MUSTER, *words], input=stdin, capture_output=True, text=True, env=self.environ, timeout=150, check=False
+            [*MUSTER, *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=self.environ,
+            timeout=COMMAND_SECONDS_MAX,
+            check=False,
         )
         assert result.returncode == expect, f"exit {result.returncode}\n{result.stdout}\n{result.stderr}"
         return result
