@@ -51,7 +51,7 @@ RUN_MARK = str(uuid.uuid4())
 os.environ["MUSTERTESTS_RUN"] = RUN_MARK
 
 # What a test has just told to end may need a moment.
-GRACE_SECONDS = 60
+GRACE_SECONDS = 60.0
 # What a request that names no time-out may take: as much as any wait of a test (tests/polling.py).
 REQUEST_SECONDS_MAX = 120.0
 
@@ -152,12 +152,11 @@ def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the module that leaves one of Muster's own processes behind, and end that process."""
     before = {process.pid for process in _muster_processes()}
     yield
-    alive = [process for process in _muster_processes() if process.pid not in before]
-    for _ in range(GRACE_SECONDS):
-        psutil.wait_procs(alive, timeout=1)
-        alive = [process for process in alive if _is_ours(process)]  # a zombie that nobody reaps is no longer anything
-        if not alive:
-            return
+    left = [process for process in _muster_processes() if process.pid not in before]
+    psutil.wait_procs(left, timeout=GRACE_SECONDS)
+    alive = [process for process in left if _is_ours(process)]  # a zombie that nobody reaps is no longer anything
+    if not alive:
+        return
     lines = [_describe(process) for process in alive]
     for process in alive:
         with contextlib.suppress(psutil.Error):

@@ -108,10 +108,11 @@ FAULTS = """() => {
 
 async def must_look_well(watched: Watched, place: object = None, widths: tuple[int, ...] = ()) -> None:
     """Nothing serious by axe; and in this window and in those of `widths` nothing wider than it, cut or broken."""
+    await watched.page.evaluate("document.fonts.ready.then(() => true)")  # another font has other widths
     found = (await Axe().run(watched.page)).response["violations"]
     serious = [(each["id"], each["nodes"][0]["target"]) for each in found if each["impact"] in ("serious", "critical")]
     assert serious == [], place
-    assert await watched.page.evaluate(FAULTS) == [], place
+    assert (faults := await watched.page.evaluate(FAULTS)) == [], (place, faults)
     for width in widths:
         await watched.page.set_viewport_size({"width": width, "height": 900})
         assert await watched.page.evaluate(FAULTS) == [], (place, width)
