@@ -197,11 +197,11 @@ def admissions(sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
         seconds = time.process_time() - began
         rows[f"{nodes} nodes, {jobs} jobs"] = {
             "seconds": round(seconds, 4),
-            "granted": len(plan.held) - len(held),
+            "granted": len(plan.reservations) - len(held),
             "waiting": len(plan.waits),
             "preempting": len(plan.preemptions),
         }
-        assert len(plan.held) - len(held) + len(plan.waits) == jobs
+        assert len(plan.reservations) - len(held) + len(plan.waits) == jobs
     return rows
 
 

@@ -241,7 +241,7 @@ class Replay:
             self.outcome.asked_gpus += made.job.spec.gang.nodes.min * made.job.spec.gang.gpus_per_node
         self.entries = plan.entries
         began_any = False
-        for entry in plan.held:
+        for entry in plan.reservations:
             job = self.jobs[entry.uid]
             if entry.number == job.reservation and not job.nodes:
                 job.nodes, job.began = entry.nodes, now

@@ -249,7 +249,7 @@ def unlimited(code: Code, **limits: None) -> Plant:
 
 
 def room_for_one_more(self: quotas._UsageLimit, uid: str) -> bool:
-    return self.gangs is None or uid in self.held or len(self.held) <= self.gangs
+    return self.gangs is None or uid in self.by_job or len(self.by_job) <= self.gangs
 
 
 def only_the_smallest_asked_about(self: quotas.QuotaBook, job: Any, ask: Any) -> Any:
@@ -358,7 +358,7 @@ MUTANTS = (
     Mutant(
         "small jobs of a project pass its large one for ever", patch(quotas.QuotaBook, keep=lambda self, job, ask: None)
     ),
-    Mutant("a month's budget stops nobody", patch(MonthBudgets, told=lambda self: {})),
+    Mutant("a month's budget stops nobody", patch(MonthBudgets, waits=lambda self: {})),
     Mutant("a month's budget lasts for ever", patch(month_budgets._MonthBudget, lasts=lambda self, more: True)),
     Mutant("half a month's budget is all of it", patch(month_budgets._MonthBudget, spent=property(half_is_all))),
     Mutant("nobody goes on with a new budget", patch(MonthBudgets, _may_go_on=lambda self, job: False)),

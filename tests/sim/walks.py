@@ -98,7 +98,7 @@ def walk(seed: int) -> Walk:
         for _ in range(PASSES_MAX):
             plan = admit(fleet, entries)
             states += 1
-            if fault := _fault(fleet, plan.held) or _taken_away(fleet, entries, plan):
+            if fault := _fault(fleet, plan.reservations) or _taken_away(fleet, entries, plan):
                 return Walk(states, evictions, f"seed {seed}: {fault}")
             if fault := _betrayed(fleet, plan):
                 return Walk(states, evictions, f"seed {seed}: {fault}")
@@ -114,7 +114,7 @@ def walk(seed: int) -> Walk:
                 if hoping := [uid for uid, wait in plan.waits.items() if wait.code == Code.AWAITING_PREEMPTION]:
                     return Walk(states, evictions, f"seed {seed}: nobody makes room for {hoping}")
                 break
-            if fault := _outlived(fleet, plan.held):
+            if fault := _outlived(fleet, plan.reservations):
                 return Walk(states, evictions, f"seed {seed}: {fault}")
             fleet, entries = _happen(fleet, plan, dice), plan.entries
         else:
@@ -215,7 +215,7 @@ def _happen(fleet: Fleet, plan: AdmissionPlan, dice: random.Random) -> Fleet:
     """
     jobs = []
     for job in fleet.jobs:
-        mine = [entry for entry in plan.held if entry.uid == job.uid]
+        mine = [entry for entry in plan.reservations if entry.uid == job.uid]
         status = job.status
         number = status.reservation + (any(entry.yields_to for entry in mine) and dice.random() < 0.7)
         granted = next((entry for entry in mine if entry.number == number), None)

@@ -62,7 +62,7 @@ class CommitLookup:
                 answer.set_result(commits)
 
         def work() -> None:
-            commits = self._known(folder)
+            commits = self._cached_commits(folder)
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(tell, commits)
 
@@ -78,7 +78,7 @@ class CommitLookup:
     def forget(self, uid: str) -> None:
         self._hanging.pop(uid, None)
 
-    def _known(self, folder: str) -> KnownCommits:
+    def _cached_commits(self, folder: str) -> KnownCommits:
         try:
             return KnownCommits(newest(self._read(folder)))
         except Exception as error:  # whatever lies in a job's folder must not keep its user from cancelling

@@ -68,7 +68,9 @@ class JobRunner:
         self.queue.prefer(FLEET, True)
         self._waits: dict[str, QueueWait] = {}
         self._budgets: dict[str, QueueWait] = {}  # who must stop for a month's budget, or may go on again
-        self._told: dict[str, tuple[QueueWait, float]] = {}  # what each queued job was last told, and when (ticks)
+        self._published_waits: dict[
+            str, tuple[QueueWait, float]
+        ] = {}  # what each queued job was last told, and when (ticks)
         self._wrote: dict[str, float] = {}  # when a job's status was last written, or the job first seen (ticks)
         self._passing: dict[str, float] = {}  # since when a job has words that wait (ticks)
         self._failures: dict[str, int] = {}  # passes in a row that could not carry out what they decided
@@ -203,12 +205,12 @@ class JobRunner:
     def _publish_waits(self, waits: dict[str, QueueWait], ticks: float) -> None:
         """Let the queued jobs whose reason changed report it."""
         self._waits = waits
-        self._told = {uid: published for uid, published in self._told.items() if uid in waits}
+        self._published_waits = {uid: published for uid, published in self._published_waits.items() if uid in waits}
         pause = max(WAIT_TEXT_SECONDS, len(waits) / WAIT_TEXTS_PER_SECOND)
         for uid, wait in waits.items():
-            before, at = self._told.get(uid, (None, 0.0))
+            before, at = self._published_waits.get(uid, (None, 0.0))
             if before is None or before.code != wait.code or (before != wait and ticks - at >= pause):
-                self._told[uid] = (wait, ticks)
+                self._published_waits[uid] = (wait, ticks)
                 self.queue.enqueue(uid, ticks)
 
     def _pause(self, seen: ObservedJob, decision: JobDecision, ticks: float) -> float:
@@ -242,7 +244,7 @@ class JobRunner:
         self._waits.pop(uid, None)
         self._budgets.pop(uid, None)
         self._failures.pop(uid, None)
-        self._told.pop(uid, None)
+        self._published_waits.pop(uid, None)
 
 
 _RESTS = frozenset({Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})

@@ -15,7 +15,7 @@ class NoticeBoard:
 
     def __init__(self, node: str, boot_id: str = "", clock: Callable[[], float] = time.time) -> None:
         self._node, self._boot_id, self._clock = node, boot_id, clock
-        self._found: dict[str, tuple[Notice, ...]] = {}
+        self._current_notices: dict[str, tuple[Notice, ...]] = {}
         self._version = 0
         self._changed = threading.Condition()
         self._now = NodeNotices(node=node, at=clock(), boot_id=boot_id)
@@ -23,7 +23,7 @@ class NoticeBoard:
     def put(self, source: str, notices: tuple[Notice, ...]) -> None:
         """Replace the findings of this source. A finding that recurs keeps the time at which it was first seen."""
         with self._changed:
-            before = self._found.get(source, ())
+            before = self._current_notices.get(source, ())
             first = {_key(notice): notice.at for notice in before}
             notices = tuple(
                 notice.model_copy(update={"at": min(notice.at, first.get(_key(notice), notice.at))})
@@ -31,9 +31,9 @@ class NoticeBoard:
             )
             if notices == before:
                 return
-            self._found[source] = notices
+            self._current_notices[source] = notices
             self._version += 1
-            everything = tuple(notice for group in self._found.values() for notice in group)
+            everything = tuple(notice for group in self._current_notices.values() for notice in group)
             self._now = NodeNotices(node=self._node, at=self._clock(), boot_id=self._boot_id, notices=everything)
             self._changed.notify_all()
 

@@ -55,7 +55,7 @@ class GpuSource:
         self.pause_seconds = PAUSE_SECONDS
         self._nvml = nvml
         self._ready = False
-        self._known: dict[int, tuple[str, str]] = {}  # index → device, uuid: a GPU that is lost can't say them
+        self._identities: dict[int, tuple[str, str]] = {}  # index → device, uuid: a GPU that is lost can't say them
         self._unasked: set[tuple[int, str]] = set()  # what this GPU or driver has no answer to
         self._log = LogOnChange(self.name)
         self.readings: tuple[GpuReading, ...] = ()
@@ -91,17 +91,17 @@ class GpuSource:
 
     def _count(self) -> int:
         """Lost GPUs drop out of the driver's count on some versions, and must still be reported."""
-        return max(int(self._nvml.nvmlDeviceGetCount()), len(self._known))
+        return max(int(self._nvml.nvmlDeviceGetCount()), len(self._identities))
 
     def _read(self, index: int) -> GpuReading:
         nvml = self._nvml
-        device, uuid = self._known.get(index, ("", ""))
+        device, uuid = self._identities.get(index, ("", ""))
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             if not device:
                 device = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower()
                 uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-                self._known[index] = (device, uuid)
+                self._identities[index] = (device, uuid)
             values: dict[tuple[str, str], float] = {}
             for question, ask in self._questions(handle):
                 if (index, question) in self._unasked:

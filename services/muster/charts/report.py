@@ -64,7 +64,7 @@ def render_report(report: JobReport) -> str:
         "seconds": end - created,
         "lanes": timeline(created, end, report.attempts["items"], report.attempts["costs"], report.events),
         "goodput": goodput.parts((status.get("ledger") or {}).get("seconds") or {}),
-        "still": Markup(svg.curve(report.curves, "loss", f"Loss of {shown(metadata['name'], 100)} over its steps")),  # noqa: S704
+        "still": Markup(svg.curve(report.curves, "loss", f"Loss of {printable(metadata['name'], 100)} over its steps")),  # noqa: S704
         "sources": _data([{"name": metadata["name"], "curves": report.curves}]),
         "events": list(report.events)[-EVENTS_MAX:],
         "configuration": write_yaml(dict(report.job["spec"])),
@@ -117,7 +117,7 @@ def _environment() -> Environment:
         "plural": lambda noun, count: plural(count, noun),
         "share": share,
         "size": size,
-        "text": shown,
+        "text": printable,
     }
     return environment
 
@@ -129,7 +129,7 @@ def moment(at: float | str | None) -> str:
     return datetime.fromtimestamp(epoch_seconds(at), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def shown(value: Any, limit: int = TEXT_MAX) -> str:
+def printable(value: Any, limit: int = TEXT_MAX) -> str:
     """Return foreign text as `readable` gives it, clipped."""
     text = str(value)
     cut = f" … ({plural(len(text) - limit, 'character')} more)" if len(text) > limit else ""

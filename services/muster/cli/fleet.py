@@ -39,7 +39,7 @@ def queue(
     typer.echo("")
     answers().print(holders, soft_wrap=True)
     for each in queues["items"]:
-        say(f"{each['project']}: {_held(each)}", "dim")
+        say(f"{each['project']}: {_describe_holdings(each)}", "dim")
     say(f"{formatting.plural(queues['queued'], 'job')} in the queue of all projects", "dim")
 
 
@@ -86,7 +86,7 @@ def _gpus(job: dict[str, Any]) -> str:
     return str(job["gpus"]) if job["gpus"] else formatting.plural(job["nodes"], "node")
 
 
-def _held(project: dict[str, Any]) -> str:
+def _describe_holdings(project: dict[str, Any]) -> str:
     """Describe the holdings, as in `holds 56 of 64 GPUs in 3 gangs; 1 waiting`."""
     quota = project["quota"]
     gpus = _of(project["gpus"], quota.get("gpus"), "GPU")

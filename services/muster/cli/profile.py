@@ -85,14 +85,14 @@ def _until_written(
 
 def _fetch(client: JobsClient, job_id: str, profile: dict[str, Any], to: Path) -> list[Path]:
     from muster.cli.files import api
-    from muster.cli.uploading import shown
+    from muster.cli.uploading import transfer_progress
     from muster.client.transfers import FileTransfers, inside
 
     fetched = []
     for part in profile["done"]:
         for file in part["files"]:
             target = inside(to, f"{profile['name']}/{file['name']}")
-            with FileTransfers(api(client)) as transfers, shown(file["name"]) as progress:
+            with FileTransfers(api(client)) as transfers, transfer_progress(file["name"]) as progress:
                 path = f"jobs/{job_id}/profiles/{profile['name']}/{file['name']}"
                 transfers.download(path, target, file["bytes"], progress)
             fetched.append(target)

@@ -44,10 +44,10 @@ class PackedSource:
     def upload(self, client: JobsClient, project: str | None) -> None:
         """Upload the archive, unless the project has it, and name it in the document. Raises MusterError."""
         from muster.cli.files import api
-        from muster.cli.uploading import shown
+        from muster.cli.uploading import transfer_progress
         from muster.client.transfers import FileTransfers
 
-        with FileTransfers(api(client)) as transfers, shown(self.archive.name) as progress:
+        with FileTransfers(api(client)) as transfers, transfer_progress(self.archive.name) as progress:
             self.program["source"] = transfers.upload_source(self.archive, project, progress)
 
 

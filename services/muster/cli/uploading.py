@@ -20,7 +20,7 @@ def send_file(
     """Upload it and wait until it is ready or failed; a failure is printed. Raises MusterError."""
     from muster.client.transfers import FileTransfers
 
-    with FileTransfers(client) as transfers, shown(path.name) as progress:
+    with FileTransfers(client) as transfers, transfer_progress(path.name) as progress:
         made = transfers.upload(path, purpose, project, None, lifetime_seconds, progress)
     with FileTransfers(client) as transfers:
         file = transfers.until_checked(made["id"])
@@ -42,7 +42,7 @@ def fetch_file(client: Connection, file: dict[str, Any], target: Path) -> None:
     """Write a file of the server to `target`. Raises MusterError."""
     from muster.client.transfers import FileTransfers
 
-    with FileTransfers(client) as transfers, shown(file["name"]) as progress:
+    with FileTransfers(client) as transfers, transfer_progress(file["name"]) as progress:
         transfers.download(f"files/{file['id']}/content", target, file["bytes"], progress)
 
 
@@ -50,12 +50,12 @@ def fetch_export(client: Connection, job_id: str, step: str, target: Path, **for
     """Write the model of a commit, as the server makes it, to the folder `target`. Raises MusterError."""
     from muster.client.transfers import FileTransfers
 
-    with FileTransfers(client) as transfers, shown(target.name) as progress:
+    with FileTransfers(client) as transfers, transfer_progress(target.name) as progress:
         return transfers.export(job_id, step, target, progress, **form)
 
 
 @contextlib.contextmanager
-def shown(what: str) -> Iterator[Callable[[int, int], None]]:
+def transfer_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Tell of progress on a terminal: share, size, speed, time left. Nothing where nobody watches."""
     if not messages().is_terminal:
         yield lambda done, total: None

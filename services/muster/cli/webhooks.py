@@ -46,7 +46,7 @@ def add(
 
     For maintainers. Try it with `muster webhooks test NAME`.
     """
-    body = {"name": name, "url": url, **_wanted(kinds, preset, wait_minutes)}
+    body = {"name": name, "url": url, **_subscription(kinds, preset, wait_minutes)}
     with connect(server) as client:
         made = client.post(f"projects/{project_of(client, project)}/webhooks", body, repeat=False)
     _show_secret(made, json, f"webhook {name} is told from now on; its secret is shown this once")
@@ -87,7 +87,7 @@ def set_webhook(
     json: Json = False,
 ) -> None:
     """Change a webhook. Options that you leave out are unchanged. For maintainers."""
-    body = _wanted(kinds, preset, wait_minutes) | ({"url": url} if url else {})
+    body = _subscription(kinds, preset, wait_minutes) | ({"url": url} if url else {})
     body |= {"enabled": on} if on is not None else {}
     if not body:
         raise usage("nothing is to be changed", f"muster webhooks set {name} --disable", "nothing-to-change")
@@ -191,7 +191,7 @@ def replay(
     say(f"{message} is sent again; `muster webhooks deliveries {name}` shows what comes of it")
 
 
-def _wanted(kinds: list[WebhookKind] | None, preset: str | None, wait_minutes: float | None) -> dict[str, Any]:
+def _subscription(kinds: list[WebhookKind] | None, preset: str | None, wait_minutes: float | None) -> dict[str, Any]:
     presets = (DEFAULT_PRESET, *WebhookPreset)
     if preset is not None and preset not in presets:
         raise usage(f"--preset is one of {', '.join(presets)}, not {preset!r}", code="bad-preset")

@@ -101,12 +101,12 @@ class UpdateMaker:
     """Makes updates of moments: a moment without new steps repeats those of the one before, an update does not."""
 
     def __init__(self) -> None:
-        self._told = (0, -1)  # attempt and step
+        self._newest = (0, -1)  # attempt and step
 
     def of(self, moment: JobMoment) -> Update:
-        new = [step for step in moment.steps if (step["attempt"], step["step"]) > self._told]
+        new = [step for step in moment.steps if (step["attempt"], step["step"]) > self._newest]
         if new:
-            self._told = (new[-1]["attempt"], new[-1]["step"])
+            self._newest = (new[-1]["attempt"], new[-1]["step"])
         return Update(
             parsed(JobStatus, moment.status),
             parsed(Progress, moment.progress),

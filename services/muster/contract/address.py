@@ -96,7 +96,7 @@ class HubPath:
 
 def parse_address(text: str) -> StorageAddress:
     """Raises AddressError for what is no address of a known scheme."""
-    _must_be_printable(text, text)
+    _must_be_quoted(text, text)
     if not (match := _SCHEME.fullmatch(text)):
         return _plain(text)
     scheme, rest = match[1].lower(), match[2]
@@ -107,20 +107,20 @@ def parse_address(text: str) -> StorageAddress:
     if scheme == "https":
         host, _, path = rest.partition("/")
         if "@" in host or not _WEB_HOST.fullmatch(host):
-            raise AddressError(f"{_shown(text)}: names no host, or more than a host; write https://host/path")
+            raise AddressError(f"{_quoted(text)}: names no host, or more than a host; write https://host/path")
         if is_metadata_host(_host_name(host)):
-            raise AddressError(f"{_shown(text)}: is a machine's own metadata service, which no job may read")
+            raise AddressError(f"{_quoted(text)}: is a machine's own metadata service, which no job may read")
         return StorageAddress("https", host.lower(), path)
     if scheme == "hf":
         if not _HUB.fullmatch(rest):
             raise AddressError(
-                f"{_shown(text)}: names no repository; write hf://owner/name or hf://datasets/owner/name"
+                f"{_quoted(text)}: names no repository; write hf://owner/name or hf://datasets/owner/name"
             )
         return StorageAddress("hf", "", rest)
     if scheme == "builtin":
         return StorageAddress("builtin", "", rest)
     raise AddressError(
-        f"{_shown(text)}: nothing reads {scheme}://; there are file:///folder, s3://bucket/folder and, to read from, "
+        f"{_quoted(text)}: nothing reads {scheme}://; there are file:///folder, s3://bucket/folder and, to read from, "
         "https:// and hf://"
     )
 
@@ -175,7 +175,7 @@ def checkpoint_address(text: str) -> StorageAddress:
     """The address of a folder that commits can be written to. Raises AddressError for any other."""
     address = parse_address(text)
     if address.scheme not in ("file", "s3") or (not address.path.startswith("/") and address.scheme == "file"):
-        raise AddressError(f"must be file:///an/absolute/path or s3://bucket/folder, not {_shown(text)}")
+        raise AddressError(f"must be file:///an/absolute/path or s3://bucket/folder, not {_quoted(text)}")
     return address
 
 
@@ -183,9 +183,9 @@ def data_address(text: str) -> StorageAddress:
     """The address of something to train on. Raises AddressError for what nobody reads."""
     address = parse_address(text)
     if address.scheme == "hf":
-        raise AddressError(f"{_shown(text)}: data is not read from the hub; download it, and name the folder")
+        raise AddressError(f"{_quoted(text)}: data is not read from the hub; download it, and name the folder")
     if address.scheme == "builtin" and address.path != "python-stdlib":
-        raise AddressError(f"{_shown(text)}: there is only builtin://python-stdlib")
+        raise AddressError(f"{_quoted(text)}: there is only builtin://python-stdlib")
     return address
 
 
@@ -210,7 +210,7 @@ def _host_name(host: str) -> str:
 
 def _plain(text: str) -> StorageAddress:
     if not text or ("://" in text and not text.startswith(("/", "~", "."))):
-        raise AddressError(f"{_shown(text)}: is neither a path nor an address")
+        raise AddressError(f"{_quoted(text)}: is neither a path nor an address")
     return StorageAddress("file", "", _tidied(text))
 
 
@@ -218,15 +218,15 @@ def _file(text: str, rest: str) -> StorageAddress:
     host, slash, path = rest.partition("/")
     if host.lower() not in ("", "localhost") or not slash:
         raise AddressError(
-            f"{_shown(text)}: a file address is absolute and has three slashes, as in file:///data/books"
+            f"{_quoted(text)}: a file address is absolute and has three slashes, as in file:///data/books"
         )
     try:
         decoded = unquote_to_bytes(slash + path).decode()
     except UnicodeDecodeError:
         raise AddressError(
-            f"{_shown(text)}: its percent-encoding is not of UTF-8; write %25 for a percent sign"
+            f"{_quoted(text)}: its percent-encoding is not of UTF-8; write %25 for a percent sign"
         ) from None
-    _must_be_printable(decoded, text)
+    _must_be_quoted(decoded, text)
     return StorageAddress("file", "", _tidied(decoded))
 
 
@@ -238,24 +238,24 @@ def _tidied(path: str) -> str:
 def _s3(text: str, rest: str) -> StorageAddress:
     bucket, _, key = rest.partition("/")
     if not bucket:
-        raise AddressError(f"{_shown(text)}: names no bucket; write s3://bucket/folder")
+        raise AddressError(f"{_quoted(text)}: names no bucket; write s3://bucket/folder")
     if not _BUCKET.fullmatch(bucket):
-        raise AddressError(f"{_shown(text)}: its first part is no name of a bucket; write s3://bucket/folder")
+        raise AddressError(f"{_quoted(text)}: its first part is no name of a bucket; write s3://bucket/folder")
     if {".", ".."} & set(key.split("/")):
-        raise AddressError(f"{_shown(text)}: has a part `.` or `..`, which S3 servers understand differently")
+        raise AddressError(f"{_quoted(text)}: has a part `.` or `..`, which S3 servers understand differently")
     return StorageAddress("s3", bucket, key)
 
 
-def _must_be_printable(text: str, address: str) -> None:
+def _must_be_quoted(text: str, address: str) -> None:
     """Line ends and NUL in a name are always a mistake, and a lone surrogate can't be written down."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise AddressError(f"{_shown(address)}: is not Unicode text") from None
+        raise AddressError(f"{_quoted(address)}: is not Unicode text") from None
     if _CONTROL.search(text):
-        raise AddressError(f"{_shown(address)}: holds a control character")
+        raise AddressError(f"{_quoted(address)}: holds a control character")
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     """Return the address without a password."""
     return repr(re.sub(r"(://)[^/@]*@", r"\1***@", text)[:200])

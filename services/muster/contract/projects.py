@@ -120,10 +120,12 @@ def with_defaults(spec: JobSpec, limits: ProjectLimits) -> JobSpec:
 
 def limit_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> tuple[DocumentProblem, ...]:
     """Return the job's violations of its project's limits, each with its path and what to change."""
-    return tuple(DocumentProblem(f"spec.{path}", words) for path, words in _found(spec, limits, f"project {project!r}"))
+    return tuple(
+        DocumentProblem(f"spec.{path}", words) for path, words in _violations(spec, limits, f"project {project!r}")
+    )
 
 
-def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple[str, str]]:
+def _violations(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple[str, str]]:
     uri, below = spec.checkpoint.uri, limits.checkpoint_prefix
     if below and uri is not None and not is_under(uri, below):
         yield "checkpoint.uri", f"{project} commits under {below}; name a folder there, or leave it out"

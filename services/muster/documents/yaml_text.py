@@ -156,7 +156,7 @@ class _DataBuilder:
             return self.scalar(event), ValueMark(place)
         kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
         if event.tag not in (None, "!", f"{_TAG}{kind}"):
-            raise self.fault(event, f"{_shown(event.tag)} has no meaning here")
+            raise self.fault(event, f"{_tag_words(event.tag)} has no meaning here")
         if kind == "map":
             data, marks = self.mapping(depth)
             return data, ValueMark(place, marks)
@@ -243,7 +243,7 @@ class _DataBuilder:
         if kind == "str":
             return text
         if kind not in _CORE or not _CORE[kind].fullmatch(text):
-            raise self.fault(event, f"{_shown(event.tag)} {text[:100]} has no meaning here")
+            raise self.fault(event, f"{_tag_words(event.tag)} {text[:100]} has no meaning here")
         if kind == "null":
             return None
         return text.lower() == "true" if kind == "bool" else self.number(event, kind, text)
@@ -275,7 +275,7 @@ def _place(event: Any) -> TextPlace:
     return TextPlace(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
-def _shown(tag: str | None) -> str:
+def _tag_words(tag: str | None) -> str:
     return str(tag).replace(_TAG, "!!")[:100]
 
 

@@ -81,7 +81,7 @@ def _gaps(keeps_modes: bool) -> tuple[str, ...]:
         gaps.append("can read what you can, for this kernel has no Landlock")
     if landlock < _SIGNALS_SINCE:
         gaps.append("can end your other processes, for this kernel's Landlock keeps no signal back (Linux 6.12 does)")
-    if not seccomp.known():
+    if not seccomp.has_filter():
         gaps.append(
             "can limit and slow your other processes and change the owners of your files, for this machine has no "
             "seccomp filter (Linux on x86-64 or ARM64 has)"
@@ -107,7 +107,7 @@ def enter(sandbox: Sandbox) -> ProcessFence:
     if keeps_files := available():
         _give_up_files(sandbox)
     capabilities.give_up()
-    if seccomp.known():
+    if seccomp.has_filter():
         seccomp.enter_worker()
     return ProcessFence(keeps_files, _gaps(keeps_modes))
 

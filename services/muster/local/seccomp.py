@@ -86,7 +86,7 @@ class _FilterProgram(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
-def known() -> bool:
+def has_filter() -> bool:
     """Return whether there is a filter for this machine and its kernel accepts one."""
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:
         return False

@@ -71,18 +71,18 @@ class CommitListing:
     """Lists the commits of any number of folders; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[str, CommitSummary | None]] = {}  # folder → tag → what was read
+        self._summaries: dict[str, dict[str, CommitSummary | None]] = {}  # folder → tag → what was read
         self._stores: dict[str, Store] = {}
         self._opening = threading.Lock()
 
     def read(self, folder: StorageAddress) -> tuple[CommitSummary, ...]:
         """Ascending by step. What can't be read as a COMMIT is not one. Raises StoreError, AddressError."""
-        store, cached = self.store(folder), self._known.get(str(folder), {})
+        store, cached = self.store(folder), self._summaries.get(str(folder), {})
         summaries: dict[str, CommitSummary | None] = {}
         for step, entry in _commit_objects(store):
             tag = f"{entry.key}:{entry.tag}"
             summaries[tag] = cached[tag] if tag in cached else _summary(store, step)
-        self._known[str(folder)] = summaries
+        self._summaries[str(folder)] = summaries
         return _with_one_best(sorted((seen for seen in summaries.values() if seen), key=lambda seen: seen.step))
 
     def read_at(self, folder: str) -> tuple[CommitSummary, ...]:
@@ -98,7 +98,7 @@ class CommitListing:
 
     def forget(self, folder: StorageAddress) -> None:
         """The job is gone."""
-        self._known.pop(str(folder), None)
+        self._summaries.pop(str(folder), None)
         self._stores.pop(str(folder), None)
 
 

@@ -275,10 +275,10 @@ def _element(decoder: json.JSONDecoder, text: _TextWindow, place: str) -> object
     size = BLOCK_BYTES
     while True:
         try:
-            value, text.at = decoder.raw_decode(text.held, text.at)
+            value, text.at = decoder.raw_decode(text.buffer, text.at)
             return value
         except (ValueError, RecursionError) as error:
-            if len(text.held) - text.at > RECORD_BYTES_MAX:
+            if len(text.buffer) - text.at > RECORD_BYTES_MAX:
                 raise UserError(f"{place}: is longer than {RECORD_BYTES_MAX >> 20} MiB, or not valid JSON") from None
             if isinstance(error, json.JSONDecodeError) and text.fill(size):
                 size *= 2
@@ -298,7 +298,7 @@ class _TextWindow:
         self._stream, self._address = stream, address
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._offset = 0
-        self.held, self.at, self.over = "", 0, False
+        self.buffer, self.at, self.over = "", 0, False
 
     def fill(self, count: int) -> bool:
         """Read at least `count` bytes more; False at the end."""
@@ -311,15 +311,15 @@ class _TextWindow:
         except UnicodeDecodeError as error:
             raise not_utf8(self._address, self._offset - waiting + error.start, error) from None
         self._offset += len(block)
-        self.held, self.at = self.held[self.at :] + more, 0
+        self.buffer, self.at = self.buffer[self.at :] + more, 0
         self.over = not block
         return not self.over
 
     def here(self) -> str:
         """The next character, or nothing at the end."""
-        while self.at >= len(self.held) and self.fill(1):
+        while self.at >= len(self.buffer) and self.fill(1):
             pass
-        return self.held[self.at : self.at + 1]
+        return self.buffer[self.at : self.at + 1]
 
     def skip_space(self) -> None:
         while self.here().isspace():

@@ -177,7 +177,9 @@ def _files(address: str, format: str, report: Report, settings: S3Settings | Non
     else:
         store = open_source(replace(place, path=""), settings)
         named, objects = _objects(store, place.path)
-        yield from (StoredFile(store, one) for one in objects if named or _wanted(one.key.rpartition("/")[2], format))
+        yield from (
+            StoredFile(store, one) for one in objects if named or _is_source_file(one.key.rpartition("/")[2], format)
+        )
 
 
 def _objects(store: ReadOnlyStore, key: str) -> tuple[bool, Iterator[StoredObject]]:
@@ -222,7 +224,7 @@ def _inside(folder: Path, format: str) -> Iterator[Path]:
     for here, names in _folders_below(folder):
         for name in names:
             path = Path(here, name)
-            if _wanted(name, format) and path.is_file():
+            if _is_source_file(name, format) and path.is_file():
                 yield path
 
 
@@ -276,7 +278,7 @@ def _once_each(paths: Iterable[Path], report: Report) -> Iterator[Path]:
         )
 
 
-def _wanted(name: str, format: str) -> bool:
+def _is_source_file(name: str, format: str) -> bool:
     return not name.startswith(".") and (format in ("text", "auto") or is_of_records(name))
 
 

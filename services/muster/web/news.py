@@ -65,7 +65,7 @@ class NewsBoard:
             return answer
 
     def _of_this_moment(self, services: Services) -> dict[str, Version]:
-        moment = services.hub.told, int(_now() / POLL_SECONDS)
+        moment = services.hub.wakes, int(_now() / POLL_SECONDS)
         if moment != self._moment:
             self._moment, self._known = moment, {}
         return self._known

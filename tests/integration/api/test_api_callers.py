@@ -40,11 +40,11 @@ async def test_a_burst_of_requests_asks_the_database_once_who_it_is(tmp_path: Pa
         event.listen(engine, "before_cursor_execute", note)
         here.services[CallerAuthentication].callers.forget()
         for _ in range(20):
-            here.services[CallerAuthentication].callers._known = type(
-                here.services[CallerAuthentication].callers._known
+            here.services[CallerAuthentication].callers._entries = type(
+                here.services[CallerAuthentication].callers._entries
             )(
                 (key, (found[0] + 60, found[1]))
-                for key, found in here.services[CallerAuthentication].callers._known.items()
+                for key, found in here.services[CallerAuthentication].callers._entries.items()
             )  # however slow this machine is
             assert (await here.client.get("/api/v1/me", headers=headers)).status_code == 200
         assert len(asked) == 1

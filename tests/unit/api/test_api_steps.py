@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from muster.api.core.metrics import steps as step_files
 from muster.api.core.metrics.curves import CurveQuery, curves_document
 from muster.api.core.metrics.service import tokens_at
-from muster.api.core.metrics.steps import StepHistory, StepLogs, chosen, shown, thinned
+from muster.api.core.metrics.steps import StepHistory, StepLogs, chosen, finite_only, thinned
 from muster.api.core.metrics.tables import SERIES_MAX
 from muster.contract.layout import StateFolder
 
@@ -171,7 +171,7 @@ def test_whatever_a_job_writes_into_its_records_is_survived(tmp_path: Path) -> N
     found = json.loads(json.dumps(curves_document(history, CurveQuery()), allow_nan=False))
     assert found["series"]["loss"]["mean"] == [1.0, None, None, None, None, 8.0, 3.0]
     assert len(found["series"]) <= SERIES_MAX + 1
-    assert json.dumps([shown(each) for _, each in thinned(history.trained, 10)], allow_nan=False)
+    assert json.dumps([finite_only(each) for _, each in thinned(history.trained, 10)], allow_nan=False)
     path.unlink()
     assert curves_document(history, CurveQuery())["total"] == 7, "read by somebody else while it was deleted"
     assert thinned(history.trained, 10) == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from muster.charts import assets, svg
-from muster.charts.report import JobReport, render_report, shown
+from muster.charts.report import JobReport, printable, render_report
 
 T = 1_795_000_000.0
 HOSTILE = "</script></pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'{{7*7}}\x1b[31m\u202e\x00"
@@ -149,8 +149,8 @@ def test_a_job_that_has_done_nothing_yet_has_a_report() -> None:
 
 
 def test_text_of_others_ends_somewhere() -> None:
-    assert shown("a\x07b\n\tc") == "a·b\n\tc"
-    assert shown("x" * 30, 10) == "x" * 10 + " … (20 characters more)"
+    assert printable("a\x07b\n\tc") == "a·b\n\tc"
+    assert printable("x" * 30, 10) == "x" * 10 + " … (20 characters more)"
 
 
 def test_a_curve_without_scripts_has_its_band_its_restart_and_a_label_as_text() -> None:

@@ -38,7 +38,7 @@ def test_who_starts_it_hears_what_jobs_may_do(
     landlock: int, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.local.sandbox.version", lambda: landlock)
-    monkeypatch.setattr("muster.local.seccomp.known", lambda: True)
+    monkeypatch.setattr("muster.local.seccomp.has_filter", lambda: True)
     monkeypatch.setattr("muster.local.mounts.available", lambda: True)
     up._welcome(up.PlatformOptions(StateFolder(Path("/s")), "127.0.0.1", 7))
     assert words in capsys.readouterr().err

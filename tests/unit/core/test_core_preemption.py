@@ -62,7 +62,7 @@ def yielding(plan: AdmissionPlan) -> dict[str, str]:
 def test_a_gang_of_a_lower_priority_makes_room_and_both_are_told_so() -> None:
     low, urgent = runs("low", "a", "b", "c", "d"), summary("urgent", gang(4, 5))
     plan = admit(seen(low, urgent), held(low))
-    (there,) = plan.held
+    (there,) = plan.reservations
     assert (there.yields_to, there.yields_because) == (
         "urgent",
         "preempted by team/urgent, which has priority 5 where this job has 0",
@@ -152,7 +152,7 @@ def test_what_is_free_counts() -> None:
     plan = admit(seen(one, urgent), held(one))
     assert yielding(plan) == {"one": "u"}
     small = summary("small", gang(1), age=-1)
-    assert [e.uid for e in admit(seen(one, urgent, small), plan.entries).held] == ["one"], "b, c and d are kept"
+    assert [e.uid for e in admit(seen(one, urgent, small), plan.entries).reservations] == ["one"], "b, c and d are kept"
 
 
 def test_half_nodes_are_put_out_together() -> None:
@@ -184,7 +184,7 @@ def test_the_nodes_are_kept_until_the_last_is_free_and_given_back_if_nobody_want
     back = replace(back, status=back.status.model_copy(update={"reservation": 1, "gang": type(one.status.gang)()}))
     half = admit(seen(back, two, urgent), plan.entries)
     assert yielding(half) == {"two": "u"}
-    assert {e.uid for e in half.held} == {"two"}, "who made room does not take it again"
+    assert {e.uid for e in half.reservations} == {"two"}, "who made room does not take it again"
     cancelled = summary("u", gang(4, 5, cancel=True))
     spared = admit(seen(back, two, cancelled), plan.entries)
     assert yielding(spared) == {}
@@ -205,11 +205,11 @@ def test_what_is_freed_for_one_gang_goes_to_no_other_whoever_is_gone_first() -> 
     # The node of the later one is free first. The earlier one waits for its own.
     on_a = waiting("on-a", age=99, reservation=1)
     later = admit(seen(on_a, on_b, any_type, needs_new, nodes=[a, b]), plan.entries)
-    assert {entry.uid: entry.nodes for entry in later.held} == {"on-b": ("b",), "needs-new": ("a",)}
+    assert {entry.uid: entry.nodes for entry in later.reservations} == {"on-b": ("b",), "needs-new": ("a",)}
     assert later.preemptions == ()
     urgent = summary("urgent", gang(1, 9))
     taken = admit(seen(on_a, on_b, any_type, needs_new, urgent, nodes=[a, b]), plan.entries)
-    assert ("urgent", ("a",)) in [(entry.uid, entry.nodes) for entry in taken.held], "of a higher priority"
+    assert ("urgent", ("a",)) in [(entry.uid, entry.nodes) for entry in taken.reservations], "of a higher priority"
 
 
 def test_an_order_is_taken_back_also_where_nobody_waits_any_more() -> None:
@@ -274,7 +274,7 @@ def test_what_was_borrowed_is_taken_back_by_whoever_is_entitled_to_it() -> None:
     waiting = [summary(f"nlp{i}", gang(), project="nlp", age=-i) for i in range(4)]
     plan = admit(seen(*jobs, *waiting, quotas=shared(cv=1, nlp=1)), held(*jobs))
     assert yielding(plan) == {"cv3": "nlp0", "cv2": "nlp1"}, "two of four nodes, the newest checkpoints first"
-    assert plan.held[3].yields_because == (
+    assert plan.reservations[3].yields_because == (
         "preempted by a gang of another project, for another project holds 0 GPUs of its share of 16, "
         "and project cv holds 32 GPUs of its share of 16"
     )

@@ -121,7 +121,7 @@ def test_a_prompt_and_its_answer_are_looked_up(tmp_path: Path) -> None:
         encoded = made.encode(text, add_special_tokens=False)
         assert tokenizer.encode_places(text) == (encoded.ids, encoded.offsets)
     assert tokenizer._words is not None
-    assert " Ωμέγα" in tokenizer._words.known
+    assert " Ωμέγα" in tokenizer._words.ids_by_word
 
 
 @pytest.mark.parametrize(
@@ -177,5 +177,5 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ids = cache.encode(text)
         assert ids is not None
         assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
-    assert 0 < len(cache.known) <= 50
-    assert max(map(len, cache.known)) <= word_cache.WORD_CHARACTERS_MAX
+    assert 0 < len(cache.ids_by_word) <= 50
+    assert max(map(len, cache.ids_by_word)) <= word_cache.WORD_CHARACTERS_MAX

@@ -201,9 +201,9 @@ def test_what_others_use_is_held_and_what_daemons_use_is_gone() -> None:
         others.put({"metadata": meta, "spec": {"nodeName": "node-0", "containers": [container]}})
     node = others.without_daemons(facts().node)
     assert (node.gpus, node.cpus, node.slots) == (6, 95.5, 108)
-    assert [(entry.nodes, entry.gpus, entry.cpus) for entry in others.held()] == [(("node-0",), 2, 0.5)]
+    assert [(entry.nodes, entry.gpus, entry.cpus) for entry in others.reservations()] == [(("node-0",), 2, 0.5)]
     others.keep_only({"a"})
-    assert others.held() == ()
+    assert others.reservations() == ()
 
 
 def test_an_older_version_never_replaces_a_newer_one() -> None:

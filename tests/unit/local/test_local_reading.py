@@ -13,7 +13,7 @@ from muster.contract.layout import StateFolder
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.operator.local.processes import WorkerKey
-from muster.operator.local.reading import HeartbeatReader, exit_without_record, log_tail, read_exit, shown
+from muster.operator.local.reading import HeartbeatReader, exit_without_record, log_tail, read_exit, redacted_exit
 
 KEY = WorkerKey("uid-1", attempt=3, worker=0)
 STRANGE = b'{"attempt":%d,"rank":%d,"pid":1,"phase":"step","step":9,"at":1,"progressedAt":1,"startedAt":1}'
@@ -205,5 +205,5 @@ def test_the_log_tail_has_whole_lines_and_needs_no_log(state: StateFolder) -> No
 def test_a_secret_of_the_job_reaches_no_status(state: StateFolder) -> None:
     (KEY.folder(state) / "log").write_text("login with hunter2-hunter2\n")
     ended = exit_without_record(state, KEY, 1, write=False).model_copy(update={"message": "bad key hunter2-hunter2"})
-    seen = shown(ended, {"WANDB_API_KEY": "hunter2-hunter2", "HF_TOKEN": "", "MODE": "login"})
+    seen = redacted_exit(ended, {"WANDB_API_KEY": "hunter2-hunter2", "HF_TOKEN": "", "MODE": "login"})
     assert (seen.message, seen.log_tail) == ("bad key ***", "login with ***\n")

@@ -36,7 +36,7 @@ from muster.local.sandbox import ADVICE, Sandbox, available, enter, state_proble
 from muster.storage.records import read_records
 from muster.storage.sources import LocalFile
 
-needs_seccomp = pytest.mark.skipif(not seccomp.known(), reason="this machine has no seccomp filter")
+needs_seccomp = pytest.mark.skipif(not seccomp.has_filter(), reason="this machine has no seccomp filter")
 needs_mounts = pytest.mark.skipif(not mounts.available(), reason="this machine lets nobody have mounts")
 needs_landlock = pytest.mark.skipif(not available(), reason="this kernel has no Landlock")
 

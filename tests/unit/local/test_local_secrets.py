@@ -18,7 +18,7 @@ from muster.operator.core.observed import Rejection
 from muster.operator.core.worker_summary import summarize_workers
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.processes import WorkerKey
-from muster.operator.local.reading import shown
+from muster.operator.local.reading import redacted_exit
 from muster.operator.local.secrets import SecretMissing, SecretReader
 from muster.operator.local.world import LocalWorld
 from muster.secrets.box import SecretBox, SecretsLocked
@@ -146,7 +146,7 @@ async def test_what_a_worker_says_of_its_secret_is_not_shown(tmp_path: Path) -> 
     await house.create()
     key = WorkerKey(house.uid, 1, 0)
     environment = {f"SECRET_{n}": value for n, value in enumerate(house.variables().values())}
-    said = shown(WorkerExit(exit_code=80, at=1.0, message=f"bad {VALUE}", log_tail=f"log {VALUE}"), environment)
+    said = redacted_exit(WorkerExit(exit_code=80, at=1.0, message=f"bad {VALUE}", log_tail=f"log {VALUE}"), environment)
     assert (said.message, said.log_tail) == ("bad ***", "log ***")
     await house.world.stop_workers(0.0)
     record = key.folder(house.world.state) / "exit.json"

@@ -91,7 +91,7 @@ def test_each_prompt_is_answered_and_scored_once(ranks: int) -> None:
     assert 0 < values[-1]["held/finished"] < 1, "else the test says little"
 
 
-@pytest.mark.skipif(not seccomp.known(), reason=f"no filter of system calls for {sys.platform}")
+@pytest.mark.skipif(not seccomp.has_filter(), reason=f"no filter of system calls for {sys.platform}")
 def test_programs_that_hang_or_eat_memory_are_told_of() -> None:
     programs = ["while True: pass", "x = bytearray(1 << 40)", "x = 4", "import time\ntime.sleep(1_000)", "x = 5"]
     said: list[str] = []

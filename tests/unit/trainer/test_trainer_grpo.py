@@ -266,8 +266,8 @@ def test_a_reward_models_score_is_added_by_its_weight() -> None:
     made, step = rollouts(DataParallel(1, (0,)), judge=LengthJudge(), rewardModel=scorer, scaleRewards=False)
     for micro in made.of(step).micro:
         assert isinstance(micro, RolloutBatch)
-        names = GrpoObjective(made._config).told
-        told = dict(zip(names, micro.told.unbind(1), strict=True))
+        names = GrpoObjective(made._config).reported
+        told = dict(zip(names, micro.reported.unbind(1), strict=True))
         lengths = told["answer_tokens"] - told["finished"]
         assert told["rewards/reward_model"].tolist() == lengths.tolist()
         assert told["reward"].tolist() == (told["rewards/ascii"] + 0.5 * lengths).tolist()
@@ -279,8 +279,8 @@ def test_programs_stopped_at_a_limit_are_reported_with_the_step(monkeypatch: pyt
     limits = {"unitTests": {"column": "answer", "timeoutSeconds": 0.2}}
     made, step = rollouts(DataParallel(1, (0,)), verifiers=[limits])
     objective = GrpoObjective(made._config)
-    told = torch.cat([micro.told for micro in made.of(step).micro if isinstance(micro, RolloutBatch)])
-    values = dict(zip(objective.told, told.mean(0).tolist(), strict=True))
+    told = torch.cat([micro.reported for micro in made.of(step).micro if isinstance(micro, RolloutBatch)])
+    values = dict(zip(objective.reported, told.mean(0).tolist(), strict=True))
     assert (values["rewards/unit_tests"], values["reward"]) == (0, 0)
     assert (values["unit_tests/out_of_time"], values["unit_tests/out_of_memory"]) == (1, 0)
 

@@ -48,7 +48,7 @@ def test_the_divergence_is_that_from_what_the_job_started_from(tmp_path: Path) -
     assert list(beside) == [REWARD_MODEL, REFERENCE]
     objective = objective_of(given, {path: each.model for path, each in beside.items()})
     batch = rollout()
-    batch.told = torch.zeros(4, len(objective.told))  # type: ignore[attr-defined]
+    batch.reported = torch.zeros(4, len(objective.reported))  # type: ignore[attr-defined]
     same = objective.loss(policy(9), batch)
     assert same.values is not None
     assert dict(zip(objective.names, same.values[:, 0].tolist(), strict=True))["kl"] == 0.0

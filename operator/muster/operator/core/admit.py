@@ -67,7 +67,7 @@ class AdmissionPlan:
     """Preemptions that start now."""
 
     @property
-    def held(self) -> tuple[NodeReservation, ...]:
+    def reservations(self) -> tuple[NodeReservation, ...]:
         """The reservations without those that only keep nodes while others make room."""
         return tuple(entry for entry in self.entries if not entry.nominated)
 
@@ -77,7 +77,7 @@ def admit(fleet: Fleet, reservations: tuple[NodeReservation, ...]) -> AdmissionP
     queue, elastic = _queue(fleet, entries), [job for job in fleet.jobs if _may_grow(fleet, job, entries)]
     months = MonthBudgets(fleet)
     if not queue and not elastic and not any(entry.yields_to for entry in entries):
-        return AdmissionPlan(tuple(entries), {}, budgets=months.told(), look_after=_look_after(fleet, months))
+        return AdmissionPlan(tuple(entries), {}, budgets=months.waits(), look_after=_look_after(fleet, months))
     space = FleetSpace(fleet.nodes, (*_ours(fleet, entries), *fleet.others))
     quotas = QuotaBook(fleet, entries)
     nominations = NominationPass(fleet, reservations, queue)
@@ -135,7 +135,7 @@ def admit(fleet: Fleet, reservations: tuple[NodeReservation, ...]) -> AdmissionP
     entries += _growth(fleet, elastic, space, quotas, months, starving)
     waiting = {uid for uid, wait in waits.items() if wait.code == Code.AWAITING_PREEMPTION}
     entries_held = preemptor.put_out(entries, waiting) + nominations.entries(preemptor.kept, waiting)
-    return AdmissionPlan(entries_held, waits, months.told(), _look_after(fleet, months), tuple(preemptor.made))
+    return AdmissionPlan(entries_held, waits, months.waits(), _look_after(fleet, months), tuple(preemptor.made))
 
 
 def _still_held(fleet: Fleet, reservations: tuple[NodeReservation, ...]) -> tuple[NodeReservation, ...]:

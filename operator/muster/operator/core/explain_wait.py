@@ -53,7 +53,7 @@ class HolderIndex:
         """`entries` is the list to which admission adds while it goes through the queue."""
         self._nodes, self._entries, self._others = fleet.nodes, entries, fleet.others
         self._jobs = {job.uid: job for job in fleet.jobs}
-        self._known: dict[tuple[WorkerShape, str], _NodeHolders] = {}
+        self._holders_by_shape: dict[tuple[WorkerShape, str], _NodeHolders] = {}
         self._said: dict[tuple[WorkerShape, str, str], str] = {}
 
     def words(self, reader: JobSummary, shape: WorkerShape, pool: str = "") -> str:
@@ -64,9 +64,9 @@ class HolderIndex:
         """
         key = (shape, pool, reader.project)
         if key not in self._said:
-            if (shape, pool) not in self._known:
-                self._known[shape, pool] = self._work_out(shape, pool)
-            self._said[key] = _describe_holding(self._known[shape, pool], reader.project)
+            if (shape, pool) not in self._holders_by_shape:
+                self._holders_by_shape[shape, pool] = self._work_out(shape, pool)
+            self._said[key] = _describe_holding(self._holders_by_shape[shape, pool], reader.project)
         return self._said[key]
 
     def _work_out(self, shape: WorkerShape, pool: str) -> _NodeHolders:

@@ -58,18 +58,18 @@ class FleetShares:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._held: dict[str, dict[int, int]] = {}  # GPUs by project and priority
+        self._gpus: dict[str, dict[int, int]] = {}  # GPUs by project and priority
         self._total: dict[str, int] = {}
         self.active = any(q.weight is not None or q.guaranteed_gpus is not None for q in fleet.quotas.values())
         self.entitled: dict[str, float] = self._entitled() if self.active else {}
 
     def hold(self, job: JobSummary, gpus: int) -> None:
         """Record that the job holds so many more GPUs (fewer, if negative)."""
-        levels, priority = self._held.setdefault(job.project, {}), self._fleet.priority(job)
+        levels, priority = self._gpus.setdefault(job.project, {}), self._fleet.priority(job)
         levels[priority] = levels.get(priority, 0) + gpus
         self._total[job.project] = self._total.get(job.project, 0) + gpus
 
-    def held(self, project: str) -> int:
+    def gpus_of(self, project: str) -> int:
         return self._total.get(project, 0)
 
     def within(self, project: str, priority: int, change: int = 0) -> float:
@@ -120,11 +120,11 @@ class FleetShares:
         if not self.active:
             return ""
         share, whose = self.entitled.get(project, 0.0), describe_project(reader, project)
-        return f"{whose} holds {plural(self.held(project), 'GPU')} of its share of {share:.4g}"
+        return f"{whose} holds {plural(self.gpus_of(project), 'GPU')} of its share of {share:.4g}"
 
     def _held_from(self, project: str, priority: int) -> int:
         """GPUs that the project holds by gangs of that priority or a higher one."""
-        return sum(gpus for level, gpus in self._held.get(project, {}).items() if level >= priority)
+        return sum(gpus for level, gpus in self._gpus.get(project, {}).items() if level >= priority)
 
     def _entry(
         self, project: str, priority: int, jobs: deque[JobSummary]

@@ -108,7 +108,7 @@ class MonthBudgets:
         """Record that the job is given so many more nodes."""
         self._use(job, nodes, job.spec.gang.gpus_per_node, instance_type, capacity)
 
-    def told(self) -> dict[str, QueueWait]:
+    def waits(self) -> dict[str, QueueWait]:
         """Return the waits of running jobs that must stop because their budget is used up, and of those that stopped
         for it and may continue because there is a budget again."""
         waits = {}

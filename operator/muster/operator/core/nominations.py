@@ -17,18 +17,18 @@ class NominationPass:
     def __init__(self, fleet: Fleet, reservations: Iterable[NodeReservation], queue: Iterable[JobSummary]) -> None:
         waiting = {job.uid: fleet.priority(job) for job in queue}
         self._fleet = fleet
-        self._known = {entry.uid: entry for entry in reservations if entry.nominated and entry.uid in waiting}
+        self._nominated = {entry.uid: entry for entry in reservations if entry.nominated and entry.uid in waiting}
         self._by_priority: dict[int, list[NodeReservation]] = {}
         self._kept: dict[str, tuple[str, ...]] = {}
-        for entry in self._known.values():
+        for entry in self._nominated.values():
             self._by_priority.setdefault(waiting[entry.uid], []).append(entry)
 
     def __contains__(self, uid: object) -> bool:
-        return uid in self._known
+        return uid in self._nominated
 
     def nodes(self, uid: str) -> tuple[str, ...]:
         """Return the gang's nominated nodes as they were when the pass began."""
-        return self._known[uid].nodes if uid in self._known else ()
+        return self._nominated[uid].nodes if uid in self._nominated else ()
 
     def turn(self, job: JobSummary, space: FleetSpace) -> None:
         """The job is next: it may have its own, and not those of its equals. Jobs come by priority: gangs of a higher
@@ -44,7 +44,7 @@ class NominationPass:
         jobs = {job.uid: job for job in self._fleet.jobs}
         return tuple(
             nomination
-            if (nomination := self._known.get(uid)) is not None and nomination.nodes == nodes
+            if (nomination := self._nominated.get(uid)) is not None and nomination.nodes == nodes
             # Of a number that no job asks by, so that nobody takes it for nodes that the job was given.
             else NodeReservation(uid, -1, jobs[uid].namespace, nodes, "", "", at=self._fleet.now, nominated=True)
             for uid, nodes in kept.items()

@@ -133,7 +133,7 @@ class FleetSpace:
     """The free part of the fleet. Nodes that are not ready are not in it."""
 
     nodes: Iterable[FleetNode]
-    held: Iterable[NodeReservation]
+    reservations: Iterable[NodeReservation]
     _rooms: dict[str, NodeSpace] = field(init=False)
     _fitting: dict[WorkerShape, _Candidates] = field(init=False, default_factory=dict)
     _set_aside: set[str] = field(init=False, default_factory=set)
@@ -143,7 +143,7 @@ class FleetSpace:
     def __post_init__(self) -> None:
         ready = sorted((node for node in self.nodes if node.ready), key=lambda node: node.name)
         self._rooms = {n.name: NodeSpace(n, n.gpus, n.cpus, n.memory_bytes, n.slots) for n in ready}
-        for name, need in needs_by_node(self.held):
+        for name, need in needs_by_node(self.reservations):
             if (room := self._rooms.get(name)) is not None:
                 _take(room, need)
 

@@ -93,7 +93,7 @@ class PreemptionPlanner:
                 shares.hold(self._jobs[uid], -sum(shape.gpus for shape in holders[uid]))
         self._victims = VictimSelector(fleet, entries, shares, self.yielding)
         self._costs: dict[str, float] = {}
-        self._told: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
         self._failed: set[tuple[object, ...]] = set()
         self._tries = 0
         self.made: list[GangPreemption] = []
@@ -163,7 +163,7 @@ class PreemptionPlanner:
         for entry in entries:
             job, eviction = orders.get(entry.uid, (None, None))
             if job is not None and eviction is not None:
-                after.append(replace(entry, yields_to=job.uid, yields_because=self._told[entry.uid]))
+                after.append(replace(entry, yields_to=job.uid, yields_because=self._reasons[entry.uid]))
                 if eviction.kept:
                     after.append(replace(entry, number=entry.number + 1, nodes=eviction.kept, at=self._fleet.now))
             elif entry.yields_to and entry.yields_to not in waiting and (entry.uid, entry.number) not in later:
@@ -188,7 +188,7 @@ class PreemptionPlanner:
             victim = eviction.job
             self._victims.all.pop(victim.uid)
             self.yielding[victim.uid] = job.uid
-            self._told[victim.uid] = f"preempted by {describe_job(victim, job)}, {self._why(job, victim, victim)}"
+            self._reasons[victim.uid] = f"preempted by {describe_job(victim, job)}, {self._why(job, victim, victim)}"
         for eviction in preemption.evictions:
             shares.hold(eviction.job, -eviction.gpus)
         shares.hold(job, ask.sizes[-1] * ask.shape.gpus)

@@ -15,7 +15,7 @@ def preview(fleet: Fleet, reservations: tuple[NodeReservation, ...], job: JobSum
     """The very pass that admission makes, with this job in the queue as well."""
     others = tuple(other for other in fleet.jobs if other.uid != job.uid)
     plan = admit(replace(fleet, jobs=(*others, job)), reservations)
-    nodes = tuple(node for entry in plan.held if entry.uid == job.uid for node in entry.nodes)
+    nodes = tuple(node for entry in plan.reservations if entry.uid == job.uid for node in entry.nodes)
     wait = plan.waits.get(job.uid)
     evictions = tuple(
         _previewed(eviction, because, fleet.now)

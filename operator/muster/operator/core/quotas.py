@@ -50,7 +50,7 @@ class _UsageLimit:
     gpus: int | None
     gangs: int | None
     processes: int | None = None
-    held: dict[str, QuotaAmount] = field(default_factory=dict)
+    by_job: dict[str, QuotaAmount] = field(default_factory=dict)
     """Amount by the uid of each job that holds nodes."""
     total: QuotaAmount = _NOTHING
     """Held in all."""
@@ -60,7 +60,7 @@ class _UsageLimit:
     """Amount that is kept for it."""
 
     def add(self, uid: str, more: QuotaAmount) -> None:
-        self.held[uid] = self.held.get(uid, _NOTHING) + more
+        self.by_job[uid] = self.by_job.get(uid, _NOTHING) + more
         self.total += more
         if uid == self.kept_for:
             self.kept_for, self.kept = "", _NOTHING
@@ -97,9 +97,9 @@ class _UsageLimit:
             self.kept_for, self.kept = uid, amount
 
     def _may_run(self, uid: str) -> bool:
-        if self.gangs is None or uid in self.held:
+        if self.gangs is None or uid in self.by_job:
             return True
-        return len(self.held) + (self.kept_for not in ("", uid)) < self.gangs
+        return len(self.by_job) + (self.kept_for not in ("", uid)) < self.gangs
 
 
 class QuotaBook:
@@ -168,9 +168,9 @@ class QuotaBook:
                 f"that {limit.whose} may hold are left"
             )
         else:
-            said = f"{limit.whose} may run {plural(limit.gangs or 0, 'gang')} at a time and runs {len(limit.held)}"
+            said = f"{limit.whose} may run {plural(limit.gangs or 0, 'gang')} at a time and runs {len(limit.by_job)}"
         parts = [said]
-        if limit.held:
+        if limit.by_job:
             parts.append(f"held by {self._holders(limit, job, kind or 'gpus')}")
         if limit.kept_for not in ("", job.uid):
             parts.append(f"room is kept for {describe_job(job, self._jobs[limit.kept_for])}, which has waited longer")
@@ -178,10 +178,10 @@ class QuotaBook:
 
     def _holders(self, limit: _UsageLimit, reader: JobSummary, kind: str) -> str:
         most = heapq.nsmallest(
-            HOLDERS_NAMED_MAX, limit.held.items(), key=lambda item: (-getattr(item[1], kind), item[0])
+            HOLDERS_NAMED_MAX, limit.by_job.items(), key=lambda item: (-getattr(item[1], kind), item[0])
         )
         named = ", ".join(f"{describe_job(reader, self._jobs[uid])} ({_counted(amount, kind)})" for uid, amount in most)
-        more = len(limit.held) - len(most)
+        more = len(limit.by_job) - len(most)
         return named + (f" and {more} more" if more else "")
 
     def _concerning(self, job: JobSummary) -> tuple[_UsageLimit, ...]:

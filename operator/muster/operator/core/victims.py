@@ -48,7 +48,7 @@ class VictimSelector:
             uid
             for uid, victim in self.all.items()
             if victim.project != job.project
-            and shares.held(victim.project) > shares.entitled.get(victim.project, 0.0)
+            and shares.gpus_of(victim.project) > shares.entitled.get(victim.project, 0.0)
             and self._yields_to_equals(victim, priority)
         }
 

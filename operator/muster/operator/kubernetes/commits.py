@@ -22,16 +22,16 @@ class JobCommits:
         self._heartbeats = heartbeats
         self._listing = CommitListing()
         self._lookup = CommitLookup(self._list)
-        self._known: dict[str, tuple[float, KnownCommits]] = {}  # job uid → when listed, newest
+        self._by_uid: dict[str, tuple[float, KnownCommits]] = {}  # job uid → when listed, newest
 
     def forget(self, uid: str) -> None:
         """The job is gone."""
-        self._known.pop(uid, None)
+        self._by_uid.pop(uid, None)
         self._lookup.forget(uid)
 
     async def of(self, job: CachedJob, folder: str, pods: tuple[PodState, ...], fresh: bool) -> KnownCommits:
         """Listing costs a request to the store, so it waits for a sign that there is something new."""
-        listed_at, previous = self._known.get(job.uid, (-1e9, KnownCommits()))
+        listed_at, previous = self._by_uid.get(job.uid, (-1e9, KnownCommits()))
         beats = (beat for pod in pods for beat in observe.last_heartbeat(pod) or self._heartbeats.of(pod))
         reported_step = max((beat.last_commit_step or 0 for beat in beats), default=0)
         if not job.status.attempt:
@@ -40,7 +40,7 @@ class JobCommits:
         if not fresh and not is_news and time.monotonic() - listed_at < COMMITS_SECONDS:
             return previous
         commits = await self._lookup.look(job.uid, folder)
-        self._known[job.uid] = (time.monotonic(), commits)
+        self._by_uid[job.uid] = (time.monotonic(), commits)
         return commits
 
     def _list(self, folder: str) -> tuple[CommitSummary, ...]:

@@ -46,7 +46,7 @@ class FleetView:
     def reports(self) -> tuple[NodeReport, ...]:
         """Return the reports of the nodes' state."""
         usable = {node.name: node for node in self._usable()}
-        return node_reports(self._nodes.facts(), usable, self.others.held())
+        return node_reports(self._nodes.facts(), usable, self.others.reservations())
 
     def _usable(self) -> tuple[FleetNode, ...]:
         return self.slices.counted(self._nodes.fleet(self.others))
@@ -67,5 +67,5 @@ class FleetView:
             if (present is None or present(job)) and not (job.invalid and not job.status.gang.nodes)
         )
         summaries = tuple(job.summary for job in jobs)
-        nodes, others = self._usable(), self.others.held()
+        nodes, others = self._usable(), self.others.reservations()
         return Fleet(now, fresh, nodes, summaries, self._limits, quotas, others, self.priorities.values, self._prices)

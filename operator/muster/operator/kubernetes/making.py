@@ -57,7 +57,7 @@ class PodMaker:
             pod = read_pod(item)
         except (OSError, UnrenderableJob) as error:
             if isinstance(error, ApiError) and error.reason == "AlreadyExists":
-                return await self._found(job, action)
+                return await self._existing_pod(job, action)
             return rejected(error, time.time())
         assert pod is not None, "we made its labels"
         self._pods.keep(pod)
@@ -73,7 +73,7 @@ class PodMaker:
         gang.decorate(manifest, ref)
         return manifest
 
-    async def _found(self, job: CachedJob, action: CreateWorker) -> PodState | Rejected:
+    async def _existing_pod(self, job: CachedJob, action: CreateWorker) -> PodState | Rejected:
         """A pod of that name is there: ours, unless an earlier job of the same name has left it."""
         name = worker_name(job.name, action.attempt, action.worker)
         item = await self._client.get(paths.core(job.namespace, "pods", name))

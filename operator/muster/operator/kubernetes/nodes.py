@@ -287,7 +287,7 @@ class ForeignUsage:
             slots=max(0, node.slots - int(pods) - int(others)),
         )
 
-    def held(self) -> tuple[NodeReservation, ...]:
+    def reservations(self) -> tuple[NodeReservation, ...]:
         """Return what the others use, node by node; it may become free."""
         return tuple(
             NodeReservation(f"others/{node}", 0, "", (node,), "", "", int(gpus), cpus, int(memory))

@@ -16,7 +16,7 @@ class QuotaReader:
 
     def __init__(self, client: ApiClient, namespace: str, on_error: Callable[[str, Exception], None]) -> None:
         self._client, self._namespace, self._on_error = client, namespace, on_error
-        self._known: Mapping[str, ProjectQuota] = {}
+        self._quotas: Mapping[str, ProjectQuota] = {}
         self._version = ""
 
     async def read(self) -> Mapping[str, ProjectQuota]:
@@ -26,12 +26,12 @@ class QuotaReader:
         except ApiError as error:
             if error.status != 404:
                 raise
-            self._known, self._version = {}, ""
-            return self._known
+            self._quotas, self._version = {}, ""
+            return self._quotas
         version = item["metadata"]["resourceVersion"]
         if version != self._version:
-            self._known, faults = read_quotas(item.get("data") or {}, self._known)
+            self._quotas, faults = read_quotas(item.get("data") or {}, self._quotas)
             self._version = version
             for fault in faults:
                 self._on_error(f"ConfigMap {self._namespace}/{QUOTAS}", ValueError(fault))
-        return self._known
+        return self._quotas

@@ -26,12 +26,12 @@ class ReservationStore:
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client, self._namespace = client, namespace
-        self._known: dict[str, tuple[NodeReservation, ...]] = {}  # by the job's uid, as last read or written
+        self._by_job: dict[str, tuple[NodeReservation, ...]] = {}  # by the job's uid, as last read or written
         self._version = ""
 
     def of(self, uid: str) -> tuple[NodeReservation, ...]:
         """The job's entries, as last known. A stale grant can't mislead: its number says which request it answers."""
-        return self._known.get(uid, ())
+        return self._by_job.get(uid, ())
 
     async def read(self) -> ReservationSet:
         """Raises UnreadableDocument when it is there and makes no sense."""
@@ -43,7 +43,7 @@ class ReservationStore:
             return self._keep((), "")
         version = item["metadata"]["resourceVersion"]
         if version == self._version:
-            return ReservationSet(tuple(entry for entries in self._known.values() for entry in entries), version)
+            return ReservationSet(tuple(entry for entries in self._by_job.values() for entry in entries), version)
         return self._keep(_decode(item), version)
 
     async def write(self, entries: tuple[NodeReservation, ...], version: str) -> None:
@@ -78,7 +78,7 @@ class ReservationStore:
         by_job: dict[str, list[NodeReservation]] = {}
         for entry in entries:
             by_job.setdefault(entry.uid, []).append(entry)
-        self._known, self._version = {uid: tuple(mine) for uid, mine in by_job.items()}, version
+        self._by_job, self._version = {uid: tuple(mine) for uid, mine in by_job.items()}, version
         return ReservationSet(entries, version)
 
 

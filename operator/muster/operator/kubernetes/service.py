@@ -150,7 +150,7 @@ async def _lead(
         events.refused,
         prices,
     )
-    metrics.show_jobs(world.phases, world.known, prices)
+    metrics.show_jobs(world.phases, world.job_summaries, prices)
     metrics.registry.register(_AgentCollector(world.nodes.agents))
     port = server.server_address[1]
     log.info("operator leads", identity=identity, server=client.connection.server, pid=os.getpid(), port=port)

@@ -191,7 +191,7 @@ class KubernetesWorld:
         """The nodes as they were last seen."""
         return self._fleet.reports()
 
-    def known(self) -> tuple[JobSummary, ...]:
+    def job_summaries(self) -> tuple[JobSummary, ...]:
         """Return all jobs in short, from any thread."""
         cached = (self.job_cache.get(uid) for uid in self.job_cache.uids())
         return tuple(job.summary for job in cached if job is not None)
@@ -207,7 +207,7 @@ class KubernetesWorld:
 
     def phases(self) -> dict[str, int]:
         """Return the number of jobs in each phase. It may be called from any thread."""
-        return Counter(str(job.status.phase) for job in self.known())
+        return Counter(str(job.status.phase) for job in self.job_summaries())
 
     async def close(self) -> None:
         await self._creator.close()

@@ -65,9 +65,9 @@ class JobCache:
             for uid in self._cluster.written_after(self._version):
                 self._look(uid)
             self._version = version
-        return self.known()
+        return self.job_summaries()
 
-    def known(self) -> tuple[JobSummary, ...]:
+    def job_summaries(self) -> tuple[JobSummary, ...]:
         """Return the jobs as of the last read."""
         return tuple(self._jobs.values())
 

@@ -13,15 +13,15 @@ class QuotaReader:
 
     def __init__(self, cluster: LocalCluster, on_error: Callable[[Exception], None]) -> None:
         self._cluster, self._on_error = cluster, on_error
-        self._known: Mapping[str, ProjectQuota] = {}
+        self._quotas: Mapping[str, ProjectQuota] = {}
         self._written: Mapping[str, str] = {}
 
     def read(self) -> Mapping[str, ProjectQuota]:
         """Return the quotas by project."""
         written = self._cluster.quotas()
         if written != self._written:
-            self._known, faults = read_quotas(written, self._known)
+            self._quotas, faults = read_quotas(written, self._quotas)
             self._written = written
             for fault in faults:
                 self._on_error(ValueError(fault))
-        return self._known
+        return self._quotas

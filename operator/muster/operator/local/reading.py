@@ -58,11 +58,11 @@ class HeartbeatReader:
     ) -> None:
         self._state = state
         self._now, self._monotonic = now, monotonic
-        self._known: dict[WorkerKey, dict[str, _HeartbeatFile]] = {}
+        self._beat_files: dict[WorkerKey, dict[str, _HeartbeatFile]] = {}
 
     def read(self, key: WorkerKey) -> tuple[Heartbeat, ...]:
         """The newest readable heartbeat of each rank, in rank order, its `at` and `progressed_at` as seen from here."""
-        by_name = self._known.setdefault(key, {})
+        by_name = self._beat_files.setdefault(key, {})
         for name, stamp in _heartbeat_files(key.folder(self._state)):
             previous = by_name.get(name)
             if previous is None or previous.stamp != stamp:
@@ -75,7 +75,7 @@ class HeartbeatReader:
         return self._now()
 
     def forget(self, key: WorkerKey) -> None:
-        self._known.pop(key, None)
+        self._beat_files.pop(key, None)
 
     def _parse(
         self, key: WorkerKey, name: str, stamp: tuple[int, int, int], previous: _HeartbeatFile | None
@@ -142,7 +142,7 @@ def exit_without_record(state: StateFolder, key: WorkerKey, exit_code: int | Non
     return ended
 
 
-def shown(ended: WorkerExit, environment: Mapping[str, str]) -> WorkerExit:
+def redacted_exit(ended: WorkerExit, environment: Mapping[str, str]) -> WorkerExit:
     """The exit as it may enter a status: no secret of the job's environment in it."""
     return ended.model_copy(
         update={

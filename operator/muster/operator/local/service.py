@@ -83,7 +83,7 @@ async def _operate(
     )
     url = f"http://{settings.host}:{port}"
     claim.tell(url, settings.nodes, settings.gpus_per_node)
-    metrics.show_jobs(world.phases, world.known, prices)
+    metrics.show_jobs(world.phases, world.job_summaries, prices)
     pages["/metrics/ranks"] = lambda: GetPage(CONTENT_TYPE, world.rank_pages().encode())
     log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
     async with sources.opened(world, world.current_attempt, world.enqueue) as heard:

@@ -12,7 +12,7 @@ from muster.contract.names import EXIT_RECORD
 from muster.operator.core.observed import ObservedWorker, WorkerState
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey, WorkerProcess, WorkerRecord
-from muster.operator.local.reading import HeartbeatReader, exit_without_record, read_exit, shown
+from muster.operator.local.reading import HeartbeatReader, exit_without_record, read_exit, redacted_exit
 
 LOST = "ProcessLost"  # Worker.reason: the processes are gone and nobody said why
 OOM_KILLED = "OOMKilled"  # Worker.reason: as a kubelet calls it, so that a job is told the same in every world
@@ -95,7 +95,7 @@ class LocalWorkers:
             node=record.node if record else "",
             state=WorkerState.EXITED if ended else WorkerState.RUNNING,
             created_at=started_at,
-            exit=shown(ended, environment) if ended else None,
+            exit=redacted_exit(ended, environment) if ended else None,
             heartbeats=self._heartbeats.read(key),
             removing=removing,
             reason=reason,

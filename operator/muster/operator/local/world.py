@@ -151,13 +151,13 @@ class LocalWorld:
         """The virtual nodes, each with what its notices say."""
         return self._fleet.reports()
 
-    def known(self) -> tuple[JobSummary, ...]:
+    def job_summaries(self) -> tuple[JobSummary, ...]:
         """Return all jobs in short, as of the last admission."""
-        return self._fleet.jobs.known()
+        return self._fleet.jobs.job_summaries()
 
     def rank_pages(self) -> str:
         """Return the metrics of all ranks on this machine: their own ports are random and open to this machine only."""
-        jobs = {job.uid: job for job in self._fleet.jobs.known()}
+        jobs = {job.uid: job for job in self._fleet.jobs.job_summaries()}
         places = [
             ({
                 "job_name": jobs[key.job_uid].name, "job_namespace": jobs[key.job_uid].namespace,
@@ -182,7 +182,7 @@ class LocalWorld:
 
     def phases(self) -> dict[str, int]:
         """Return the number of jobs in each phase, as of the last admission."""
-        return Counter(str(job.status.phase) for job in self._fleet.jobs.known())
+        return Counter(str(job.status.phase) for job in self._fleet.jobs.job_summaries())
 
     async def adopt(self) -> tuple[tuple[WorkerRecord, ...], tuple[WorkerKey, ...]]:
         """Take over what runs here. Returns the gangs' workers, and those of jobs that are no more: these are ended."""
@@ -266,13 +266,13 @@ class ReservationFile:
 
     def __init__(self, state: StateFolder) -> None:
         self._path = state.root / "reservations.json"
-        self._known: ReservationSet | None = None
+        self._cached_set: ReservationSet | None = None
 
     def read(self) -> ReservationSet:
         """Raises UnreadableDocument when the file is there and makes no sense."""
-        if self._known is None:
-            self._known = self._load()
-        return self._known
+        if self._cached_set is None:
+            self._cached_set = self._load()
+        return self._cached_set
 
     def write(self, entries: tuple[NodeReservation, ...], version: str) -> None:
         if version != self.read().version:
@@ -280,7 +280,7 @@ class ReservationFile:
         following = ReservationSet(entries, str(int(version) + 1))
         document = b'{"version":"%s","entries":%s}' % (following.version.encode(), _ENTRIES.dump_json(entries))
         write_whole(self._path, document.decode())
-        self._known = following
+        self._cached_set = following
 
     def _load(self) -> ReservationSet:
         try:

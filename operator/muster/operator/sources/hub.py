@@ -26,7 +26,7 @@ class SignalHub:
 
     def __init__(self, current: Callable[[str], int | None], enqueue: Callable[[str], None]) -> None:
         self._current, self._enqueue = current, enqueue
-        self._told: dict[str, dict[Key, Signal]] = {}
+        self._signals: dict[str, dict[Key, Signal]] = {}
         self._lock = threading.Lock()
 
     def take(self, source: str, report: SignalReport) -> Outcome:
@@ -38,10 +38,10 @@ class SignalHub:
 
     def withdraw(self, source: str, uid: str, key: str) -> Outcome:
         with self._lock:
-            signals = self._told.get(uid, {})
+            signals = self._signals.get(uid, {})
             withdrawn = signals.pop((source, key), None)
             if not signals:
-                self._told.pop(uid, None)
+                self._signals.pop(uid, None)
         if withdrawn is not None:
             self._enqueue(uid)
         return Outcome.RESOLVED
@@ -50,7 +50,7 @@ class SignalHub:
         """Replace the reports of this source by these."""
         by_key = {(report.uid, report.key): report for report in reports}
         with self._lock:
-            here = [(uid, key) for uid, signals in self._told.items() for from_, key in signals if from_ == source]
+            here = [(uid, key) for uid, signals in self._signals.items() for from_, key in signals if from_ == source]
         for uid, key in here:
             if (uid, key) not in by_key:
                 self.withdraw(source, uid, key)
@@ -60,18 +60,18 @@ class SignalHub:
     def signals(self, uid: str, attempt: int) -> tuple[Signal, ...]:
         """Return the signals of this attempt. Those of earlier ones are dropped."""
         with self._lock:
-            by_key = self._told.get(uid)
+            by_key = self._signals.get(uid)
             if by_key is None:
                 return ()
             for key in [key for key, signal in by_key.items() if signal.attempt < attempt]:
                 del by_key[key]
             if not by_key:
-                del self._told[uid]
+                del self._signals[uid]
             return tuple(signal for signal in by_key.values() if signal.attempt == attempt)
 
     def forget(self, uid: str) -> None:
         with self._lock:
-            self._told.pop(uid, None)
+            self._signals.pop(uid, None)
 
     def _keep(self, source: str, report: SignalReport) -> Outcome:
         attempt = self._current(report.uid)
@@ -81,9 +81,9 @@ class SignalHub:
         if attempt != report.signal.attempt:
             return Outcome.ATTEMPT_GONE
         with self._lock:
-            if report.uid not in self._told and len(self._told) >= JOBS_MAX:
+            if report.uid not in self._signals and len(self._signals) >= JOBS_MAX:
                 return Outcome.TOO_MANY
-            signals = self._told.setdefault(report.uid, {})
+            signals = self._signals.setdefault(report.uid, {})
             key = (source, report.key)
             if (previous := signals.get(key)) is not None and previous.attempt == attempt:
                 return Outcome.REPEATED

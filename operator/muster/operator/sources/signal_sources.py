@@ -60,7 +60,7 @@ class SignalSources:
         return self._settings.prometheus_url
 
     def _prometheus(self, hub: SignalHub) -> PrometheusPoller:
-        log.info("asking Prometheus", url=_shown(self._url))
+        log.info("asking Prometheus", url=_without_password(self._url))
         return PrometheusPoller(
             self._url, hub, self._on_prometheus_answer, token_in(self._settings.prometheus_token_file)
         )
@@ -71,10 +71,12 @@ class SignalSources:
             return
         self._prometheus_down = error is not None
         if error is None:
-            log.info("Prometheus answers again", url=_shown(self._url))
+            log.info("Prometheus answers again", url=_without_password(self._url))
         else:
-            why = f"{type(error).__name__}: {error}"[:300].replace(self._url, _shown(self._url))
-            log.warning("Prometheus does not answer; heartbeats are enough", url=_shown(self._url), error=why)
+            why = f"{type(error).__name__}: {error}"[:300].replace(self._url, _without_password(self._url))
+            log.warning(
+                "Prometheus does not answer; heartbeats are enough", url=_without_password(self._url), error=why
+            )
 
 
 def _enqueue_from_thread(loop: asyncio.AbstractEventLoop, enqueue: Callable[[str], None], uid: str) -> None:
@@ -83,7 +85,7 @@ def _enqueue_from_thread(loop: asyncio.AbstractEventLoop, enqueue: Callable[[str
         loop.call_soon_threadsafe(enqueue, uid)
 
 
-def _shown(url: str) -> str:
+def _without_password(url: str) -> str:
     """Return the address without the password that may be in it."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

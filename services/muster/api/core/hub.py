@@ -41,7 +41,7 @@ class NotificationHub:
         self.untold: set[str] | None = None
         self.has_untold = asyncio.Event()
         self.heard = False
-        self.told = 0  # how often anybody was woken: what was read since the last time has all news of this process
+        self.wakes = 0  # how often anybody was woken: what was read since the last time has all news of this process
 
     @property
     def poll_seconds(self) -> float:
@@ -55,12 +55,12 @@ class NotificationHub:
             self.has_untold.set()
 
     def wake(self, job_id: str) -> None:
-        self.told += 1
+        self.wakes += 1
         for news in (*self._waiting.get(job_id, ()), *self._waiting.get(ANY_JOB, ())):
             news.came.set()
 
     def wake_all(self) -> None:
-        self.told += 1
+        self.wakes += 1
         for waiting in self._waiting.values():
             for news in waiting:
                 news.came.set()

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.database.tables import SweepRow
 from muster.api.core.http.body import read_body
-from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.idempotency import IdempotencyKey, attempted
 from muster.api.core.services import Services, ServicesDependency
@@ -42,7 +42,7 @@ _NOTE = "A TrainingJob's document, and above its spec what to try. Every trial i
     response_model=SweepDetail,
     dependencies=[writes],
     summary="Create a sweep",
-    responses={201: shown(examples.DETAIL, "Stored"), **problems(*_REFUSED)},
+    responses={201: example_reply(examples.DETAIL, "Stored"), **problems(*_REFUSED)},
     openapi_extra=body(SweepDocument, examples.EXAMPLE_SWEEP, note=_NOTE),
 )
 async def create_sweep(
@@ -64,7 +64,7 @@ async def create_sweep(
     dependencies=[reads],
     summary="List sweeps",
     responses={
-        200: shown({"items": [examples.SUMMARY], "nextCursor": None}, "A page, newest first"),
+        200: example_reply({"items": [examples.SUMMARY], "nextCursor": None}, "A page, newest first"),
         **problems("invalid_cursor", "invalid_parameter"),
     },
 )
@@ -91,7 +91,7 @@ async def list_sweeps(
     response_model=SweepDetail,
     dependencies=[reads],
     summary="Get a sweep",
-    responses={200: shown(examples.DETAIL, "The sweep with its trials"), **problems("sweep_not_found")},
+    responses={200: example_reply(examples.DETAIL, "The sweep with its trials"), **problems("sweep_not_found")},
 )
 async def get_sweep(services: ServicesDependency, caller: Caller, sweep_id: SweepId) -> JSONResponse:
     """Returns a sweep: what it tries, each trial with its job and its results, and the best checkpoint."""
@@ -104,7 +104,7 @@ async def get_sweep(services: ServicesDependency, caller: Caller, sweep_id: Swee
     dependencies=[writes],
     summary="Cancel a sweep",
     responses={
-        200: shown(examples.DETAIL, "The sweep, whose trials are being cancelled"),
+        200: example_reply(examples.DETAIL, "The sweep, whose trials are being cancelled"),
         **problems("sweep_not_found", "sweep_finished"),
     },
 )

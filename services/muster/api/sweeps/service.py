@@ -61,8 +61,8 @@ def parse_document(body: Document) -> CheckedSweep:
         raise invalid_sweep(tuple(body.located(fault) for fault in invalid.problems)) from None
     drafted = SweepDraft(str(uuid.uuid4()), sweep, template)
     submissions, faults = submissions_of(drafted)
-    if faults.found:
-        raise invalid_sweep(tuple(body.located(fault) for fault in faults.told()))
+    if faults.by_fault:
+        raise invalid_sweep(tuple(body.located(fault) for fault in faults.problems()))
     return CheckedSweep(drafted, submissions, faults)
 
 
@@ -109,8 +109,8 @@ async def _drafted(services: Services, caller: Principal, checked: CheckedSweep)
             drafted = judged[shape] = await services[SubmissionService].draft(caller, submission)
         checked.faults.add(number, drafted.faults)
         first = first or drafted
-    if checked.faults.found or first is None:
-        raise invalid_sweep(checked.faults.told())
+    if checked.faults.by_fault or first is None:
+        raise invalid_sweep(checked.faults.problems())
     return first
 
 

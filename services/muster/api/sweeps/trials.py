@@ -80,16 +80,16 @@ class TrialFaults:
     """Problems of trials, each listed once, with the numbers of the trials that have it."""
 
     trials: list[Parameters]
-    found: dict[tuple[str, str, str | None], list[int]] = field(default_factory=dict)
+    by_fault: dict[tuple[str, str, str | None], list[int]] = field(default_factory=dict)
 
     def add(self, number: int, problems: Sequence[DocumentProblem]) -> None:
         for problem in problems:
             key = (problem.path, problem.message, problem.did_you_mean)
-            if key in self.found or len(self.found) < FAULTS_MAX:
-                self.found.setdefault(key, []).append(number)
+            if key in self.by_fault or len(self.by_fault) < FAULTS_MAX:
+                self.by_fault.setdefault(key, []).append(number)
 
-    def told(self) -> tuple[DocumentProblem, ...]:
-        return tuple(self._problem(*key, numbers) for key, numbers in self.found.items())
+    def problems(self) -> tuple[DocumentProblem, ...]:
+        return tuple(self._problem(*key, numbers) for key, numbers in self.by_fault.items())
 
     def _problem(self, path: str, message: str, near: str | None, numbers: list[int]) -> DocumentProblem:
         place = path.removeprefix("spec.")
@@ -132,7 +132,7 @@ def submissions_of(draft: SweepDraft) -> tuple[list[Submission], TrialFaults]:
             submissions.append(draft.submission(number, parameters))
         except ApiError as error:
             faults.add(number, tuple(error.errors))
-    if submissions and not faults.found:
+    if submissions and not faults.by_fault:
         faults.add(1, stopping_problems(draft.sweep, submissions))
     return submissions, faults
 

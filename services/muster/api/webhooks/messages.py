@@ -62,7 +62,7 @@ def of_event(job: NamedJob, event: Mapping[str, Any]) -> WebhookMessage | None:
     }
     text = f"{job.name} {_PREDICATES[kind]} (project {job.project}, {job.owner}): {said['message']}"
     return WebhookMessage(
-        kind, f"job/{job.id}/{number}", event["at"], text, {"job": _shown(job), "event": summary}, job.id
+        kind, f"job/{job.id}/{number}", event["at"], text, {"job": _job_facts(job), "event": summary}, job.id
     )
 
 
@@ -71,7 +71,7 @@ def of_wait(job: NamedJob, phase: str, because: str, since: float, limit: float,
     waited = now - since
     text = f"{job.name} has waited for {waited / 60:.0f} min (project {job.project}, {job.owner}): {because}"
     data = {
-        "job": _shown(job),
+        "job": _job_facts(job),
         "phase": phase,
         "because": because,
         "since": rfc3339(since),
@@ -102,7 +102,7 @@ def body_of(preset: str | None, project: str, message: WebhookMessage, number: s
     return _json({"type": message.kind, "timestamp": rfc3339(message.at), "data": data})
 
 
-def _shown(job: NamedJob) -> dict[str, str]:
+def _job_facts(job: NamedJob) -> dict[str, str]:
     return {"id": job.id, "name": job.name, "owner": job.owner}
 
 

@@ -11,7 +11,7 @@ from muster.api.core.access import project_role
 from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL, ProjectName, without_action
 from muster.api.core.http.reply import Reply
@@ -66,7 +66,7 @@ _DELIVERY: dict[str, Any] = {
     "body": '{"type":"job.failed","timestamp":"2026-11-18T12:26:40.000000Z","data":{}}',
 }
 _REQUEST = {"name": "on-call", "url": "https://example.com/hooks/muster", "kinds": ["job.failed", "job.waits_long"]}
-_SHOWN_ONCE = shown({**_EXAMPLE, "secret": "whsec_…"}, "The only time that the secret is shown")
+_SHOWN_ONCE = example_reply({**_EXAMPLE, "secret": "whsec_…"}, "The only time that the secret is shown")
 _BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invalid_webhook")
 WRONG = "The webhook is not valid"
 
@@ -121,7 +121,7 @@ async def made(services: Services, caller: Principal, project: str, body: Webhoo
     response_model=WebhookList,
     dependencies=[manages],
     summary="List a project's webhooks",
-    responses={200: shown({"items": [_EXAMPLE]}, "Webhooks, by name"), **problems("project_not_found")},
+    responses={200: example_reply({"items": [_EXAMPLE]}, "Webhooks, by name"), **problems("project_not_found")},
 )
 async def list_webhooks(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
     """Returns the webhooks of a project, without their secrets. Requires the maintainer role."""
@@ -136,7 +136,7 @@ async def list_webhooks(services: ServicesDependency, caller: Caller, project: P
     response_model=Webhook,
     dependencies=[manages],
     summary="Get a webhook",
-    responses={200: shown(_EXAMPLE, "The webhook"), **problems("project_not_found", "webhook_not_found")},
+    responses={200: example_reply(_EXAMPLE, "The webhook"), **problems("project_not_found", "webhook_not_found")},
 )
 async def get_webhook(
     services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
@@ -152,7 +152,7 @@ async def get_webhook(
     response_model=Webhook,
     dependencies=[manages],
     summary="Change a webhook",
-    responses={200: shown(_EXAMPLE, "Changed"), **problems("project_not_found", "webhook_not_found", *_BODY)},
+    responses={200: example_reply(_EXAMPLE, "Changed"), **problems("project_not_found", "webhook_not_found", *_BODY)},
     openapi_extra=body(WebhookChange, {"enabled": False}),
 )
 async def change_webhook(
@@ -228,7 +228,7 @@ async def rotate_webhook(
     dependencies=[manages],
     summary="Send a test to a webhook",
     responses={
-        200: shown({**_DELIVERY, "kind": "webhook.test", "status": "delivered"}, "What came of it"),
+        200: example_reply({**_DELIVERY, "kind": "webhook.test", "status": "delivered"}, "What came of it"),
         **problems("project_not_found", "webhook_not_found"),
     },
 )
@@ -251,7 +251,7 @@ async def test_webhook(
     dependencies=[manages],
     summary="List what a webhook was told",
     responses={
-        200: shown({"items": [_DELIVERY], "nextCursor": None}, "Messages, newest first"),
+        200: example_reply({"items": [_DELIVERY], "nextCursor": None}, "Messages, newest first"),
         **problems("project_not_found", "webhook_not_found", "invalid_cursor"),
     },
 )
@@ -281,7 +281,7 @@ async def list_deliveries(
     dependencies=[manages],
     summary="Send a message again",
     responses={
-        200: shown(_DELIVERY, "It is sent again, at once"),
+        200: example_reply(_DELIVERY, "It is sent again, at once"),
         **problems("project_not_found", "webhook_not_found", "delivery_not_found"),
     },
 )

@@ -37,14 +37,14 @@ class WebhookServices:
 
 async def in_project(session: AsyncSession, project: str) -> list[WebhookRow]:
     """Raises ApiError project_not_found."""
-    await _known(session, project)
+    await _require_project(session, project)
     query = select(WebhookRow).where(WebhookRow.project == project).order_by(WebhookRow.name)
     return list((await session.scalars(query)).all())
 
 
 async def find(session: AsyncSession, project: str, name: str, lock: bool = False) -> WebhookRow:
     """Raises ApiError project_not_found, webhook_not_found."""
-    await _known(session, project)
+    await _require_project(session, project)
     query = select(WebhookRow).where(WebhookRow.project == project, WebhookRow.name == name)
     row = (await session.scalars(query.with_for_update() if lock else query)).one_or_none()
     if row is None:
@@ -57,7 +57,7 @@ async def make(
 ) -> tuple[WebhookRow, str]:
     """The webhook, and its secret. Raises ApiError project_not_found, webhook_exists, invalid_webhook and
     secrets_unavailable."""
-    await _known(session, project, lock=True)  # of two at once, one comes after the other
+    await _require_project(session, project, lock=True)  # of two at once, one comes after the other
     here = select(func.count(), func.count().filter(WebhookRow.name == body.name))
     count, same = (await session.execute(here.where(WebhookRow.project == project))).one()
     if same:
@@ -178,6 +178,6 @@ def _kinds(kinds: Any) -> dict[str, Any]:
     return {"kinds": sorted(set(map(str, kinds)))}
 
 
-async def _known(session: AsyncSession, project: str, lock: bool = False) -> None:
+async def _require_project(session: AsyncSession, project: str, lock: bool = False) -> None:
     if await session.get(ProjectRow, project, with_for_update=lock or None) is None:
         raise project_not_found(project)

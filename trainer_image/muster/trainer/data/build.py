@@ -196,7 +196,7 @@ class ProgressLines:
 
     def __init__(self, source: str, say: Report) -> None:
         self._source, self._say = source, say
-        self._began = self._told = time.monotonic()
+        self._began = self._reported_at = time.monotonic()
         self._there = 0  # bytes that were prepared before
         self.total = 0  # bytes to read
 
@@ -210,9 +210,9 @@ class ProgressLines:
     def at(self, read: int, tokens: int) -> None:
         """Say where we are, at most every PROGRESS_SECONDS."""
         now = time.monotonic()
-        if now - self._told < PROGRESS_SECONDS or read <= self._there:
+        if now - self._reported_at < PROGRESS_SECONDS or read <= self._there:
             return
-        self._told = now
+        self._reported_at = now
         rate = max(read - self._there, 1) / (now - self._began)
         left = max(self.total - read, 0) / rate
         self._say(

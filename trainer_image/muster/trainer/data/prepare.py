@@ -64,7 +64,7 @@ def _prepared(
     rules: TextRules,
     references: ReferenceColumns | None,
 ) -> TokenStore:
-    source, _ = _found(source, report)
+    source, _ = _resolve_source(source, report)
     recipe = {
         "version": FORMAT_VERSION,
         **({"writing": WRITING_VERSION} if source.format not in ("text", "jsonl") else {}),
@@ -80,7 +80,7 @@ def _prepared(
         (cache / place).mkdir(parents=True, exist_ok=True)
     name = _digest_of({"source": source.source, **recipe})[:32]
     with locked(cache / "locks" / name, source.source, report) as say:
-        _, files = _found(source, say)
+        _, files = _resolve_source(source, say)
         digests = [_remembered_digest(file, cache / "digests") for file in files]
         key = _digest_of({"contents": sorted(digests), **recipe})
         order = _digest_of(digests)[:8]  # what was done of the files is that of these files in this order
@@ -112,7 +112,7 @@ def _prepared(
 def with_formats(config: TrainingConfig, report: Report) -> TrainingConfig:
     """The configuration with the format of each source that is to be found by looking. Raises UserError for one that
     the task can't learn from, StorageError where a source can't be read."""
-    by_source = {source: _known(source, config.task, report) for _, source in config.sources()}
+    by_source = {source: _source_with_format(source, config.task, report) for _, source in config.sources()}
     changes: dict[str, object] = {}
     data = {"train": tuple(by_source[source] for source in config.data.train)}
     changes["data"] = config.data.model_copy(update=data)
@@ -127,10 +127,10 @@ def with_formats(config: TrainingConfig, report: Report) -> TrainingConfig:
     return config.model_copy(update=changes)
 
 
-def _known(source: Source, task: str, report: Report) -> Source:
+def _source_with_format(source: Source, task: str, report: Report) -> Source:
     if source.format != "auto":
         return source
-    with_format, _ = _found(source, report, task)
+    with_format, _ = _resolve_source(source, report, task)
     if not fits_task(with_format.format, task):
         raise UserError(
             f"data source {source.source}: {wrong_format(with_format.format, task)}, and its files look like that"
@@ -139,7 +139,7 @@ def _known(source: Source, task: str, report: Report) -> Source:
     return with_format
 
 
-def _found(source: Source, report: Report, task: str | None = None) -> tuple[Source, tuple[SourceFile, ...]]:
+def _resolve_source(source: Source, report: Report, task: str | None = None) -> tuple[Source, tuple[SourceFile, ...]]:
     return of_known_format(source, sources.find(source.source, source.format, report), task)
 
 

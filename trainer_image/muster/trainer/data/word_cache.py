@@ -46,14 +46,14 @@ class WordCache:
     def __init__(self, split: re.Pattern[str], encode: Callable[[str], Sequence[int]], added: Sequence[str], nfc: bool):
         """`added` are texts that the tokenizer takes out before it splits, and with `nfc` it composes characters."""
         self._split, self._added, self._nfc = split, added, nfc
-        self.known = _CachedWords(encode)
+        self.ids_by_word = _CachedWords(encode)
 
     def encode(self, text: str) -> Ids | None:
         """Return the ids of a text; None for a text that the library must encode."""
         words = self.words(text)
         if words is None:
             return None
-        return np.fromiter(chain.from_iterable(map(self.known.__getitem__, words)), np.uint32)
+        return np.fromiter(chain.from_iterable(map(self.ids_by_word.__getitem__, words)), np.uint32)
 
     def words(self, text: str) -> list[str] | None:
         """Return the pieces that the tokenizer splits the text into; None where it may split the text differently."""

@@ -28,18 +28,18 @@ class MarkedLines(io.TextIOWrapper):
     def __init__(self, stream: TextIO, mark: str) -> None:
         self._stream = stream  # it would close the buffer when it goes
         self._mark = mark
-        self._held = ""
+        self._unfinished_line = ""
         self._in_line = False  # the beginning of a line was flushed
         super().__init__(stream.buffer, encoding=stream.encoding, errors=stream.errors, newline="\n")
 
     def write(self, text: str, /) -> int:
-        whole, end, self._held = (self._held + text).rpartition("\n")
+        whole, end, self._unfinished_line = (self._unfinished_line + text).rpartition("\n")
         if end:
             self._put(whole + end)
         return len(text)
 
     def flush(self) -> None:
-        pending, self._held = self._held, ""
+        pending, self._unfinished_line = self._unfinished_line, ""
         if pending:
             self._put(pending)
         super().flush()

@@ -130,17 +130,17 @@ class StopRelay:
     """
 
     def __init__(self, directory: Path, started: float) -> None:
-        self.wanted = False
+        self.requested = False
         self.ranks_may_exist = False
         self.helpers: set[int] = set()  # children that are no ranks
         self.hung = ""  # which ranks did not move any more when we were told to stop
         self._directory, self._started = directory, started
-        self._told: set[int] = set()
+        self._notified_ranks: set[int] = set()
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self.wanted = True
+        self.requested = True
         if not self.ranks_may_exist:
             end_now()
         threading.Thread(target=self._signal_ranks, daemon=True).start()
@@ -152,8 +152,8 @@ class StopRelay:
         self._give_up_on_the_hung()
         while True:
             for pid in children():
-                if pid not in self._told:
-                    self._told.add(pid)
+                if pid not in self._notified_ranks:
+                    self._notified_ranks.add(pid)
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGTERM)
             time.sleep(0.05)
@@ -219,7 +219,7 @@ def launch(run: WorkerRun, stop: StopRelay, started: float, sandbox: Sandbox | N
     if stop.hung:
         return WorkerExit(exit_code=ExitCode.HUNG, at=time.time(), message=f"killed while hanging: {stop.hung}")
     read = [read_end(run.worker_dir, end.rank, end.exit_code, end.at, started) for end in ends]
-    end = worker_exit(read, stop.wanted, SHUTDOWN_SECONDS)
+    end = worker_exit(read, stop.requested, SHUTDOWN_SECONDS)
     return end.model_copy(update={"unexplained": is_unexplained(end, memory_kills, oom_kills())})
 
 

@@ -47,7 +47,10 @@ def means(model: nn.Module, folder: ModelFolder, new: NewTokens) -> dict[str, Te
     by_name = {}
     for name in new.tables(model, _wanted_names(model, folder)):
         lazy, inner = LazyTensor(folder, folder.tensors[name], None, lambda _: None), folder.tensors[name].shape[1:]
-        old_rows, height = min(new.known, lazy.get_shape()[0]), max(1, BLOCK_BYTES // (8 * max(1, math.prod(inner))))
+        old_rows, height = (
+            min(new.ids_before, lazy.get_shape()[0]),
+            max(1, BLOCK_BYTES // (8 * max(1, math.prod(inner)))),
+        )
         total = torch.zeros(inner, dtype=torch.float64)
         for row in range(0, old_rows, height):
             total += lazy[slice(row, min(row + height, old_rows))].double().sum(dim=0)

@@ -19,7 +19,7 @@ class NewTokens:
     which are padding; new tokens take those first."""
 
     ids: tuple[int, ...]
-    known: int
+    ids_before: int
 
     def rows_of(self, stored: StoredTensor) -> int:
         """Rows of a table that has this many rows now."""

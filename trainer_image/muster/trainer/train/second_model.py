@@ -95,10 +95,10 @@ def find_second_models(training: TrainingConfig, origin: RunOrigin) -> dict[str,
     `origin` is what the job begins with: a resumed one has the step of the commit that it had before. Raises UserError
     for a model that can't serve it, before a weight is read.
     """
-    return {field: _found(field, given, training, origin) for field, given in second_models(training).items()}
+    return {field: _origin_of(field, given, training, origin) for field, given in second_models(training).items()}
 
 
-def _found(field: str, given: SecondModel, training: TrainingConfig, origin: RunOrigin) -> SecondOrigin:
+def _origin_of(field: str, given: SecondModel, training: TrainingConfig, origin: RunOrigin) -> SecondOrigin:
     scores = field == REWARD_MODEL
     if given.source is not None:
         read = final_errors_are_the_users(f"{field}.source")(_of_folder)

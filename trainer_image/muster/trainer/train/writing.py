@@ -52,7 +52,9 @@ class TokenWriter:
         device: torch.device,
     ) -> None:
         self._module, self._definition, self._ranks, self._device = module, definition, ranks, device
-        self._known = min(tokenizer.vocab_size, definition.vocab_size)  # a model may have rows that stand for nothing
+        self._vocabulary = min(
+            tokenizer.vocab_size, definition.vocab_size
+        )  # a model may have rows that stand for nothing
         self._ends = ends
 
     @torch.no_grad()
@@ -73,7 +75,7 @@ class TokenWriter:
         tokens = [list[int]() for _ in prompts]
         ends: list[int | None] = [None for _ in prompts]
         for turn in range(max_tokens):
-            chosen = choose(rows.next_logits()[:, : self._known], first, turn)
+            chosen = choose(rows.next_logits()[:, : self._vocabulary], first, turn)
             for number, token in enumerate(chosen):
                 if ends[number] is None and token in self._ends:
                     ends[number] = token

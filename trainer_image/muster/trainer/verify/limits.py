@@ -35,10 +35,10 @@ class LimitWarnings:
                 self._say(
                     f"verifier {self._called}: warning: {self._stopped[limit]} of the {self._run} programs that this "
                     f"rank ran were stopped at {words} ({len(stopped)} of the last {len(ended)}), and score 0; one of "
-                    f"them: {_shown(stopped[0])}. That is right for a program that never ends or takes all memory; "
+                    f"them: {_excerpt(stopped[0])}. That is right for a program that never ends or takes all memory; "
                     f"where good answers need more, raise {setting}. Metric {self._called}/{limit} has the share"
                 )
 
 
-def _shown(program: str) -> str:
+def _excerpt(program: str) -> str:
     return repr(program if len(program) <= SHOWN_CHARACTERS else program[:SHOWN_CHARACTERS] + "…")

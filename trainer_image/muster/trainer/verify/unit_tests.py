@@ -50,7 +50,9 @@ def run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int)
 def what_is_closed() -> tuple[str, ...]:
     """Return the restrictions of a program on this machine. Raises ValueError where it could not be kept from the
     network."""
-    ended = _run("", "", START_SECONDS, 512, "closed") if seccomp.known() else _EndedProcess(CAN_NOT_BE_SHUT_IN, "")
+    ended = (
+        _run("", "", START_SECONDS, 512, "closed") if seccomp.has_filter() else _EndedProcess(CAN_NOT_BE_SHUT_IN, "")
+    )
     if not ended.said.startswith("closed"):
         raise ValueError(
             "verifier unitTests runs programs that a model wrote, and this machine can't keep them from the network "

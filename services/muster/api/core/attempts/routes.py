@@ -11,7 +11,7 @@ from sqlalchemy import select
 from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.database.tables import AttemptRow, JobRow
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs.examples import ATTEMPTS, ROW
 from muster.api.core.jobs.schemas import cost_document
@@ -43,7 +43,9 @@ def _document(job: JobRow, attempts: list[dict[str, Any]], prices: Prices) -> di
     dependencies=[reads],
     summary="List a job's attempts",
     responses={
-        200: shown(_document(ROW, [dump(each) for each in ATTEMPTS], load_prices()), "Every attempt, oldest first"),
+        200: example_reply(
+            _document(ROW, [dump(each) for each in ATTEMPTS], load_prices()), "Every attempt, oldest first"
+        ),
         **problems("job_not_found"),
     },
 )

@@ -15,7 +15,7 @@ from muster.api.core.callers import Caller, Principal, reads, writes
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
 from muster.api.core.evaluation_rows import of_checkpoints
-from muster.api.core.http.openapi import AT, UID, problems, shown
+from muster.api.core.http.openapi import AT, UID, example_reply, problems
 from muster.api.core.http.path_parts import JobId, without_action
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services, ServicesDependency
@@ -91,7 +91,7 @@ _UNUSABLE = ("job_not_found", "checkpoint_not_found", "checkpoint_unusable", "st
     dependencies=[reads],
     summary="List a job's checkpoints",
     responses={
-        200: shown(
+        200: example_reply(
             {"uri": f"file:///var/lib/muster/checkpoints/{UID}", "items": [_EXAMPLE], "reason": None},
             "Checkpoints, by step",
         ),
@@ -121,7 +121,7 @@ async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id:
     response_model=CheckpointDetail,
     dependencies=[reads],
     summary="Inspect a checkpoint",
-    responses={200: shown(_DETAIL, "The checkpoint"), **problems(*_UNUSABLE)},
+    responses={200: example_reply(_DETAIL, "The checkpoint"), **problems(*_UNUSABLE)},
 )
 async def get_checkpoint(
     services: ServicesDependency,
@@ -187,7 +187,7 @@ def _add_verb(verb: Literal["pin", "unpin"], summary: str, story: str) -> None:
         description=story,
         operation_id=f"{verb}_checkpoint",
         responses={
-            200: shown({"step": 120, "pinned": verb == "pin", "changed": True}, "The pin"),
+            200: example_reply({"step": 120, "pinned": verb == "pin", "changed": True}, "The pin"),
             **problems(*_UNUSABLE),
         },
     )(act)

@@ -97,7 +97,7 @@ class KubernetesCluster:
 
     async def find(self, uid: str) -> FoundJob | None:
         item = self._jobs.get(uid)
-        return _found(item, uid) if item is not None else None
+        return _job_of(item, uid) if item is not None else None
 
     async def write_quotas(self, quotas: Mapping[str, ProjectQuota | None]) -> None:
         await write_quotas(self._client, self._client.connection.namespace, quotas)
@@ -241,7 +241,7 @@ def _status(item: Object) -> Object:
     return status
 
 
-def _found(item: Object, uid: str) -> FoundJob:
+def _job_of(item: Object, uid: str) -> FoundJob:
     meta, spec = item["metadata"], shown_spec(dict(item.get("spec") or {}))
     labels, created_at = meta.get("labels") or {}, seconds_of(meta["creationTimestamp"])
     return FoundJob(uid, meta["name"], meta["namespace"], labels, spec, created_at)

@@ -31,13 +31,13 @@ class RecentAnswers(Generic[T]):
 
     def __init__(self, *tables: type[Table]) -> None:
         self._tables = tables
-        self._known: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
         self._looks: dict[tuple[Hashable, int], asyncio.Task[T | None]] = {}
         self.changes = 0
         """Number of times that a row may have changed."""
 
     def get(self, question: Hashable, now: float | None = None) -> T | None:
-        entry = self._known.get(question)
+        entry = self._entries.get(question)
         if entry is None or (time.monotonic() if now is None else now) >= entry[0]:
             return None
         return entry[1]
@@ -70,14 +70,14 @@ class RecentAnswers(Generic[T]):
         """Remember what was read while `changes` stood so; what was read before a change is not kept."""
         if changes != self.changes:
             return
-        self._known[question] = ((time.monotonic() if now is None else now) + KEPT_SECONDS, answer)
-        self._known.move_to_end(question)
-        if len(self._known) > _KEPT_MAX:
-            self._known.popitem(last=False)
+        self._entries[question] = ((time.monotonic() if now is None else now) + KEPT_SECONDS, answer)
+        self._entries.move_to_end(question)
+        if len(self._entries) > _KEPT_MAX:
+            self._entries.popitem(last=False)
 
     def forget(self) -> None:
         self.changes += 1
-        self._known.clear()
+        self._entries.clear()
 
     def watch(self, sessions: type[Session]) -> None:
         """Forget everything with each commit of a session of this class that may have changed a row."""

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.estimates.service import estimate
 from muster.api.core.http.body import read_body
-from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
+from muster.api.core.http.openapi import EXAMPLE_JOB, body, example_reply, problems
 from muster.api.core.services import ServicesDependency
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.core.submission.schemas import JobDocument
@@ -30,7 +30,7 @@ _EXAMPLE = dump(estimate_with_storage(parse_job(EXAMPLE_JOB).spec, load_prices()
     summary="Estimate a job",
     operation_id="estimate_job",
     responses={
-        200: shown(_EXAMPLE, "Bytes, seconds and money; nothing was stored"),
+        200: example_reply(_EXAMPLE, "Bytes, seconds and money; nothing was stored"),
         **problems(
             "invalid_document",
             "body_too_large",

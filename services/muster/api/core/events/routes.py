@@ -17,7 +17,7 @@ from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.events import repository
 from muster.api.core.events.types import EventType
 from muster.api.core.http import sse
-from muster.api.core.http.openapi import AT, UID, problems, shown
+from muster.api.core.http.openapi import AT, UID, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.hub import POLL_SECONDS
 from muster.api.core.services import Services, ServicesDependency
@@ -76,7 +76,7 @@ def with_stream(reply: dict[str, Any]) -> dict[str, Any]:
     dependencies=[reads],
     summary="List or follow a job's events",
     responses={
-        200: with_stream(shown({"items": [_EXAMPLE], "lastId": 4}, "Events, oldest first")),
+        200: with_stream(example_reply({"items": [_EXAMPLE], "lastId": 4}, "Events, oldest first")),
         **STREAM_DONE,
         **problems("job_not_found", "too_many_streams"),
     },
@@ -96,7 +96,7 @@ async def list_events(
     has ended and every event has been sent."""
     row = await find_job(services, caller, job_id)
     kinds = tuple(kind or ())
-    if not sse.wanted(request, follow):
+    if not sse.wants_stream(request, follow):
         return await _list(services, row, after, limit, kinds)
     start = _resume_at(last_event_id) if last_event_id is not None else after
     if last_event_id is not None and _is_over(row) and start >= row.last_event:

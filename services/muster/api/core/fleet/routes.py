@@ -18,7 +18,7 @@ from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.database.tables import AttemptRow, JobRow
 from muster.api.core.fleet.schemas import NodeList, Queues
 from muster.api.core.fleet.views import LiveJob, node_documents, queue_documents
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.projects import quota_of, visible
 from muster.api.core.services import Services, ServicesDependency
 from muster.contract.base import dump
@@ -94,7 +94,7 @@ _NODES: dict[str, Any] = {
     "/queues",
     response_model=Queues,
     summary="Show the queue and who holds which nodes",
-    responses={200: shown(_QUEUES, "Each project that the caller sees"), **problems()},
+    responses={200: example_reply(_QUEUES, "Each project that the caller sees"), **problems()},
 )
 async def read_queues(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Returns the queue in its order, with the reason why each job waits and since when, and the running jobs of each
@@ -110,7 +110,7 @@ async def read_queues(services: ServicesDependency, caller: Caller) -> JSONRespo
     "/nodes",
     response_model=NodeList,
     summary="List the nodes and who holds them",
-    responses={200: shown(_NODES, "Nodes, by name"), **problems()},
+    responses={200: example_reply(_NODES, "Nodes, by name"), **problems()},
 )
 async def read_nodes(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Returns the nodes as the operator last reported them: pool, capacity, free resources, holders and problems. Jobs

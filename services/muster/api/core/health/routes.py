@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from muster.api.core.callers import bearer
 from muster.api.core.errors import KINDS, ApiError
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import Services, ServicesDependency
 
@@ -42,7 +42,10 @@ _OK = {"status": "ok", "checks": {name: {"ok": True, "detail": ""} for name in (
 
 
 @router.get(
-    "/healthz", response_model=Alive, summary="Is the process alive", responses={200: shown({"status": "ok"}, "Alive")}
+    "/healthz",
+    response_model=Alive,
+    summary="Is the process alive",
+    responses={200: example_reply({"status": "ok"}, "Alive")},
 )
 async def check_health() -> JSONResponse:
     """Checks that the process answers. The response says nothing about its database."""
@@ -54,7 +57,7 @@ async def check_health() -> JSONResponse:
     response_model=Ready,
     summary="Can requests be served",
     responses={
-        200: shown(_OK, "Everything works"),
+        200: example_reply(_OK, "Everything works"),
         503: {"model": Ready, "description": "Something does not; checks tells what"},
     },
 )
@@ -117,7 +120,7 @@ async def _is_admin(request: Request, services: Services) -> bool:
     response_model=ProblemKind,
     summary="Explain a problem code",
     responses={
-        200: shown(
+        200: example_reply(
             {"code": "name_taken", "status": 409, "title": "A live job has this name", "advice": "…"}, "The code"
         ),
         **{status: reply for status, reply in problems("not_found").items() if status in (404, 422, 500)},

@@ -77,7 +77,7 @@ def body(model: type[BaseModel], example: Any, required: bool = True, note: str 
     return {"requestBody": {"required": required, "description": note, "content": content_types}}
 
 
-def shown(example: Any, description: str = "") -> dict[str, Any]:
+def example_reply(example: Any, description: str = "") -> dict[str, Any]:
     """A response with an example."""
     return {"description": description, "content": {"application/json": {"example": example}}}
 

@@ -24,7 +24,7 @@ def frame(data: Any, event: str, identity: str | None = None) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def wanted(request: Request, follow: bool) -> bool:
+def wants_stream(request: Request, follow: bool) -> bool:
     """Return whether the caller asks for a stream: by `Accept: text/event-stream` or by `?follow=true`."""
     return follow or MEDIA_TYPE in request.headers.get("accept", "")
 

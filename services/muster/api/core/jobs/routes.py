@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.errors import invalid_parameter
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL, JobId
 from muster.api.core.jobs import examples, removal, repository, service
@@ -36,7 +36,7 @@ PhaseName = Annotated[str, StringConstraints(pattern="^[A-Z][A-Za-z]{1,31}$")]
     dependencies=[reads],
     summary="List jobs",
     responses={
-        200: shown(examples.JOB_LIST, "A page, newest first"),
+        200: example_reply(examples.JOB_LIST, "A page, newest first"),
         **problems("invalid_cursor", "invalid_parameter"),
     },
 )
@@ -88,7 +88,7 @@ def _labels(given: list[str] | None) -> tuple[tuple[str, str], ...]:
     response_model=Job,
     dependencies=[reads],
     summary="Get a job",
-    responses={200: shown(examples.JOB, "The job"), **problems("job_not_found")},
+    responses={200: example_reply(examples.JOB, "The job"), **problems("job_not_found")},
 )
 async def get_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Returns a job: its spec with all defaults filled in, and its status. Only the job's owner sees the values of
@@ -138,7 +138,7 @@ def _add_verb(verb: Verb, summary: str, story: str) -> None:
         description=story,
         operation_id=f"{verb}_job",
         responses={
-            200: shown(examples.JOB, "The job, with the request in its spec"),
+            200: example_reply(examples.JOB, "The job, with the request in its spec"),
             **problems("job_not_found", *_CONFLICTS[verb]),
         },
     )(act)

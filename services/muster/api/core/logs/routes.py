@@ -16,7 +16,7 @@ from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.events.routes import STREAM_DONE, Follow, LastEventId, with_stream
 from muster.api.core.http import sse
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs import repository
 from muster.api.core.logs.files import JobLogs, LogFollower, LogLine, page, tail_offset
@@ -41,7 +41,7 @@ _EXAMPLE = {
 
 
 def _page_reply() -> dict[str, Any]:
-    reply = with_stream(shown(_EXAMPLE, "A page of at most a megabyte"))
+    reply = with_stream(example_reply(_EXAMPLE, "A page of at most a megabyte"))
     reply["content"]["text/plain"] = {"schema": {"type": "string"}, "example": _EXAMPLE["text"]}
     return reply
 
@@ -74,7 +74,7 @@ async def read_logs(
     """Returns the log of a worker: its standard output and standard error. Logs are kept after the worker is gone."""
     row = await find_job(services, caller, job_id)
     logs = JobLogs(services.settings.layout, job_id)
-    streaming = sse.wanted(request, follow)
+    streaming = sse.wants_stream(request, follow)
     number = None if worker == "all" else int(worker)
     if number is None and not streaming:
         raise invalid_parameter("query.worker", "`all` is for streams; a page is of one worker")

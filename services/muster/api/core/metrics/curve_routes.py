@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from muster.api.core.callers import Caller, reads
-from muster.api.core.http.openapi import AT, problems, shown
+from muster.api.core.http.openapi import AT, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.http.reply import Reply
 from muster.api.core.metrics import service
@@ -106,7 +106,7 @@ _EXAMPLE: dict[str, Any] = {
     response_model=Curves,
     dependencies=[reads],
     summary="Get a job's curves",
-    responses={200: shown(_EXAMPLE, "Series over steps, tokens and time"), **problems("job_not_found")},
+    responses={200: example_reply(_EXAMPLE, "Series over steps, tokens and time"), **problems("job_not_found")},
 )
 async def read_curves(
     services: ServicesDependency,

@@ -11,10 +11,9 @@ from starlette.concurrency import run_in_threadpool
 
 from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads
-from muster.api.core.http.openapi import AT, problems, shown
+from muster.api.core.http.openapi import AT, example_reply, problems
 from muster.api.core.http.path_parts import JobId
-from muster.api.core.metrics.steps import Record, StepLogs, thinned
-from muster.api.core.metrics.steps import shown as finite_only
+from muster.api.core.metrics.steps import Record, StepLogs, finite_only, thinned
 from muster.api.core.services import Services, ServicesDependency
 from muster.contract.replies import History
 from muster.contract.times import rfc3339, rfc3339_or_none
@@ -51,7 +50,7 @@ _EXAMPLE = {
     response_model=History,
     dependencies=[reads],
     summary="Get a job's metrics",
-    responses={200: shown(_EXAMPLE, "Steps, ascending"), **problems("job_not_found")},
+    responses={200: example_reply(_EXAMPLE, "Steps, ascending"), **problems("job_not_found")},
 )
 async def read_metrics(
     services: ServicesDependency,

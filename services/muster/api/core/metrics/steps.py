@@ -294,7 +294,7 @@ def merged(files: Sequence[StepFile]) -> StepHistory:
         if end := trained[-1].end:
             tokens += file.trained.tokens[end - 1]
     unread = sum(file.unread for file in files)
-    return StepHistory(_held(trained), _held(evaluated), started, unread)
+    return StepHistory(_spans_with_nodes(trained), _spans_with_nodes(evaluated), started, unread)
 
 
 def _span(file: StepFile, table: StepTable, limit: int, tokens: int, started: float) -> AttemptSpan:
@@ -303,7 +303,7 @@ def _span(file: StepFile, table: StepTable, limit: int, tokens: int, started: fl
     return AttemptSpan(file.attempt, file.path, table, 0, end, tokens, started)
 
 
-def _held(spans: Iterable[AttemptSpan]) -> tuple[AttemptSpan, ...]:
+def _spans_with_nodes(spans: Iterable[AttemptSpan]) -> tuple[AttemptSpan, ...]:
     return tuple(span for span in spans if len(span))
 
 
@@ -331,10 +331,10 @@ def chosen(total: int, points: int) -> list[int]:
     return [round(index * (total - 1) / (points - 1)) for index in range(points)]
 
 
-def shown(value: Any) -> Any:
+def finite_only(value: Any) -> Any:
     """The record with null where a number is not finite: JSON has no NaN."""
     if isinstance(value, dict):
-        return {key: shown(item) for key, item in value.items()}
+        return {key: finite_only(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [shown(item) for item in value]
+        return [finite_only(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

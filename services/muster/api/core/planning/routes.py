@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from muster.api.core.callers import Caller, writes
 from muster.api.core.http.body import read_body
-from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
+from muster.api.core.http.openapi import EXAMPLE_JOB, body, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.idempotency import IdempotencyKey, attempted
 from muster.api.core.jobs import examples
@@ -73,8 +73,8 @@ _PLAN: dict[str, Any] = plan_document(
     dependencies=[writes],
     summary="Submit a job",
     responses={
-        200: {**shown(_PLAN, "Dry run"), "model": Plan},
-        201: shown(examples.JOB, "Stored"),
+        200: {**example_reply(_PLAN, "Dry run"), "model": Plan},
+        201: example_reply(examples.JOB, "Stored"),
         **problems(*_REFUSED),
     },
     openapi_extra=body(JobDocument, EXAMPLE_JOB, note=_NOTE),
@@ -117,7 +117,7 @@ def _created(submitted: SubmittedJob) -> JSONResponse:
     dependencies=[writes],
     summary="Clone a job",
     operation_id="clone_job",
-    responses={201: shown(examples.JOB, "The new job"), **problems("job_not_found", *_REFUSED)},
+    responses={201: example_reply(examples.JOB, "The new job"), **problems("job_not_found", *_REFUSED)},
     openapi_extra=body(
         CloneRequest, {"name": "stdlib-60m-hot", "spec": {"training": {"optimizer": {"lr": 0.001}}}}, required=False
     ),

@@ -17,7 +17,7 @@ from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import AT, UID, body, problems, shown
+from muster.api.core.http.openapi import AT, UID, body, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.http.ranges import ranged
 from muster.api.core.jobs.repository import folder_of
@@ -75,7 +75,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}, "example": "(a trace
     dependencies=[reads],
     summary="List a job's profiles",
     responses={
-        200: shown(_EXAMPLE, "Profiles, by attempt and step"),
+        200: example_reply(_EXAMPLE, "Profiles, by attempt and step"),
         **problems("job_not_found", "storage_unavailable"),
     },
 )
@@ -96,7 +96,7 @@ async def list_profiles(services: ServicesDependency, caller: Caller, job_id: Jo
     summary="Trace a running job's next steps",
     operation_id="request_profile",
     responses={
-        202: shown(_REQUEST, "It is asked for"),
+        202: example_reply(_REQUEST, "It is asked for"),
         **problems(
             "job_not_found", "job_not_running", "job_finished", "profile_under_way", "storage_unavailable",
             "invalid_parameter", "invalid_document", "body_too_large", "unsupported_media_type",

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.database.tables import JobRow
-from muster.api.core.http.openapi import AT, UID, problems, shown
+from muster.api.core.http.openapi import AT, UID, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs import repository
 from muster.api.core.jobs.examples import FAILURE
@@ -55,7 +55,7 @@ _EXAMPLE: dict[str, Any] = {
     response_model=Why,
     dependencies=[reads],
     summary="Explain a job's state",
-    responses={200: shown(_EXAMPLE, "The reason"), **problems("job_not_found")},
+    responses={200: example_reply(_EXAMPLE, "The reason"), **problems("job_not_found")},
 )
 async def explain_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Returns why a job waits, restarts or failed, and what to do about it."""

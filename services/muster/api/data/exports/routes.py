@@ -19,7 +19,7 @@ from muster.api.core.checkpoints.routes import Step
 from muster.api.core.database.tables import JobRow, ProjectRow
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.http.ranges import ranged
 from muster.api.core.jobs.repository import folder_of
@@ -69,7 +69,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}, "example": "(a tar a
         200: {"description": "The archive, or the file; to who accepts JSON alone, what is in it",
               "content": {"application/json": {"example": _READY}, "application/x-tar": _BYTES,
                           "application/octet-stream": _BYTES}},
-        202: {**shown(_MAKING, "It is being made: ask again"), "model": Export},
+        202: {**example_reply(_MAKING, "It is being made: ask again"), "model": Export},
         206: {"description": "The part that `Range` asks for",
               "content": {"application/x-tar": _BYTES, "application/octet-stream": _BYTES}},
         **problems(*_REFUSED, "export_file_not_found", "range_unsatisfiable"),
@@ -92,7 +92,7 @@ async def fetch_export(
     chat template, as a tar archive or file by file. The first request starts the export and is answered with 202 until
     it is ready; the result is kept for an hour after it was last read. Use `Range` to resume a broken download."""
     row = await find_job(services, caller, job_id)
-    order, exports = _wanted(row, step, format, dtype, ema), services[ModelExports]
+    order, exports = _export_order(row, step, format, dtype, ema), services[ModelExports]
     if not await asyncio.to_thread(exports.made, order):
         progress, _ = _made_here(exports, order)
         await exports.wait(order, WAIT_SECONDS)
@@ -120,8 +120,8 @@ async def fetch_export(
     summary="Make a checkpoint's model, or write it to S3",
     operation_id="make_export",
     responses={
-        200: shown(_READY, "It is made, and written where that was asked for"),
-        202: {**shown(_MAKING, "It is being made: ask again"), "model": Export},
+        200: example_reply(_READY, "It is made, and written where that was asked for"),
+        202: {**example_reply(_MAKING, "It is being made: ask again"), "model": Export},
         **problems(*_REFUSED, "invalid_document", "body_too_large", "unsupported_media_type"),
     },
     openapi_extra=body(ExportRequest, {"format": "transformers", "to": "s3://models/stdlib-60m"}, required=False),
@@ -137,7 +137,7 @@ async def make_export(
     )
     row = await find_job(services, caller, job_id, act=True)
     order, exports, to = (
-        _wanted(row, step, asked.format, asked.dtype, asked.ema),
+        _export_order(row, step, asked.format, asked.dtype, asked.ema),
         services[ModelExports],
         asked.to or "",
     )
@@ -158,7 +158,7 @@ async def make_export(
     return JSONResponse(await asyncio.to_thread(_document, order, exports.folder(order), to))
 
 
-def _wanted(row: JobRow, step: int, format: str, dtype: str, ema: bool) -> ExportOrder:
+def _export_order(row: JobRow, step: int, format: str, dtype: str, ema: bool) -> ExportOrder:
     if (folder := folder_of(row)) is None:
         raise ApiError("checkpoint_not_found", f"Job {row.name!r} does not say where it commits.")
     return ExportOrder(row.id, folder, step, format, dtype, ema)

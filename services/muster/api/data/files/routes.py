@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from muster.api.core.access import project_role
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.errors import ApiError
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.ranges import ranged
 from muster.api.core.services import ServicesDependency
@@ -82,7 +82,10 @@ async def describe_uploads(services: ServicesDependency) -> Response:
     response_model=File,
     dependencies=[writes],
     summary="Upload a file, or begin to",
-    responses={201: shown(_EXAMPLE, "Its bytes have arrived, or can be sent now"), **problems(*_BEGINS, *_SENDS)},
+    responses={
+        201: example_reply(_EXAMPLE, "Its bytes have arrived, or can be sent now"),
+        **problems(*_BEGINS, *_SENDS),
+    },
     openapi_extra={
         "requestBody": {
             "required": False,
@@ -162,7 +165,7 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
     dependencies=[reads],
     summary="List files",
     responses={
-        200: shown({"items": [_EXAMPLE], "nextCursor": None}, "A page, newest first"),
+        200: example_reply({"items": [_EXAMPLE], "nextCursor": None}, "A page, newest first"),
         **problems("invalid_cursor", "project_not_found"),
     },
 )
@@ -191,7 +194,7 @@ async def list_files(
     response_model=File,
     dependencies=[reads],
     summary="Get a file",
-    responses={200: shown(_EXAMPLE, "What is known of it"), **problems("file_not_found")},
+    responses={200: example_reply(_EXAMPLE, "What is known of it"), **problems("file_not_found")},
 )
 async def get_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
     """Returns a file: its status, how many bytes have arrived, what it contains, and what is wrong with it and

@@ -13,7 +13,7 @@ from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, Scope, needs, reads
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import read_body
-from muster.api.core.http.openapi import EXAMPLE_JOB, body, problems, shown
+from muster.api.core.http.openapi import EXAMPLE_JOB, body, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import ServicesDependency
@@ -63,7 +63,7 @@ _EXAMPLE: dict[str, Any] = {
     dependencies=[reads],
     summary="Inspect a job's data",
     responses={
-        200: shown(_EXAMPLE, "The report"),
+        200: example_reply(_EXAMPLE, "The report"),
         **problems("job_not_found", "data_report_not_found", "storage_unavailable"),
     },
 )
@@ -87,8 +87,8 @@ async def get_data_report(services: ServicesDependency, caller: Caller, job_id: 
     summary="Inspect the data of a job before it is submitted",
     operation_id="inspect_job_data",
     responses={
-        200: shown({"state": "ready", "report": _EXAMPLE}, "The report; nothing was stored"),
-        202: {**shown({"state": "reading"}, "They are being read: ask again"), "model": Inspection},
+        200: example_reply({"state": "ready", "report": _EXAMPLE}, "The report; nothing was stored"),
+        202: {**example_reply({"state": "reading"}, "They are being read: ask again"), "model": Inspection},
         **problems(
             "invalid_document",
             "body_too_large",

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads
 from muster.api.core.errors import ApiError
-from muster.api.core.http.openapi import AT, problems, shown
+from muster.api.core.http.openapi import AT, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import ServicesDependency
@@ -46,7 +46,7 @@ _EXAMPLE: dict[str, Any] = {
     response_model=SamplesReply,
     dependencies=[reads],
     summary="Read what a job's model wrote",
-    responses={200: shown(_EXAMPLE, "The samples"), **problems("job_not_found", "storage_unavailable")},
+    responses={200: example_reply(_EXAMPLE, "The samples"), **problems("job_not_found", "storage_unavailable")},
 )
 async def list_samples(
     services: ServicesDependency,

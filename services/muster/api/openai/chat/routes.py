@@ -17,7 +17,7 @@ from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.errors import ApiError, problem_body
 from muster.api.core.http import sse
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import AT, UID, body, problems, shown
+from muster.api.core.http.openapi import AT, UID, body, example_reply, problems
 from muster.api.core.services import ServicesDependency
 from muster.api.openai.chat import service
 from muster.api.openai.chat.requests import ChatRequest, CompletionRequest
@@ -128,7 +128,7 @@ def _streamed(reply: dict[str, Any]) -> dict[str, Any]:
     dependencies=[reads],
     summary="Ask a fine-tuned model",
     operation_id="make_chat_completion",
-    responses={200: _streamed(shown(_CHAT, "The answer")), **problems(*_REFUSED)},
+    responses={200: _streamed(example_reply(_CHAT, "The answer")), **problems(*_REFUSED)},
     openapi_extra=body(
         ChatRequest, {"model": _TUNED, "messages": [{"role": "user", "content": "What is a gang?"}], "seed": 1}
     ),
@@ -157,7 +157,7 @@ async def make_chat_completion(request: Request, services: ServicesDependency, c
     dependencies=[reads],
     summary="Let a fine-tuned model continue texts",
     operation_id="make_completion",
-    responses={200: _streamed(shown(_COMPLETION, "The texts")), **problems(*_REFUSED)},
+    responses={200: _streamed(example_reply(_COMPLETION, "The texts")), **problems(*_REFUSED)},
     openapi_extra=body(CompletionRequest, {"model": _TUNED, "prompt": "Workers that", "max_tokens": 16}),
 )
 async def make_completion(request: Request, services: ServicesDependency, caller: Caller) -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from muster.api.core.access import project_role
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.errors import invalid_parameter
-from muster.api.core.http.openapi import AT, problems, shown
+from muster.api.core.http.openapi import AT, example_reply, problems
 from muster.api.core.http.ranges import ranged
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files import service as files
@@ -75,7 +75,7 @@ def length_of(request: Request) -> int | None:
     dependencies=[writes],
     summary="Upload a file",
     operation_id="create_openai_file",
-    responses={200: shown(EXAMPLE, "It has arrived, and is read through"), **problems(*REFUSED)},
+    responses={200: example_reply(EXAMPLE, "It has arrived, and is read through"), **problems(*REFUSED)},
     openapi_extra=form_body(FORM_SCHEMA, {"purpose": "fine-tune", "file": '{"messages": […]}\n'}),
 )
 async def create_openai_file(
@@ -99,7 +99,7 @@ async def create_openai_file(
     dependencies=[reads],
     summary="List files",
     operation_id="list_openai_files",
-    responses={200: shown(_LIST, "A page"), **problems("project_not_found")},
+    responses={200: example_reply(_LIST, "A page"), **problems("project_not_found")},
 )
 async def list_openai_files(
     services: ServicesDependency,
@@ -129,7 +129,7 @@ async def list_openai_files(
     dependencies=[reads],
     summary="Retrieve a file",
     operation_id="get_openai_file",
-    responses={200: shown(EXAMPLE, "The file"), **problems("file_not_found")},
+    responses={200: example_reply(EXAMPLE, "The file"), **problems("file_not_found")},
 )
 async def get_openai_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
     """Returns a file: whether it has been checked, and what is wrong with it."""
@@ -167,7 +167,7 @@ async def read_openai_file(
     summary="Delete a file",
     operation_id="delete_openai_file",
     responses={
-        200: shown({"id": EXAMPLE["id"], "object": "file", "deleted": True}, "It is gone"),
+        200: example_reply({"id": EXAMPLE["id"], "object": "file", "deleted": True}, "It is gone"),
         **problems("file_not_found", "file_in_use", "files_unavailable"),
     },
 )

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from muster.api.core.callers import Caller
 from muster.api.core.database.tables import FileRow
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import AT, body, problems, shown
+from muster.api.core.http.openapi import AT, body, example_reply, problems
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files.service import UPLOAD_SECONDS
 from muster.api.openai.files import service
@@ -58,7 +58,7 @@ def _reply(row: FileRow, cancelled: bool = False) -> JSONResponse:
     dependencies=[writes],
     summary="Begin an upload in parts",
     responses={
-        200: shown(_EXAMPLE, "Parts can be sent"),
+        200: example_reply(_EXAMPLE, "Parts can be sent"),
         **problems(*_WRONG, "project_not_found", "file_too_large", "files_unavailable"),
     },
     openapi_extra=body(CreateUpload, _BEGIN),
@@ -80,7 +80,7 @@ async def create_upload(
     response_model=UploadPart,
     dependencies=[writes],
     summary="Send a part",
-    responses={200: shown(_PART, "It has arrived"), **problems(*REFUSED, "file_not_found", "upload_conflict")},
+    responses={200: example_reply(_PART, "It has arrived"), **problems(*REFUSED, "file_not_found", "upload_conflict")},
     openapi_extra=form_body(PART_SCHEMA, {"data": '{"messages": […]}\n'}),
 )
 async def create_upload_part(
@@ -98,7 +98,7 @@ async def create_upload_part(
     dependencies=[writes],
     summary="Complete an upload",
     responses={
-        200: shown({**_EXAMPLE, "status": "completed", "file": FILE_EXAMPLE}, "It is a file"),
+        200: example_reply({**_EXAMPLE, "status": "completed", "file": FILE_EXAMPLE}, "It is a file"),
         **problems(*_WRONG, "file_not_found", "file_too_large", "upload_conflict", "files_unavailable"),
     },
     openapi_extra=body(CompleteUpload, {"part_ids": [_PART["id"]]}),
@@ -118,7 +118,7 @@ async def complete_upload(
     dependencies=[writes],
     summary="Cancel an upload",
     responses={
-        200: shown({**_EXAMPLE, "status": "cancelled"}, "Nothing of it is left"),
+        200: example_reply({**_EXAMPLE, "status": "cancelled"}, "Nothing of it is left"),
         **problems("file_not_found", "upload_conflict", "files_unavailable"),
     },
 )

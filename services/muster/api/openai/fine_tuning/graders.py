@@ -27,7 +27,7 @@ _NO_VERIFIER: Final = {
 NAME_MAX: Final = 200
 
 
-def _known(given: Any) -> Any:
+def _checked_type(given: Any) -> Any:
     if given not in _TYPES:
         why = f": {_NO_VERIFIER[given]}" if isinstance(given, str) and given in _NO_VERIFIER else ""
         raise ValueError(f"must be one of {', '.join(_TYPES)}, not {given!r}"[:160] + why)
@@ -36,7 +36,7 @@ def _known(given: Any) -> Any:
 
 Kind = Annotated[
     Literal["string_check", "multi", "x_verifier"],
-    BeforeValidator(_known),
+    BeforeValidator(_checked_type),
     WithJsonSchema({"type": "string", "enum": [*_TYPES]}),
 ]
 Text = Annotated[str, Field(min_length=1, max_length=10_000)]

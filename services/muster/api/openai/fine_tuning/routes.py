@@ -12,7 +12,7 @@ from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.errors import ApiError, invalid_parameter
 from muster.api.core.events import repository as events
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.idempotency import IdempotencyKey, attempted, hash_of
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services, ServicesDependency
@@ -69,7 +69,7 @@ def _check(document: Document) -> tuple[Any, CreateFineTuningJob]:
     dependencies=[writes],
     summary="Create a fine-tuning job",
     responses={
-        200: shown(examples.JOB, "Stored, or found where this is a retry"),
+        200: example_reply(examples.JOB, "Stored, or found where this is a retry"),
         **problems(
             "invalid_document",
             "invalid_request",
@@ -105,7 +105,7 @@ async def create_fine_tuning_job(
     response_model=FineTuningJobList,
     dependencies=[reads],
     summary="List fine-tuning jobs",
-    responses={200: shown(examples.JOB_LIST, "A page, newest first"), **problems("project_not_found")},
+    responses={200: example_reply(examples.JOB_LIST, "A page, newest first"), **problems("project_not_found")},
 )
 async def list_fine_tuning_jobs(
     request: Request,
@@ -140,7 +140,7 @@ async def list_fine_tuning_jobs(
     dependencies=[reads],
     summary="Retrieve a fine-tuning job",
     operation_id="get_fine_tuning_job",
-    responses={200: shown(examples.JOB, "The job"), **problems("job_not_found")},
+    responses={200: example_reply(examples.JOB, "The job"), **problems("job_not_found")},
 )
 async def get_fine_tuning_job(
     services: ServicesDependency, caller: Caller, fine_tuning_job_id: FineTuneId
@@ -161,7 +161,7 @@ def _add_act(what: Act, summary: str, story: str, *conflicts: str) -> None:
         summary=summary,
         description=story,
         operation_id=f"{what}_fine_tuning_job",
-        responses={200: shown(examples.JOB, "The job as it is now"), **problems("job_not_found", *conflicts)},
+        responses={200: example_reply(examples.JOB, "The job as it is now"), **problems("job_not_found", *conflicts)},
     )(act)
 
 
@@ -192,7 +192,7 @@ _add_act(
     response_model=FineTuningEventList,
     dependencies=[reads],
     summary="List a fine-tuning job's events",
-    responses={200: shown(examples.EVENT_LIST, "A page, newest first"), **problems("job_not_found")},
+    responses={200: example_reply(examples.EVENT_LIST, "A page, newest first"), **problems("job_not_found")},
 )
 async def list_fine_tuning_events(
     services: ServicesDependency,
@@ -216,7 +216,7 @@ async def list_fine_tuning_events(
     dependencies=[reads],
     summary="List a fine-tuning job's checkpoints",
     responses={
-        200: shown(examples.CHECKPOINT_LIST, "A page, newest first"),
+        200: example_reply(examples.CHECKPOINT_LIST, "A page, newest first"),
         **problems("job_not_found", "storage_unavailable"),
     },
 )

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from muster.api.core.callers import Caller, Scope, needs
-from muster.api.core.http.openapi import AT, UID, problems, shown
+from muster.api.core.http.openapi import AT, UID, example_reply, problems
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import FineTune
@@ -45,7 +45,7 @@ reads = Depends(needs(Scope.READ))
     response_model=ModelList,
     dependencies=[reads],
     summary="List models",
-    responses={200: shown({"object": "list", "data": [_EXAMPLE, _TUNED]}, "Models"), **problems()},
+    responses={200: example_reply({"object": "list", "data": [_EXAMPLE, _TUNED]}, "Models"), **problems()},
 )
 async def list_models(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Returns the mapped base models, and the newest fine-tuned models that the caller may see."""
@@ -61,7 +61,7 @@ async def list_models(services: ServicesDependency, caller: Caller) -> JSONRespo
     dependencies=[reads],
     summary="Retrieve a model",
     operation_id="get_model",
-    responses={200: shown(_EXAMPLE, "The model"), **problems("model_not_found")},
+    responses={200: example_reply(_EXAMPLE, "The model"), **problems("model_not_found")},
 )
 async def get_model(
     services: ServicesDependency,

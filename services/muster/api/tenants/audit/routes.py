@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.database.tables import AuditRow
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL
 from muster.api.core.http.reply import Reply
@@ -77,7 +77,7 @@ class AuditFilter:
     dependencies=[Depends(needs(Scope.ADMIN))],
     summary="Read the audit",
     responses={
-        200: shown({"items": [_EXAMPLE], "nextCursor": None}, "A page, newest first"),
+        200: example_reply({"items": [_EXAMPLE], "nextCursor": None}, "A page, newest first"),
         **problems("invalid_cursor"),
     },
 )

@@ -13,7 +13,7 @@ from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.database.tables import PersonRow
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import ServicesDependency
 from muster.api.tenants.people import service
@@ -86,7 +86,7 @@ _EXAMPLE: dict[str, Any] = {
     response_model=Me,
     dependencies=[reads],
     summary="Show the caller",
-    responses={200: shown(_ME, "The person and the token of this request"), **problems()},
+    responses={200: example_reply(_ME, "The person and the token of this request"), **problems()},
 )
 async def get_me(caller: Caller) -> JSONResponse:
     """Returns the person that the token belongs to, its scopes, and the roles that it grants."""
@@ -107,7 +107,7 @@ async def get_me(caller: Caller) -> JSONResponse:
     response_model=PersonList,
     dependencies=[manages],
     summary="List people",
-    responses={200: shown({"items": [_EXAMPLE]}, "People and service accounts, by name"), **problems()},
+    responses={200: example_reply({"items": [_EXAMPLE]}, "People and service accounts, by name"), **problems()},
 )
 async def list_people(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Returns everybody who has or had a token or a role. Requires admin rights."""
@@ -123,7 +123,7 @@ async def list_people(services: ServicesDependency, caller: Caller) -> JSONRespo
     dependencies=[manages],
     summary="Make or change a person",
     responses={
-        200: shown(_EXAMPLE, "The person"),
+        200: example_reply(_EXAMPLE, "The person"),
         **problems("invalid_person", "invalid_document", "unsupported_media_type", "body_too_large"),
     },
     openapi_extra=body(PersonRequest, {"kind": "service"}),

@@ -79,7 +79,7 @@ async def ensure(session: AsyncSession, name: str, admin: bool = False) -> Perso
     return row
 
 
-async def known(session: AsyncSession, name: str) -> PersonRow:
+async def require_person(session: AsyncSession, name: str) -> PersonRow:
     """Raises ApiError person_not_found."""
     row = await session.get(PersonRow, name)
     if row is None:

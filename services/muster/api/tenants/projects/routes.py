@@ -14,7 +14,7 @@ from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.database.tables import ProjectRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.http.reply import Reply
 from muster.api.core.projects import visible
@@ -80,7 +80,7 @@ def _document(caller: Caller, row: ProjectRow) -> dict[str, Any]:
     response_model=ProjectList,
     dependencies=[reads],
     summary="List projects",
-    responses={200: shown({"items": [_EXAMPLE]}, "Projects, by name"), **problems()},
+    responses={200: example_reply({"items": [_EXAMPLE]}, "Projects, by name"), **problems()},
 )
 async def list_projects(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Returns the projects that the caller may see."""
@@ -94,7 +94,7 @@ async def list_projects(services: ServicesDependency, caller: Caller) -> JSONRes
     response_model=Project,
     dependencies=[reads],
     summary="Get a project",
-    responses={200: shown(_EXAMPLE, "The project"), **problems("project_not_found")},
+    responses={200: example_reply(_EXAMPLE, "The project"), **problems("project_not_found")},
 )
 async def get_project(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
     """Returns a project: its namespace, what its jobs may name, and the caller's role in it."""
@@ -112,8 +112,8 @@ async def get_project(services: ServicesDependency, caller: Caller, project: Pro
     dependencies=[manages],
     summary="Make or change a project",
     responses={
-        200: shown(_EXAMPLE, "Changed"),
-        201: {**shown(_EXAMPLE, "Made"), "model": Project},
+        200: example_reply(_EXAMPLE, "Changed"),
+        201: {**example_reply(_EXAMPLE, "Made"), "model": Project},
         **problems("namespace_taken", "invalid_project", *_BODY),
     },
     openapi_extra=body(ProjectRequest, {"limits": dump(_LIMITS)}),
@@ -173,7 +173,7 @@ async def delete_project(services: ServicesDependency, caller: Caller, project: 
     response_model=MemberList,
     dependencies=[reads],
     summary="List a project's members",
-    responses={200: shown({"items": [_MEMBER]}, "Members, by name"), **problems("project_not_found")},
+    responses={200: example_reply({"items": [_MEMBER]}, "Members, by name"), **problems("project_not_found")},
 )
 async def list_members(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
     """Returns the members of a project and their roles. Admins are not listed, because they belong to every project."""
@@ -190,7 +190,7 @@ async def list_members(services: ServicesDependency, caller: Caller, project: Pr
     dependencies=[manages],
     summary="Give somebody a role in a project",
     responses={
-        200: shown(_MEMBER, "The role"),
+        200: example_reply(_MEMBER, "The role"),
         **problems("project_not_found", "person_not_found", "invalid_project", *_BODY),
     },
     openapi_extra=body(MemberRequest, {"role": "member"}),

@@ -112,7 +112,7 @@ async def put_member(session: AsyncSession, caller: Principal, project: str, per
     """The role before, None for none. An admin's word makes the person too. Raises ApiError person_not_found."""
     if caller.rules:
         await people.ensure(session, person)
-    await people.known(session, person)
+    await people.require_person(session, person)
     row = await session.get(MemberRow, (project, person))
     before = row.role if row is not None else None
     if row is None:

@@ -14,7 +14,7 @@ from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.database.tables import ProjectRow, SecretRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import read_body
-from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import ServicesDependency
@@ -95,7 +95,7 @@ def _document(row: SecretRow) -> dict[str, Any]:
     response_model=SecretList,
     dependencies=[reads],
     summary="List a project's secrets",
-    responses={200: shown({"items": [_EXAMPLE]}, "Names and keys, by name"), **problems("project_not_found")},
+    responses={200: example_reply({"items": [_EXAMPLE]}, "Names and keys, by name"), **problems("project_not_found")},
 )
 async def list_secrets(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
     """Returns the secrets that the project's jobs may name, with who set them and when. Their values are never
@@ -114,8 +114,8 @@ async def list_secrets(services: ServicesDependency, caller: Caller, project: Pr
     dependencies=[manages],
     summary="Set a secret",
     responses={
-        200: shown(_EXAMPLE, "Changed"),
-        201: {**shown(_EXAMPLE, "Made"), "model": Secret},
+        200: example_reply(_EXAMPLE, "Changed"),
+        201: {**example_reply(_EXAMPLE, "Made"), "model": Secret},
         **problems(
             "project_not_found", "invalid_secret", "invalid_document", "unsupported_media_type", "body_too_large",
             "secrets_unavailable",

@@ -139,17 +139,17 @@ class IdentityProvider:
 
     async def _key(self, kid: Any, from_provider: bool) -> dict[str, Any]:
         """The key of that id, or the only one for a token that names none."""
-        if (key := self._known(kid)) is not None and not self._is_old():
+        if (key := self._cached_key(kid)) is not None and not self._is_old():
             return key
         async with self._turn:  # of many at once one asks
-            if (key := self._known(kid)) is None or self._is_old():
+            if (key := self._cached_key(kid)) is None or self._is_old():
                 await self._fetch(must=key is None, at_once=from_provider)
-                key = self._known(kid)
+                key = self._cached_key(kid)
         if key is None:
             raise SignInRefused("its key is not one of the provider's")
         return key
 
-    def _known(self, kid: Any) -> dict[str, Any] | None:
+    def _cached_key(self, kid: Any) -> dict[str, Any] | None:
         if kid is None:
             return next(iter(self._keys.values())) if len(self._keys) == 1 else None
         return self._keys.get(kid) if isinstance(kid, str) else None

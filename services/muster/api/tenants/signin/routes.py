@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from muster.api.core.errors import ApiError
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import ServicesDependency
 
@@ -32,7 +32,7 @@ _EXAMPLE = {
     "",
     response_model=SignInReply,
     summary="Show where to sign in",
-    responses={200: shown(_EXAMPLE, "The provider"), **problems("not_found")},
+    responses={200: example_reply(_EXAMPLE, "The provider"), **problems("not_found")},
 )
 async def get_sign_in(services: ServicesDependency) -> JSONResponse:
     """Returns the sign-in provider. The response is 404 where only tokens are accepted."""

@@ -49,7 +49,7 @@ class SignIn:
         """Raises ApiError unauthorized, with words and without the token, and sign_in_unavailable."""
         with self._refusals("`muster login` signs in anew."):
             signed_in = await self._provider.verify(token)
-        return await self._known(signed_in) or await self._made(signed_in)
+        return await self._existing_principal(signed_in) or await self._made(signed_in)
 
     async def provider_address(self, flow: CodeFlow, landing: str) -> str:
         """Return the address where a browser signs in, after which it returns to `landing`. Raises ApiError
@@ -61,7 +61,7 @@ class SignIn:
         """Return the caller who came back to `landing` with that code. Raises ApiError as `caller` does."""
         with self._refusals(_AGAIN):
             signed_in = await redeem(self._provider, flow, code, landing)
-        return await self._known(signed_in) or await self._made(signed_in)
+        return await self._existing_principal(signed_in) or await self._made(signed_in)
 
     @contextmanager
     def _refusals(self, next_step: str) -> Iterator[None]:
@@ -84,13 +84,13 @@ class SignIn:
         if signed_in.expires_at <= time.time():
             return None
         try:
-            return await self._known(signed_in)
+            return await self._existing_principal(signed_in)
         except ApiError as error:
             if error.code != "unauthorized":
                 raise
             return None
 
-    async def _known(self, signed_in: SignedIn) -> Principal | None:
+    async def _existing_principal(self, signed_in: SignedIn) -> Principal | None:
         """Raises ApiError unauthorized for somebody who is disabled; None for nobody."""
         async with self._database.read() as session:
             query = select(PersonRow).where(PersonRow.identity == identity_of(self._provider.issuer, signed_in.subject))
@@ -129,7 +129,7 @@ class SignIn:
                 await self._make(session, signed_in)
         except IntegrityError:
             pass  # by another request of theirs, a moment ago
-        caller = await self._known(signed_in)
+        caller = await self._existing_principal(signed_in)
         if caller is None:
             raise unauthorized("The sign-in could not be kept; ask again.")
         return caller

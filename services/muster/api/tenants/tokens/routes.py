@@ -13,7 +13,7 @@ from muster.api.core.callers import Caller, Principal, Scope, needs
 from muster.api.core.database.tables import TokenRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import parsed, read_body
-from muster.api.core.http.openapi import body, problems, shown
+from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import NO_NUL
 from muster.api.core.http.reply import Reply
 from muster.api.core.services import Services, ServicesDependency
@@ -64,7 +64,7 @@ _EXAMPLE: dict[str, Any] = {
 }
 
 
-_SHOWN_ONCE = shown({**_EXAMPLE, "token": "muster_…"}, "The only time that the token is shown")
+_SHOWN_ONCE = example_reply({**_EXAMPLE, "token": "muster_…"}, "The only time that the token is shown")
 _BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invalid_token")
 
 
@@ -98,7 +98,7 @@ async def made(services: Services, caller: Principal, body: TokenRequest) -> dic
     response_model=TokenList,
     dependencies=[manages],
     summary="List tokens",
-    responses={200: shown({"items": [_EXAMPLE]}, "Tokens"), **problems()},
+    responses={200: example_reply({"items": [_EXAMPLE]}, "Tokens"), **problems()},
 )
 async def list_tokens(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Returns the tokens that are not revoked: the caller's own, those of the projects that the caller maintains or,

@@ -99,7 +99,7 @@ async def refuse_other_person(session: AsyncSession, caller: Principal, person: 
                 f"Whoever holds a token of {person!r} acts as {person!r}: an admin makes it, or a maintainer of the "
                 "project for a service account (kind service) that is its member.",
             )
-    row = await people.known(session, person)
+    row = await people.require_person(session, person)
     if project is not None and member is None and not row.admin:
         detail = (
             f"{person!r} has no role in project {project!r}. Add them first: `muster projects add {project} {person}`."

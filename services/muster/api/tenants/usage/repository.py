@@ -23,8 +23,8 @@ class UsageRecorder:
         self, session: AsyncSession, row: JobRow, before: dict[str, Any] | None, after: dict[str, Any]
     ) -> None:
         """Note what the attempt holds, where that is news: `before` is the attempt as it was last seen."""
-        usage = _held(row, after)
-        if usage == (_held(row, before) if before else None):
+        usage = _nodes_of(row, after)
+        if usage == (_nodes_of(row, before) if before else None):
             return
         if usage is None or _never_placed(before, usage):
             this = delete(UsageRow).where(UsageRow.job_id == row.id, UsageRow.attempt == after["number"])
@@ -75,7 +75,7 @@ def _read(rows: Any) -> Iterator[HeldNodes]:
         )
 
 
-def _held(row: JobRow, raw: dict[str, Any]) -> HeldNodes | None:
+def _nodes_of(row: JobRow, raw: dict[str, Any]) -> HeldNodes | None:
     """Return what the attempt held, or None. It is also None for an attempt that a newer version wrote."""
     try:
         attempt = Attempt.model_validate(raw)

@@ -14,7 +14,7 @@ from muster.api.core.access import project_not_found, project_role
 from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.database.tables import ProjectRow
 from muster.api.core.errors import ApiError
-from muster.api.core.http.openapi import problems, shown
+from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.tenants.usage import repository
@@ -54,7 +54,7 @@ _CSV = {"schema": {"type": "string"}, "example": f"{','.join(COLUMNS)}\n"}
     dependencies=[Depends(needs(Scope.READ))],
     summary="Show what a project used",
     responses={
-        200: {"description": "Usage", "content": shown(_EXAMPLE)["content"] | {"text/csv": _CSV}},
+        200: {"description": "Usage", "content": example_reply(_EXAMPLE)["content"] | {"text/csv": _CSV}},
         **problems("project_not_found"),
     },
 )

@@ -19,21 +19,21 @@ from muster.trainer.models.lora import adapter_off
 from muster.trainer.train.tasks.answers import cross_entropies
 from muster.trainer.train.tasks.objective import BatchLosses
 
-# What is told of each answer, beside the score of each verifier and the limits that stopped programs.
-TOLD = ("reward", "reward_std", "zero_variance", "finished", "answer_tokens")
+# Metrics of each answer, alongside the score of each verifier and the limits that stopped programs.
+REPORTED = ("reward", "reward_std", "zero_variance", "finished", "answer_tokens")
 
 
 class RolloutBatch(TokenBatch):
-    """Rows of a prompt and an answer each, of which the answer is scored. `advantages` are fp32 [B], and `told` fp32
-    [B, names] what is reported of them. `before` are the log-probabilities of the tokens, fp32 [B, T], that the model
+    """Rows of a prompt and an answer each, of which the answer is scored. `advantages` are fp32 [B], and `reported`
+    fp32 [B, names] their metrics. `before` are the log-probabilities of the tokens, fp32 [B, T], that the model
     gave them before the first update, and `referred` those of the reference; None until they are known."""
 
-    __slots__ = ("advantages", "before", "counted", "referred", "told")
+    __slots__ = ("advantages", "before", "counted", "referred", "reported")
 
     def __init__(self, values: Tensor, advantages: Tensor, reported: Tensor, counted: Tensor) -> None:
         """`counted` [B] is 1 for each row that is an answer, and 0 for one that only fills the batch."""
         super().__init__(values)
-        self.advantages, self.told, self.counted = advantages, reported, counted
+        self.advantages, self.reported, self.counted = advantages, reported, counted
         self.before: Tensor | None = None
         self.referred: Tensor | None = None
 
@@ -46,8 +46,8 @@ class GrpoObjective:
 
     def __init__(self, config: Grpo, reference: ForwardModel | None = None) -> None:
         self.config, self._beside = config, reference
-        self.told = (*TOLD, *(f"rewards/{each}" for each in config.rewards), *limit_metrics(config.verifiers))
-        self.names = (*self.told, "clip_ratio", *(("kl",) if config.beta else ()))
+        self.reported = (*REPORTED, *(f"rewards/{each}" for each in config.rewards), *limit_metrics(config.verifiers))
+        self.names = (*self.reported, "clip_ratio", *(("kl",) if config.beta else ()))
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> BatchLosses:
         assert isinstance(batch, RolloutBatch), "task grpo learns from what it wrote"
@@ -71,7 +71,7 @@ class GrpoObjective:
             kl = (torch.exp(apart) - apart - 1.0) * ratio
             losses = losses + config.beta * kl
             by_token.append(kl)
-        of_rows = torch.stack((batch.told.sum(0), batch.counted.sum().expand(len(self.told))), dim=1)
+        of_rows = torch.stack((batch.reported.sum(0), batch.counted.sum().expand(len(self.reported))), dim=1)
         of_tokens = torch.stack([torch.stack(((each * mask).sum(), mask.sum())) for each in by_token])
         total, count = self._divided(losses * mask, mask, batch.counted)
         return BatchLosses(total, count, torch.cat((of_rows, of_tokens)).detach())
