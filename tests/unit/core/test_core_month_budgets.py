@@ -352,7 +352,7 @@ MISTAKES: dict[str, tuple[str, Callable[..., Any]]] = {
     "what ran since the API counted is forgotten": ("_count", lambda self, job: self._account(job)),
     "what was used in the month before counts": ("_spent", lambda self, spent_: spent_),
     "what begins in the same pass is not counted": ("hold", lambda self, *what: None),
-    "nobody is told to stop": ("told", lambda self: {}),
+    "nobody is told to stop": ("waits", lambda self: {}),
     "a gang begins with nothing left": ("wait", lambda self, job: None),
     "it is looked again too late": ("look_after", lambda self: None),
 }
