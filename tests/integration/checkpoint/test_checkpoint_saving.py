@@ -11,13 +11,14 @@ import pytest
 from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.integration.checkpoint import gang
 from tests.integration.checkpoint.one_rank import fence, outcomes, saver, state
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.s3_servers import BUCKET, S3Server
 
 from muster.contract.checkpoint import commit_key
 from muster.contract.spec import Keep
 from muster.storage.commits import parse_commit
-from muster.trainer.checkpoint import list_commits, load, read_commit
+from muster.trainer.checkpoint import list_commits, load, read_commit, upload_process
+from muster.trainer.checkpoint.channel import MessageChannel
 from muster.trainer.errors import StaleAttempt
 
 
@@ -27,7 +28,7 @@ def test_a_commit_says_what_was_saved(tmp_path: Path) -> None:
     with saver(folder) as saving:
         # The optimizer has no state yet; NaN is no metric.
         blocked = saving.save(state(model, optimizer, 7, metrics={"loss": 2.5, "broken": float("nan")}, best=True))
-        assert 0 < blocked < 60
+        assert blocked > 0
         assert outcomes(saving) == [(7, True, None)]
     commit = read_commit(folder, "best")
     assert commit == parse_commit((tmp_path / "uid" / commit_key(7)).read_bytes(), step=7, folder="uid")
@@ -181,13 +182,18 @@ def test_the_first_upload_process_is_forked_and_the_next_is_a_program(
     assert list_commits(folder) == (1, 2)
 
 
-def test_an_upload_process_that_keeps_dying_is_a_failed_save(tmp_path: Path) -> None:
+def test_an_upload_process_that_keeps_dying_is_a_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = gang.build("none", seed=0)
     with saver((tmp_path / "uid").as_uri()) as saving:
         psutil.Process(saving._process.pid).suspend()
         saving.save(state(model, optimizer, 1))
-        found = []
+        start, found = upload_process._start_anew, []
         killed: set[int] = set()
+
+        def start_that_stands_still() -> tuple[upload_process.ProcessHandle, MessageChannel]:
+            process, channel = start()
+            os.kill(process.pid, signal.SIGSTOP)  # it uploads nothing before it is killed
+            return process, channel
 
         def kill_each() -> bool:
             if (pid := saving._process.pid) not in killed:
@@ -196,7 +202,10 @@ def test_an_upload_process_that_keeps_dying_is_a_failed_save(tmp_path: Path) -> 
             found.extend(saving.finished())
             return bool(found)
 
-        eventually(kill_each, "the save to be given up")
+        with monkeypatch.context() as dying:
+            dying.setattr(upload_process, "_start_anew", start_that_stands_still)
+            eventually(kill_each, "the save to be given up")
+        psutil.Process(saving._process.pid).resume()
         assert (found[0].committed, found[0].error) == (
             False, "the upload process died 3 times, the last time with exit code -9; see this rank's log",
         )  # fmt: skip
@@ -228,7 +237,7 @@ def test_a_stale_attempt_neither_commits_nor_goes_on(tmp_path: Path) -> None:
         fence(tmp_path / "cluster.db", 2)
         saving.save(state(model, optimizer, 2))
         with pytest.raises(StaleAttempt, match="attempt 1 of job uid is not current: attempt 2 is"):
-            saving.drain(60)
+            saving.drain(WAIT_SECONDS_MAX)
     assert list_commits(folder) == (1,)
 
 
@@ -254,7 +263,7 @@ def test_a_newer_attempt_takes_a_step_over_and_an_older_one_can_not(tmp_path: Pa
     with saver(folder, attempt=1) as saving:
         saving.save(state(model, optimizer, 5))
         with pytest.raises(StaleAttempt, match="already committed by attempt 2"):
-            saving.drain(60)
+            saving.drain(WAIT_SECONDS_MAX)
     assert read_commit(folder, 5).attempt == 2
 
 
