@@ -45,9 +45,12 @@ PAGE_BYTES_MAX = 300_000
 EVENT_SECONDS_MAX = 1.0
 OPEN_PAGES_BYTES_MAX = 200 << 20
 LOG_BYTES = 1 << 30
+TICKED, TICKED_STEPS = 20, 2_000  # jobs whose curves are drawn together, and the steps of each
 # What somebody came for, on each page: it is painted when this is there and the browser has drawn twice since.
 USEFUL = {
     "jobs": ("/jobs", "table.jobs tbody tr"),
+    "sorted": ("/jobs?sort=loss&group=model&columns=training.optimizer.lr,loss", "table.jobs tbody tr"),
+    "ticked": ("/jobs?picked={picked}", "#picked canvas"),
     "job": ("/jobs/{job}", ".timeline .lane-row"),
     "curves": ("/jobs/{job}", "#curves canvas"),
     "logs": ("/jobs/{job}/logs", "#log"),
@@ -111,9 +114,13 @@ async def measure(folder: Path, jobs: int, steps: int, pages: int, events: int) 
             uids = await submit(client, jobs)
             job = uids[-1]
             await lived(client, folder, job, steps)
+            for uid in uids[:TICKED]:
+                await trained(client, folder, uid, TICKED_STEPS)
             paint, sizes = {}, {}
             for name, (path, useful) in USEFUL.items():
-                paint[name], sizes[name] = await looked_at(browser, url, path.format(job=job), useful)
+                paint[name], sizes[name] = await looked_at(
+                    browser, url, path.format(job=job, picked=",".join(uids[:TICKED])), useful
+                )
                 say(f"{name}: painted after {paint[name]:.2f} s, {sizes[name]:,} bytes")
             search = await searched(client, folder, job)
             seen = await events_seen(browser, url, folder, job, events)
@@ -201,7 +208,7 @@ _RECORD = {
 }
 
 
-async def lived(client: httpx2.AsyncClient, folder: Path, job: str, steps: int) -> None:
+async def trained(client: httpx2.AsyncClient, folder: Path, job: str, steps: int) -> None:
     """Let the job have trained so many steps, as an operator and a trainer would have written it."""
     now = time.time()
     attempt = Attempt(
@@ -223,15 +230,20 @@ async def lived(client: httpx2.AsyncClient, folder: Path, job: str, steps: int) 
                 "stepSeconds": 0.9 + step % 83 / 830,
             }  # fmt: skip
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
+    await until(client, job, lambda told: told["status"]["phase"] == "Running")
+    # The API reads a step log as it grows; one that lies there whole takes a few looks, which no page waits for.
+    await until(client, job, lambda told: not told["unread"], "/curves")
+
+
+async def lived(client: httpx2.AsyncClient, folder: Path, job: str, steps: int) -> None:
+    """The same, of a job that also has a log of a gigabyte."""
+    await trained(client, folder, job, steps)
     line = b"step 1 of many: nothing is as it was before, and all is as it should be\n"
-    with (where / LOG).open("wb") as log:
+    with (StateFolder(folder).worker(job, 1, 0) / LOG).open("wb") as log:
         block = line * (4_000_000 // len(line))
         for _ in range(LOG_BYTES // len(block)):
             log.write(block)
         log.write(b"the needle in the hay\n" + line * 1000)
-    await until(client, job, lambda told: told["status"]["phase"] == "Running")
-    # The API reads a step log as it grows; one that lies there whole takes a few looks, which no page waits for.
-    await until(client, job, lambda told: not told["unread"], "/curves")
 
 
 def operate(folder: Path, job: str, **changes: Any) -> None:

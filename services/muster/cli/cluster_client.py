@@ -114,6 +114,8 @@ class ClusterClient:
 
     def job_pages(self, limit: int, **filters: Any) -> Iterator[list[dict[str, Any]]]:
         """The newest `limit` jobs, newest first: a cluster lists by name, so all are read before the first is given."""
+        if filters.get("tag"):
+            raise self._needs_api("tags")
         phases = filters.get("phase") or []
         for word in phases:
             if word not in {str(phase) for phase in Phase}:

@@ -130,6 +130,7 @@ def ls(
     ] = None,
     project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only jobs of this project.")] = None,
     owner: Annotated[str | None, typer.Option("--owner", metavar="NAME", help="Only jobs of this person.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only jobs with this tag.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 30,
     server: Server = None,
     json: Json = False,
@@ -149,6 +150,7 @@ def ls(
             "live": "true" if live else None,
             "project": project,
             "owner": owner,
+            "tag": tag,
         }
         for page in client.job_pages(limit + 1, **filters):
             ids.update(job["id"] for job in page[: limit - count])
@@ -160,7 +162,7 @@ def ls(
         yield from pages()
         if count <= limit or phases:
             return
-        filters = {"phase": ["Running"], "label": label or [], "project": project, "owner": owner}
+        filters = {"phase": ["Running"], "label": label or [], "project": project, "owner": owner, "tag": tag}
         for page in client.job_pages(limit, **filters):
             yield [job for job in page if job["id"] not in ids]
 

@@ -34,6 +34,7 @@ from muster.cli import (
     secrets,
     serve,
     sweeps,
+    tagging,
     tokens,
     usage,
     watch,
@@ -84,6 +85,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         jobs.suspend,
         jobs.resume,
         jobs.clone,
+        tagging.tag,
         jobs.rm,
     ),
     "Looking into a job": (

@@ -141,6 +141,15 @@ class Job(JobView):
         steps = operations.clone(self.id, name, changes, key or str(uuid.uuid4()))
         return Job(self._connection, self._connection.run(steps))
 
+    def annotate(
+        self, *, add_tags: Sequence[str] = (), remove_tags: Sequence[str] = (), note: str | None = None
+    ) -> Job:
+        """Add and remove tags, and write the job's note, or remove it by an empty one; returns this very job. Nothing
+        of how it runs changes."""
+        steps = operations.annotate(self.id, add_tags, remove_tags, note)
+        self.document = self._connection.run(steps)
+        return self
+
     def profile(self, steps: int = 5, ranks: Sequence[int] = (0,)) -> ProfileRequest:
         """Ask for a trace of the running job's next steps; `profiles` shows by the request's id what came of it."""
         return parsed(ProfileRequest, self._connection.run(operations.profile(self.id, steps, tuple(ranks))))
@@ -224,9 +233,18 @@ class Jobs:
         project: str | None = None,
         owner: str | None = None,
         live: bool | None = None,
+        tag: str | None = None,
     ) -> Iterator[JobSummary]:
         """The newest jobs, all or so many, newest first. Filters combine; a `label` is `key=value`."""
-        filters = {"phase": [*phase], "label": [*label], "name": name, "project": project, "owner": owner, "live": live}
+        filters = {
+            "phase": [*phase],
+            "label": [*label],
+            "name": name,
+            "project": project,
+            "owner": owner,
+            "live": live,
+            "tag": tag,
+        }
         for page in self._connection.walk(operations.pages(limit, filters)):
             for line in page:
                 yield parsed(JobSummary, line)

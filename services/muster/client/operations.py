@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.client.errors import JobFailed, NotFound, WaitTimeout
@@ -81,6 +81,12 @@ def plan(document: Any) -> Steps[dict[str, Any]]:
 def clone(job_id: str, name: str | None, spec: dict[str, Any] | None, key: str) -> Steps[dict[str, Any]]:
     body = ({"name": name} if name else {}) | ({"spec": spec} if spec else {})
     return (yield from _document("POST", f"jobs/{job_id}:clone", body, key))
+
+
+def annotate(job_id: str, add: Sequence[str], remove: Sequence[str], note: str | None) -> Steps[dict[str, Any]]:
+    """The job with its tags and note changed. To repeat it changes nothing more."""
+    change: dict[str, Any] = {"addTags": [*add], "removeTags": [*remove]}
+    return (yield from _document("PATCH", f"jobs/{job_id}", change | ({} if note is None else {"note": note})))
 
 
 def profile(job_id: str, steps: int, ranks: tuple[int, ...]) -> Steps[dict[str, Any]]:

@@ -25,7 +25,7 @@ class Reply(BaseModel):
 
 
 class JobMetadata(Reply):
-    """generation moves with each change of the spec."""
+    """generation moves with each change of the spec; `tags` and `note` are what people wrote at the job."""
 
     name: str
     namespace: str
@@ -35,6 +35,8 @@ class JobMetadata(Reply):
     labels: dict[str, str]
     generation: int
     creation_timestamp: Time
+    tags: list[str] = []
+    note: str = ""
 
 
 class Job(Reply):
@@ -83,6 +85,8 @@ class JobSummary(Reply):
     started_at: Time | None
     finished_at: Time | None
     goodput: float | None
+    tags: list[str] = []
+    note: str = ""
 
 
 class JobList(Reply):

@@ -10,12 +10,13 @@ import contextlib
 import json
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import Request, Response
 from sqlalchemy import func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.app import create_app as create_api
 from muster.api.core import drafting
@@ -26,7 +27,7 @@ from muster.api.core.callers import Principal, Scope, bearer
 from muster.api.core.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
 from muster.api.core.checkpoints.verifying import verify_commit
 from muster.api.core.cluster.cluster import JobCluster
-from muster.api.core.database.tables import JobRow, MirrorRow
+from muster.api.core.database.tables import JobRow, MirrorRow, SweepRow, TrialRow
 from muster.api.core.errors import ApiError
 from muster.api.core.evaluation_rows import of_checkpoints
 from muster.api.core.events import repository as event_rows
@@ -35,8 +36,9 @@ from muster.api.core.fleet.routes import overview
 from muster.api.core.http import sse
 from muster.api.core.http.body import parsed
 from muster.api.core.hub import ANY_JOB
-from muster.api.core.jobs import repository, service
-from muster.api.core.jobs.repository import ORDERS, JobFilter
+from muster.api.core.jobs import ordering, removal, repository, service, tagging
+from muster.api.core.jobs.ordering import JobOrder
+from muster.api.core.jobs.repository import JobFilter
 from muster.api.core.jobs.schemas import cost_document, job_document, job_summary
 from muster.api.core.logs.files import PAGE_BYTES_MAX, JobLogs, LogPage, page, reading, tail_offset
 from muster.api.core.logs.routes import read_logs
@@ -63,7 +65,9 @@ from muster.api.tenants.tokens import routes as token_routes
 from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
 from muster.api.tenants.usage import repository as usage_rows
 from muster.api.webhooks import routes as webhook_routes
+from muster.contract.annotations import JobAnnotations
 from muster.contract.projects import Role
+from muster.contract.redaction import redact_spec, without_env_values
 from muster.contract.usage import month_of, month_range, usage
 from muster.contract.webhooks import WebhookRequest
 from muster.documents.document import Document
@@ -72,7 +76,6 @@ __all__ = [
     "ANY_JOB",
     "COOKIE",
     "FLOW_SECONDS",
-    "ORDERS",
     "PAGE_BYTES_MAX",
     "ApiError",
     "ApiSettings",
@@ -80,8 +83,10 @@ __all__ = [
     "CallerAuthentication",
     "CodeFlow",
     "CurveQuery",
+    "JobAnnotations",
     "JobCluster",
     "JobLogs",
+    "JobOrder",
     "JobRow",
     "LogPage",
     "Principal",
@@ -97,6 +102,7 @@ __all__ = [
     "editable",
     "fetch_export",
     "form_token",
+    "ordering",
     "overview",
     "page",
     "project_routes",
@@ -117,54 +123,111 @@ VERBS = {"cancel": service.cancel, "suspend": service.suspend, "resume": service
 
 @dataclass(frozen=True)
 class JobSelection:
-    """Selection of jobs: filters, order and page number (from 1)."""
+    """Selection of jobs: filters, order, and the rows of the page."""
 
     search: str = ""
     phases: tuple[str, ...] = ()
     project: str | None = None
     owner: str | None = None
     live: bool | None = None
-    order: str = "newest"
-    page: int = 1
+    tag: str | None = None
+    sweep: str | None = None
+    order: JobOrder = field(default_factory=JobOrder)
+    offset: int = 0
+    limit: int = JOBS_PER_PAGE
+
+
+@dataclass(frozen=True)
+class JobTrial:
+    """The sweep that a job is a trial of, and the trial's number."""
+
+    sweep: str
+    name: str
+    number: int
 
 
 @dataclass(frozen=True)
 class JobsPage:
-    """A page of jobs, and how many there are: `total` of these phases, `by_phase` of all."""
+    """A page of jobs, and how many there are: `total` of these phases, `by_phase` of all, and `by_group` of these by
+    the value that they are grouped by."""
 
     items: list[dict[str, Any]]
     total: int
     by_phase: dict[str, int]
+    by_group: dict[str, int]
 
 
 async def list_jobs(services: Services, caller: Principal, chosen: JobSelection) -> JobsPage:
-    """Return the lines of the list, each also with its GPUs and its cost."""
+    """Return the lines of the list."""
     everything = JobFilter(
-        project=chosen.project, owner=chosen.owner, visible=caller.visible_projects, search=chosen.search
-    )
-    some = JobFilter(
-        chosen.phases,
         project=chosen.project,
         owner=chosen.owner,
         visible=caller.visible_projects,
         search=chosen.search,
-        live=chosen.live,
+        tag=chosen.tag,
+        sweep=chosen.sweep,
     )
+    some = replace(everything, phases=chosen.phases, live=chosen.live)
     async with services.database.read() as session:
         by_phase = await repository.count_by_phase(session, everything)
-        total = sum((await repository.count_by_phase(session, some)).values())
-        offset = (chosen.page - 1) * JOBS_PER_PAGE
-        rows = await repository.ordered(session, some, chosen.order, offset, JOBS_PER_PAGE)
-    return JobsPage([_line(services, row) for row in rows], total, by_phase)
+        total = sum((await repository.count_by_phase(session, some)).values()) if some != everything else None
+        found = await repository.ordered(session, some, chosen.order, chosen.offset, chosen.limit)
+        by_group = await repository.count_by_group(session, some, chosen.order) if chosen.order.group else {}
+        trials = await _trials_of(session, [row.id for row, _ in found])
+    lines = [{**_line(services, row), "group": group, "trial": trials.get(row.id)} for row, group in found]
+    return JobsPage(lines, sum(by_phase.values()) if total is None else total, by_phase, by_group)
+
+
+async def list_chosen(services: Services, caller: Principal, job_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the lines of these jobs, in this order, without those that are not there or not for the caller to see."""
+    async with services.database.read() as session:
+        rows = {row.id: row for row in await repository.those_of(session, job_ids, caller.visible_projects)}
+        trials = await _trials_of(session, list(rows))
+    return [
+        {**_line(services, rows[job_id]), "group": "", "trial": trials.get(job_id)}
+        for job_id in dict.fromkeys(job_ids)
+        if job_id in rows
+    ]
+
+
+async def names_of(services: Services, caller: Principal, job_ids: Sequence[str]) -> dict[str, str]:
+    """Return the names of those of these jobs that the caller may see, by their ids, in this order."""
+    async with services.database.read() as session:
+        rows = {row.id: row for row in await repository.those_of(session, job_ids, caller.visible_projects)}
+    return {job_id: rows[job_id].name for job_id in job_ids if job_id in rows}
+
+
+async def sweep_name(services: Services, caller: Principal, sweep_id: str) -> str | None:
+    """Return the name of a sweep; None for one that is not there, or not for the caller to see."""
+    query = select(SweepRow.name).where(SweepRow.id == sweep_id)
+    if caller.visible_projects is not None:
+        query = query.where(SweepRow.project.in_(caller.visible_projects))
+    async with services.database.read() as session:
+        return (await session.scalars(query)).one_or_none()
+
+
+async def _trials_of(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, JobTrial]:
+    query = select(TrialRow.job_id, TrialRow.sweep_id, SweepRow.name, TrialRow.number)
+    found = await session.execute(
+        query.join(SweepRow, SweepRow.id == TrialRow.sweep_id).where(TrialRow.job_id.in_(job_ids))
+    )
+    return {str(job_id): JobTrial(sweep, name, number) for job_id, sweep, name, number in found}
 
 
 def _line(services: Services, row: JobRow) -> dict[str, Any]:
+    """A line of the list. Everybody who may see the job may see all of it: it has no values of variables."""
     gang, workers_held = row.spec.get("gang") or {}, row.status.get("gang") or {}
     nodes = gang.get("nodes")
     smallest = nodes.get("min", 1) if isinstance(nodes, dict) else nodes or 1
     workers = workers_held.get("wanted") or smallest
-    cost = cost_document(row.status, row.status.get("attempts") or (), services.prices)
-    return {**job_summary(row), "gpus": workers * gang.get("gpusPerNode", 0), "workers": workers, "cost": cost}
+    return {
+        **job_summary(row),
+        "gpus": workers * gang.get("gpusPerNode", 0),
+        "workers": workers,
+        "cost": cost_document(row.status, row.status.get("attempts") or (), services.prices),
+        "spec": redact_spec(without_env_values(row.spec)),
+        "status": row.status,
+    }
 
 
 async def find(services: Services, caller: Principal, job_id: str) -> JobRow:
@@ -183,8 +246,8 @@ async def find_visible(services: Services, caller: Principal, name: str) -> JobR
     """The job of that id, else the newest of that name that the caller may see. Raises ApiError job_not_found."""
     some = JobFilter(visible=caller.visible_projects, name=name)
     async with services.database.read() as session:
-        rows = await repository.ordered(session, some, "newest", 0, 1)
-    return rows[0] if rows else await find_job(services, caller, name)
+        row = await repository.newest(session, some)
+    return row or await find_job(services, caller, name)
 
 
 async def recent_jobs(
@@ -290,6 +353,21 @@ def may_act_on_sweep(caller: Principal, document: dict[str, Any]) -> bool:
     return may_act_in(caller, document["project"], document["owner"]) and caller.may(Scope.WRITE)
 
 
+async def remove(services: Services, caller: Principal, job_id: str, with_checkpoints: bool) -> None:
+    """Delete an ended job's record and logs. Raises ApiError as the API's route does."""
+    await removal.remove(services, caller, job_id, with_checkpoints)
+
+
+async def annotate(services: Services, caller: Principal, job_id: str, change: JobAnnotations) -> None:
+    """Change the job's tags and note. Raises ApiError as the API's route does."""
+    await tagging.annotate(services, caller, job_id, change)
+
+
+def annotations_of(given: dict[str, Any]) -> JobAnnotations:
+    """Raises ApiError invalid_annotations, naming every fault."""
+    return parsed(JobAnnotations, "invalid_annotations", tagging.WRONG)(Document(given))
+
+
 async def free_name(services: Services, row: JobRow) -> str:
     async with services.database.read() as session:
         return await free_name_like(session, row)
@@ -373,13 +451,15 @@ async def of_session(services: Services, request: Request) -> Principal | None:
 
 
 async def versions_of(services: Services, job_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """Return, by job, numbers of which one grows whenever the job, or any job for ANY_JOB, has news."""
+    """Return, by job, numbers of which one changes whenever the job, or any job for ANY_JOB, has news."""
     by_job: dict[str, tuple[int, ...]] = {}
     async with services.database.read() as session:
         if ANY_JOB in job_ids:
             newest = select(
                 select(func.coalesce(func.sum(MirrorRow.version), 0)).scalar_subquery(),
                 select(func.coalesce(func.max(JobRow.seq), 0)).scalar_subquery(),
+                select(func.coalesce(func.max(JobRow.noted_at), 0.0) * 1e6).scalar_subquery(),
+                select(func.count()).select_from(JobRow).scalar_subquery(),  # falls where a job is deleted
             )
             by_job[ANY_JOB] = tuple(int(number) for number in (await session.execute(newest)).one())
         if others := [job_id for job_id in job_ids if job_id != ANY_JOB]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -19,8 +20,9 @@ from muster.web.session import Visitor
 
 router = APIRouter(include_in_schema=False)
 
-JOBS_MAX = 8  # as many as there are colours that everybody can tell apart
-_POINTS = 400
+JOBS_MAX = 20  # eight colours, and their lines in up to three kinds of dashes
+_POINTS = 3_200  # of all jobs together, so that the page stays light
+_POINTS_MAX = 400  # of one
 
 
 @router.get("/compare")
@@ -28,20 +30,23 @@ async def compare(
     request: Request,
     services: ServicesDependency,
     visitor: Visitor,
-    jobs: Annotated[list[str] | None, Query(description="Names or ids, with commas between them or repeated.")] = None,
+    jobs: Annotated[
+        list[str] | None, Query(description="Names or ids, with commas or blanks between them or repeated.")
+    ] = None,
 ) -> Response:
     """A job that is not there, or that one may not see, is said to be not found, and the others are shown."""
-    asked = list(dict.fromkeys(name.strip() for part in jobs or [] for name in part.split(",") if name.strip()))
+    asked = list(dict.fromkeys(name for part in jobs or [] for name in re.split(r"[,\s]+", part) if name))
     rows, missing = await _found(services, visitor, asked[:JOBS_MAX])
     documents = [api.document(services, visitor, row) for row in rows]
-    curves = await asyncio.gather(*(api.curves(services, visitor, row.id, CurveQuery(_POINTS)) for row in rows))
+    points = min(_POINTS_MAX, _POINTS // max(1, len(rows)))
+    curves = await asyncio.gather(*(api.curves(services, visitor, row.id, CurveQuery(points)) for row in rows))
     results = [await api.results(services, row) for row in rows]
     return page(
         request,
         "compare.html",
         visitor,
         current="compare",
-        asked=asked,
+        asked=[*await _names(services, visitor, rows), *missing, *asked[JOBS_MAX:]],
         jobs=documents,
         missing=missing,
         left_out=asked[JOBS_MAX:],
@@ -52,6 +57,12 @@ async def compare(
         stills=[_still(row, each) for row, each in zip(rows, curves, strict=True)],
         live=any(row.live for row in rows),
     )
+
+
+async def _names(services: Services, visitor: Principal, rows: list[JobRow]) -> list[str]:
+    """Return what to write for each job: its name where that means this very job, or else its id."""
+    meant = [await api.find_visible(services, visitor, row.name) for row in rows]
+    return [row.name if newest.id == row.id else row.id for row, newest in zip(rows, meant, strict=True)]
 
 
 def _still(row: JobRow, curves: dict[str, Any]) -> Markup:

@@ -33,7 +33,7 @@ class NewsBoard:
         return versions[job_id] if job_id in versions else await self.newest(services, job_id)
 
     async def newest(self, services: Services, job_id: str) -> Version:
-        """Numbers of which one grows whenever the job, or any job for ANY_JOB, has news; none where there is no such
+        """Numbers of which one changes whenever the job, or any job for ANY_JOB, has news; none where there is no such
         job. Nothing that was committed before the call is missed. Raises ApiError where the database is away."""
         if self._gathering is None:
             job_ids: set[str] = set()

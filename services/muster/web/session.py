@@ -50,12 +50,9 @@ class SubmittedForm:
         return self.fields.get(name, [])
 
 
-async def posted(request: Request, caller: Visitor) -> SubmittedForm:
+async def own_form(request: Request, caller: Visitor) -> SubmittedForm:
     """The fields of a form that one of our own pages sent. Raises ApiError forbidden for all others."""
     refuse_other_sites(request)
-    if not caller.may(Scope.WRITE):
-        own = ", ".join(sorted(caller.scopes)) or "none"
-        raise ApiError("forbidden", f"This needs a token with the scope write; the one of your session has {own}.")
     fields = await read_form(request)
     if not hmac.compare_digest(fields.get(FORM_TOKEN, [""])[0].encode(), form_token(request).encode()):
         detail = "The form is of another session, so nothing was done. Go back, load the page again and repeat it."
@@ -63,6 +60,21 @@ async def posted(request: Request, caller: Visitor) -> SubmittedForm:
     return SubmittedForm(caller, fields)
 
 
+async def posted(request: Request, caller: Visitor) -> SubmittedForm:
+    """The same, of a form that changes something."""
+    refuse_other_sites(request)
+    must_write(caller)
+    return await own_form(request, caller)
+
+
+def must_write(caller: Principal) -> None:
+    """Raises ApiError forbidden for who may only read."""
+    if not caller.may(Scope.WRITE):
+        own = ", ".join(sorted(caller.scopes)) or "none"
+        raise ApiError("forbidden", f"This needs a token with the scope write; the one of your session has {own}.")
+
+
+SentForm = Annotated[SubmittedForm, Depends(own_form)]
 Posted = Annotated[SubmittedForm, Depends(posted)]
 
 

@@ -60,7 +60,10 @@ RIGHTS: dict[tuple[str, str], dict[str, str] | None] = {
     ("GET", "/sign-in/callback"): OPEN,
     ("GET", "/live"): SEES,
     ("GET", "/jobs"): ANYBODY,
+    ("GET", "/jobs.csv"): ANYBODY,
+    ("GET", "/jobs/curves"): ANYBODY,
     ("POST", "/jobs/act"): ACTS,
+    ("POST", "/jobs/delete"): ACTS,
     ("GET", "/sweeps"): ANYBODY,
     ("GET", "/sweeps/{sweep_id}"): SEES,
     ("POST", "/sweeps/{sweep_id}/stop"): ACTS,
@@ -205,7 +208,7 @@ async def _ask(
     place = path
     for name, value in named.items():
         place = place.replace(name, value)
-    place += {"/live": f"?job={job}", "/compare": f"?jobs={job}"}.get(path, "")
+    place += {"/live": f"?job={job}", "/compare": f"?jobs={job}", "/jobs/curves": f"?jobs={job}"}.get(path, "")
     if method == "GET":
         reply = await browser.get(place)
     else:
@@ -228,6 +231,7 @@ def _fields(people: People, path: str, project: str) -> dict[str, Any]:
     text = f"metadata: {{name: try-{next(_counter)}, labels: {{muster.dev/project: {project}}}}}\nspec: {_SPEC}\n"
     fields: dict[str, dict[str, Any]] = {
         "/jobs/act": {"verb": "suspend", "job": people.jobs[project], "next": "/jobs"},
+        "/jobs/delete": {"job": people.jobs[project], "next": "/jobs"},
         "/sweeps/{sweep_id}/stop": {"trial": "1"},
         "/submit": {"verb": "submit", "document": text, "key": f"key-{next(_counter)}"},
         "/settings/tokens": {"name": "mine", "scope": "read", "project": project, "days": "1"},
@@ -250,7 +254,9 @@ async def _outcome(browser: Browser, path: str, reply: httpx2.Response) -> str:
     assert reply.status_code != 500, reply.text
     if reply.status_code == 401 or (reply.status_code == 303 and onward.startswith("/sign-in?")):
         return NOBODY
-    if path == "/jobs/act" and reply.status_code == 303:  # of several jobs each says what became of it
+    if (
+        path in ("/jobs/act", "/jobs/delete") and reply.status_code == 303
+    ):  # of several jobs each says what became of it
         return await _outcome_of_several(browser, onward)
     if reply.status_code == 404 and path != "/sign-in/provider":  # no provider, and its page says so
         return H

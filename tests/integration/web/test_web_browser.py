@@ -18,6 +18,7 @@ from muster.contract.status import Phase
 from muster.web.app import create_app
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
+SETTINGS = "training.data.train[0].source,training.optimizer.lr,training.model.preset,data,note,submitted,cost"
 PATHS = ("", "/logs", "/events", "/checkpoints", "/checkpoints/120", "/data", "/samples", "/config")
 
 pytestmark = IN_CHROMIUM
@@ -48,6 +49,44 @@ async def test_every_page_in_light_and_dark_narrow_and_wide(tmp_path: Path) -> N
                     await expect(watched.page.locator("[data-theme-toggle]")).to_have_attribute("data-shown", "")
                     await must_look_well(watched, (path, scheme, width), WIDTHS if scheme == "light" else ())
                     assert "owned" not in await watched.page.title()
+        async with looking(browser, here) as watched:
+            for address in (f"/jobs?picked={uid},{other}", f"/jobs?group=model&columns=phase,because,{SETTINGS}"):
+                await watched.page.goto(address)
+                if "picked" in address:
+                    await expect(watched.page.locator("#picked canvas")).to_be_visible()
+                await must_look_well(watched, address, WIDTHS)
+
+
+async def test_ticked_jobs_draw_their_curves_and_a_link_shows_the_same(tmp_path: Path) -> None:
+    async with served(tmp_path / "state", make=create_app) as (here, _), chromium() as browser:
+        uid, other = await lived(here), await lived(here, "other-sft")
+        async with looking(browser, here) as watched:
+            page = watched.page
+            await page.goto("/jobs")
+            assert await page.locator("script[src*=uplot]").count() == 0, "a list without ticks needs no charts"
+            await page.get_by_label("Choose llama-sft").check()
+            await expect(page.locator("#picked-title")).to_have_text("llama-sft")
+            await page.get_by_label("Choose other-sft").check()
+            await expect(page.locator("#picked-title")).to_have_text("2 jobs")
+            await expect(page.locator("#picked figcaption strong")).to_have_text("Loss")
+            await page.get_by_label("Chart").select_option("Learning rate")
+            await expect(page.locator("[data-chosen-count]")).to_have_text("2 chosen:")
+            await page.get_by_role("link", name="Phase", exact=True).click()
+            await expect(page.locator("th[aria-sort] a")).to_have_text("Phase")
+            await expect(page).to_have_url(re.compile(f"picked={uid},{other}"))
+            link = page.url
+            await page.goto("about:blank")
+            await page.goto(link)
+            await expect(page.locator("#picked-title")).to_have_text("2 jobs")
+            await expect(page.get_by_label("Chart")).to_have_value("lr")
+            await expect(page.get_by_label("Choose other-sft")).to_be_checked()
+            here.operate(uid, because="something else")
+            await page.get_by_role("button", name="Compare").click()
+            await expect(page.locator("#jobs")).to_have_value("other-sft, llama-sft")
+            await page.go_back()
+            await page.get_by_role("button", name="Untick all").click()
+            await expect(page.locator("#picked")).to_be_hidden()
+            await expect(page).not_to_have_url(re.compile("picked"))
 
 
 async def test_a_recovery_shows_without_reloading_and_open_details_stay(tmp_path: Path) -> None:
@@ -91,7 +130,7 @@ async def test_one_works_by_keyboard_and_signs_in(tmp_path: Path) -> None:
             await page.locator("#q").focus()
             # At once: on a slow machine a pause between two keys is a search of its own, to which Back would lead.
             await page.keyboard.insert_text("nothing like it")
-            await expect(page.locator(".empty h2")).to_have_text("No job is like that")
+            await expect(page.locator(".empty h2")).to_have_text("No matching jobs")
             await expect(page).to_have_url(re.compile("q=nothing"))
             assert await page.evaluate("document.activeElement.id") == "q"
             await page.go_back()

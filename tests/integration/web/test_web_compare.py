@@ -38,6 +38,10 @@ async def test_jobs_are_compared_by_name_or_id_and_those_that_are_not_there_are_
         ("other-run", f"/jobs/{two}/curves"),
     ]
     assert f'href="/compare?jobs={one}%2C{two}"' in page.text, "a link that means the same tomorrow"
+    assert 'name="jobs" value="base-run, other-run, &lt;b&gt;nobody' in page.text, "names, and not ids"
+    newer = (await here.submit("base-run-2"))["id"]
+    blanks = await browser.get(f"/compare?jobs=base-run+{newer}%0Aother-run")
+    assert 'value="base-run, base-run-2, other-run"' in blanks.text
     settings = html.unescape(page.text.split('id="settings-title"')[-1])
     assert "<code>priority</code>" in settings
     assert "muster-1m" not in settings, "what they share"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
-from tests.integration.api.platform import Platform, frames, platform, served
+from tests.integration.api.platform import Platform, frames, platform, served, until
 from tests.integration.api.test_api_scale import store
 from tests.integration.web.pages import Browser, lived, notes
 
@@ -59,6 +59,80 @@ async def test_the_list_filters_searches_sorts_and_pages(
     page = (await browser.get("/jobs?sort=name")).text
     assert 'href="/jobs?sort=name&amp;p=2"' in page
     assert "1–2 of 3" in page
+
+
+async def test_the_table_has_the_columns_and_groups_of_its_address(here: Platform, browser: Browser) -> None:
+    """And a file of it the same; nobody's variables are in either."""
+    uid = await lived(here, "llama-sft", runtime={"env": [{"name": "MINE", "value": "hunter2"}]})
+    other = (await here.submit("other"))["id"]
+    await here.client.patch(f"/api/v1/jobs/{other}", json={"tags": ["paper"], "note": "=the note"})
+    page = html.unescape((await browser.get("/jobs")).text)
+    assert re.findall(r'class="tag" href="([^"]+)"[^>]*>([^<]+)', page) == [("/jobs?tag=paper", "paper")]
+    assert "18.2k" in page
+    asked = "columns=training.optimizer.lr,loss,nonsense,runtime.env[0].value&columns=note&group=model&sort=-loss"
+    page = html.unescape((await browser.get(f"/jobs?{asked}")).text)
+    heads = re.findall(r'<th scope="col"[^>]*>(?:<a [^>]*>)?([^<]+)', page)
+    assert heads == ["Job", "Loss", "Note", "training.optimizer.lr"]
+    assert re.findall(r"<tr class=.group..*?>(?:<a [^>]*>)?([\w-]+)(?:</a>)? <span[^>]*>([^<]+)", page, re.DOTALL) == [
+        ("muster-1m", "2 jobs")
+    ]
+    assert "0.0003" in page
+    assert "hunter2" not in page
+    assert 'href="/jobs?group=model&columns=loss,note,training.optimizer.lr"' in page.replace("%2C", ",")
+    assert re.findall(r'data-name="([^"]+)"', page) == ["llama-sft", "other"]
+    file = await browser.get(f"/jobs.csv?{asked}")
+    assert file.headers["content-disposition"] == 'attachment; filename="jobs.csv"'
+    assert file.text.splitlines() == [
+        "name,id,loss,note,training.optimizer.lr,tags",
+        f"llama-sft,{uid},2.31,,0.0003,",
+        f"other,{other},,'=the note,0.0003,paper",
+    ]
+    chosen = (await browser.get(f"/jobs.csv?{asked}&picked={other},nobody")).text.splitlines()
+    assert [line.split(",")[0] for line in chosen] == ["name", "other"]
+    picked = (await browser.get(f"/jobs?picked={other},nobody&chart=lr")).text
+    assert html.unescape(re.findall(r'data-names="([^"]*)"', picked)[0]) == f'[["{other}", "other"]]'
+    (curves,) = (await browser.get(f"/jobs/curves?jobs={uid},nobody&name=loss")).json()
+    assert (curves["name"], list(curves["curves"]["series"])) == ("llama-sft", ["loss"])
+    assert "No matching jobs" in (await browser.get("/jobs?tag=nothing")).text
+
+
+async def test_ticked_jobs_are_compared_exported_tagged_and_deleted(here: Platform, browser: Browser) -> None:
+    ids = [(await here.submit(name))["id"] for name in ("one", "two")]
+    await here.finish(ids[1])
+    form = {"form_token": await browser.form_token(), "job": ids, "next": "/jobs"}
+    reply = await browser.post("/jobs/act", form | {"verb": "compare"})
+    assert (reply.status_code, reply.headers["location"]) == (303, f"/compare?jobs={'%2C'.join(ids)}")
+    exported = await browser.post("/jobs/act", form | {"verb": "export"})
+    assert [line.split(",")[0] for line in exported.text.splitlines()] == ["name", "one", "two"]
+    await browser.post("/jobs/act", form | {"verb": "tag", "tags": "paper, baseline"})
+    assert notes(await browser.get("/jobs")) == ["Changed 2 of 2."]
+    await browser.post("/jobs/act", form | {"verb": "untag", "tags": "paper"})
+    await browser.post("/jobs/act", form | {"verb": "note", "note": "as in table 2"})
+    assert [job["tags"] for job in (await here.get("/jobs"))["items"]] == [["baseline"], ["baseline"]]
+    await browser.get("/jobs")
+    await browser.post("/jobs/act", form | {"verb": "tag", "tags": "§"})
+    assert "The tags or the note are not valid" in notes(await browser.get("/jobs"))[0]
+    asks = html.unescape((await browser.post("/jobs/act", form | {"verb": "delete"})).text)
+    assert "Delete 1 job?" in asks
+    assert "This one has not ended" in asks
+    assert re.findall(r'name="job" value="([^"]+)"', asks) == ids[1:]
+    assert {job["name"] for job in (await here.get("/jobs"))["items"]} == {"one", "two"}, "it asks first"
+
+    async def let_go() -> bool:
+        """What the operator does with a job that is marked."""
+        if here.cluster.get(ids[1]).metadata.deletion_timestamp is None:
+            return False
+        here.cluster.remove(ids[1])
+        return True
+
+    operator = asyncio.create_task(until(let_go, "the mark"))
+    reply = await browser.post("/jobs/delete", form | {"job": ids})
+    await operator
+    assert reply.status_code == 303
+    told = notes(await browser.get("/jobs"))
+    assert told[0] == "Deleted 1 of 2."
+    assert "has not ended" in told[1]
+    assert [job["name"] for job in (await here.get("/jobs"))["items"]] == ["one"]
 
 
 async def test_several_jobs_are_acted_upon_at_once(here: Platform, browser: Browser) -> None:

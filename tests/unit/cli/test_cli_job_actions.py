@@ -1,4 +1,4 @@
-"""Suspend, resume and delete: the sentence that each ends with, and what it refuses without a terminal."""
+"""Suspend, resume, tag and delete: the sentence that each ends with, and what it refuses without a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from muster.cli import jobs
+from muster.cli import jobs, tagging
 from muster.cli.errors import CliError, ExitStatus
 from muster.client.address import Server
 from muster.client.connection import Connection
@@ -21,7 +21,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     sent: list[str] = []
     job: dict[str, Any] = {
         "id": UID,
-        "metadata": {"name": "mine"},
+        "metadata": {"name": "mine", "tags": ["baseline", "paper"], "note": "table 2 \x07"},
         "status": {"phase": "Suspended", "because": "suspended by ann"},
     }
 
@@ -42,6 +42,16 @@ def test_a_resumed_job_is_not_said_to_be_suspended(requests: list[str], capsys: 
     jobs.suspend([UID])
     assert capsys.readouterr().err == "mine is Suspended\n"
     assert requests == [f"POST jobs/{UID}:resume", f"POST jobs/{UID}:suspend"]
+
+
+def test_tags_and_the_note_are_written_in_one_request(
+    requests: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tagging, "connect", jobs.connect)
+    tagging.tag(UID, ["paper"], remove=["old"], note="")
+    tagging.tag(UID)
+    assert requests == [f"PATCH jobs/{UID}", f"GET jobs/{UID}"]
+    assert capsys.readouterr().err == "mine: baseline paper\nnote: table 2 ·\n" * 2
 
 
 @pytest.mark.parametrize("json", [False, True])

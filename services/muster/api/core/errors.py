@@ -148,6 +148,9 @@ KINDS: dict[str, ErrorKind] = {
     "invalid_project": ErrorKind(422, "The project is not valid", "`errors` names every fault with its path."),
     "invalid_person": ErrorKind(422, "The person is not valid", "`errors` names every fault with its path."),
     "invalid_token": ErrorKind(422, "The token is not valid", "`errors` names every fault with its path."),
+    "invalid_annotations": ErrorKind(
+        422, "The tags or the note are not valid", "`errors` names every fault with its path."
+    ),
     "invalid_webhook": ErrorKind(422, "The webhook is not valid", "`errors` names every fault with its path."),
     "invalid_secret": ErrorKind(422, "The secret is not valid", "`errors` names every fault with its path."),
     "invalid_parameter": ErrorKind(422, "A parameter is not valid", "`errors` names every fault with its path."),

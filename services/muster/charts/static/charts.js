@@ -167,7 +167,7 @@
     }
 
     stroke({ job, kind, colour: own = job }) {
-      const colour = this.grid.colour(own), dash = DASHES[Math.floor(own / 2) % DASHES.length];
+      const colour = this.grid.colour(own), dash = DASHES[(Math.floor(own / 2) + Math.floor(own / COLOURS)) % DASHES.length];
       const common = { spanGaps: true, points: { show: false } };
       if (kind === "max" || kind === "min") return { ...common, stroke: "transparent", width: 0 };
       if (kind === "raw") return { ...common, stroke: faint(colour, 0.3), width: 1 };
@@ -376,10 +376,20 @@
         el("div", { class: "curve-tools" },
           el("fieldset", {}, el("legend", {}, "Over"), ...axes),
           el("label", {}, "Smoothing", smoothing), el("label", {}, log, "Logarithmic"), this.whole),
-        ...(this.sources.length > 1 ? [this.legend()] : []), this.state, this.grid, this.table);
+        (this.names = el("div", {}, ...this.legend())), this.state, this.grid, this.table);
+    }
+
+    // Other jobs in the place of these; how they are looked at stays.
+    choose(sources) {
+      this.sources = sources;
+      this.documents = sources.map((source) => source.curves ?? null);
+      this.hiddenJobs.clear();
+      this.names.replaceChildren(...this.legend());
+      this.draw();
     }
 
     legend() {
+      if (this.sources.length < 2) return [];
       const toggle = (job) => (event) => {
         const hides = !this.hiddenJobs.delete(job);
         if (hides) this.hiddenJobs.add(job);
@@ -389,7 +399,7 @@
       const buttons = this.sources.map((source, job) => el("button",
         { type: "button", "aria-pressed": "true", onclick: toggle(job) },
         el("span", { class: `curve-swatch chart-fill-${(job % COLOURS) + 1}`, "aria-hidden": "true" }), source.name));
-      return el("div", { class: "curve-legend", role: "group", "aria-label": "Jobs shown" }, ...buttons);
+      return [el("div", { class: "curve-legend", role: "group", "aria-label": "Jobs shown" }, ...buttons)];
     }
 
     colour(job) {

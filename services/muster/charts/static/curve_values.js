@@ -3,7 +3,7 @@ globalThis.curveValues = (() => {
   "use strict";
 
   const TITLES = {
-    loss: "Loss", gradNorm: "Gradient norm", lr: "Learning rate", tokensPerSecond: "Tokens per second",
+    loss: "Loss", evaluationLoss: "Evaluation loss", gradNorm: "Gradient norm", lr: "Learning rate", tokensPerSecond: "Tokens per second",
     mfu: "MFU", memoryBytes: "Memory", stepSeconds: "Step time", dataWaitSeconds: "Wait for data",
   };
   const RANKS = "rankSeconds"; // the chart of all ranks' own work, whose series are rankSeconds.0, rankSeconds.1 …

@@ -194,23 +194,10 @@ export function say(words) {
 
 function tend(root) {
   sayTimes(root);
-  for (const element of root.querySelectorAll("[data-copy], [data-choose-all], [data-theme-toggle], .follow")) {
+  for (const element of root.querySelectorAll("[data-copy], [data-theme-toggle], .follow")) {
     element.hidden = false;
     element.dataset.shown = "";
   }
-  count();
-}
-
-function count() {
-  const words = document.querySelector("[data-chosen-count]");
-  if (!words) return;
-  const ticks = [...document.querySelectorAll("input[name=job]")];
-  const chosen = ticks.filter((tick) => tick.checked).length;
-  words.textContent = chosen ? `${chosen} chosen:` : "With the chosen jobs:";
-  for (const button of document.querySelectorAll(".bulk button")) button.disabled = chosen === 0;
-  const all = document.querySelector("[data-choose-all]");
-  all.checked = chosen > 0 && chosen === ticks.length;
-  all.indeterminate = chosen > 0 && chosen < ticks.length;
 }
 
 document.addEventListener("click", async (event) => {
@@ -267,16 +254,13 @@ document.addEventListener("input", (event) => {
   }
 });
 
-document.addEventListener("change", (event) => {
-  if (event.target.matches("[data-choose-all]")) {
-    for (const tick of document.querySelectorAll("input[name=job]")) tick.checked = event.target.checked;
-  }
-  if (event.target.matches("[data-choose-all], input[name=job]")) count();
-});
-
 function seek(form) {
-  const given = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ""));
-  const address = `${form.getAttribute("action")}?${given}`;
+  const given = new Map(); // a field's values with commas between them
+  for (const [name, value] of new FormData(form)) {
+    if (value !== "") given.set(name, given.has(name) ? `${given.get(name)},${value}` : value);
+  }
+  const words = new URLSearchParams([...given]).toString().replaceAll("%2C", ",");
+  const address = `${form.getAttribute("action")}?${words}`;
   show(address, { push: true }).catch(() => location.assign(address));
 }
 

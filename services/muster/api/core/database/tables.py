@@ -57,6 +57,10 @@ class JobRow(Table):
     finished_at: Mapped[float | None]
     # The number of the job's newest event. Numbers are given out under the row's lock, and so they have no gaps.
     last_event: Mapped[int] = mapped_column(default=0)
+    # What people wrote at it, which the cluster never sees. `tags` are sorted, with blanks between them.
+    tags: Mapped[str] = mapped_column(Text, server_default=text("''"))
+    note: Mapped[str] = mapped_column(Text, server_default=text("''"))
+    noted_at: Mapped[float | None]
 
     __table_args__ = (
         Index(
@@ -77,6 +81,8 @@ class JobRow(Table):
         Index("ix_jobs_phase", "phase", "seq"),
         Index("ix_jobs_project", "project", "seq"),
         Index("ix_jobs_finished_at", "finished_at"),
+        Index("ix_jobs_live", "live", "seq"),
+        Index("ix_jobs_noted_at", "noted_at"),
         {"sqlite_autoincrement": True},
     )
 
@@ -89,6 +95,17 @@ class LabelRow(Table):
     value: Mapped[str] = mapped_column(String(256))
 
     __table_args__ = (Index("ix_job_labels_key", "key", "value"),)
+
+
+class JobTagRow(Table):
+    """A tag of a job, to find the job by. Written with the job's own `tags`, in one commit."""
+
+    __tablename__ = "job_tags"
+
+    job_seq: Mapped[int] = mapped_column(Serial, ForeignKey("jobs.seq", ondelete="CASCADE"), primary_key=True)
+    tag: Mapped[str] = mapped_column(String(64), primary_key=True)
+
+    __table_args__ = (Index("ix_job_tags_tag", "tag", "job_seq"),)
 
 
 class EventRow(Table):

@@ -108,6 +108,8 @@ ROW = JobRow(
     phase=STATUS.phase,
     status=dump(STATUS),
     finished_at=None,
+    tags="baseline",
+    note="",
 )
 JOB: dict[str, Any] = job_document(ROW, load_prices(), "ann")
 JOB_LIST: dict[str, Any] = {"items": [job_summary(ROW)], "nextCursor": None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,10 @@ from sqlalchemy import Select, and_, bindparam, exists, func, or_, select
 from sqlalchemy import insert as insert_into
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.core.database.tables import EventRow, JobRow, LabelRow
+from muster.api.core.database.tables import EventRow, JobRow, JobTagRow, LabelRow, TrialRow
 from muster.api.core.events.repository import event_values
 from muster.api.core.events.types import NewEvent
+from muster.api.core.jobs.ordering import JobOrder
 from muster.contract.address import AddressError, StorageAddress, job_folder
 from muster.contract.status import Phase
 
@@ -52,6 +53,8 @@ class JobFilter:
     owner: str | None = None
     visible: Collection[str] | None = None  # the projects that the caller may see; None for all
     search: str = ""  # a part of the name or the owner's name, in any case, or the beginning of the id
+    tag: str | None = None
+    sweep: str | None = None  # the id of the sweep whose trials they are
 
 
 async def insert(session: AsyncSession, jobs: Sequence[tuple[NewJob, NewEvent]]) -> None:
@@ -103,6 +106,9 @@ def _values(job: NewJob) -> dict[str, Any]:
         "status_version": 0,
         "finished_at": None,
         "last_event": 1,
+        "tags": "",
+        "note": "",
+        "noted_at": None,
     }
 
 
@@ -151,24 +157,37 @@ async def page(session: AsyncSession, chosen: JobFilter, before_seq: int | None,
     return list((await session.scalars(query)).all())
 
 
-ORDERS: Mapping[str, tuple[Any, ...]] = {
-    "newest": (JobRow.seq.desc(),),
-    "oldest": (JobRow.seq,),
-    "name": (JobRow.name, JobRow.seq.desc()),
-    "phase": (JobRow.phase, JobRow.seq.desc()),
-    "owner": (JobRow.owner, JobRow.seq.desc()),
-    "priority": (JobRow.priority.desc(), JobRow.seq.desc()),
-    "finished": (JobRow.finished_at.is_(None), JobRow.finished_at.desc(), JobRow.seq.desc()),
-}
-
-
-async def ordered(session: AsyncSession, selection: JobFilter, order: str, offset: int, limit: int) -> list[JobRow]:
-    """A piece of the list in one of ORDERS, for people who turn pages; programs read on by `page`."""
-    chosen = _filtered(select(JobRow.seq), selection).order_by(*ORDERS[order]).offset(offset).limit(limit)
+async def ordered(
+    session: AsyncSession, selection: JobFilter, order: JobOrder, offset: int, limit: int
+) -> list[tuple[JobRow, str]]:
+    """A piece of the list, for people who turn pages, each job with the value that it is grouped by; programs read on
+    by `page`."""
+    group = order.group_value()
+    terms = _filtered(select(JobRow.seq, group), selection).order_by(*order.terms()).offset(offset).limit(limit)
     # Their numbers first: to sort the rows themselves moves the specs and statuses of all that match.
-    seqs = list((await session.scalars(chosen)).all())
-    rows = {row.seq: row for row in await session.scalars(select(JobRow).where(JobRow.seq.in_(seqs)))}
-    return [rows[seq] for seq in seqs if seq in rows]
+    places = [(seq, str(value or "")) for seq, value in await session.execute(terms)]
+    chosen = select(JobRow).where(JobRow.seq.in_([seq for seq, _ in places]))
+    rows = {row.seq: row for row in await session.scalars(chosen)}
+    return [(rows[seq], value) for seq, value in places if seq in rows]
+
+
+async def newest(session: AsyncSession, selection: JobFilter) -> JobRow | None:
+    """Return the newest job that matches."""
+    query = _filtered(select(JobRow), selection).order_by(JobRow.seq.desc()).limit(1)
+    return (await session.scalars(query)).one_or_none()
+
+
+async def those_of(session: AsyncSession, job_ids: Collection[str], visible: Collection[str] | None) -> list[JobRow]:
+    """Return the jobs with these ids that are in a visible project (None: in any), in no order."""
+    query = _filtered(select(JobRow), JobFilter(visible=visible)).where(JobRow.id.in_(job_ids))
+    return list((await session.scalars(query)).all())
+
+
+async def count_by_group(session: AsyncSession, chosen: JobFilter, order: JobOrder) -> dict[str, int]:
+    """Return the number of jobs that match the filter by the value that they are grouped by."""
+    values = _filtered(select(order.group_value().label("value")).select_from(JobRow), chosen).subquery()
+    query = select(values.c.value, func.count()).group_by(values.c.value)
+    return {str(value or ""): int(count) for value, count in (await session.execute(query)).all()}
 
 
 async def count_by_phase(session: AsyncSession, chosen: JobFilter) -> dict[str, int]:
@@ -201,6 +220,10 @@ def _filtered(query: Select[Any], chosen: JobFilter) -> Select[Any]:
                 JobRow.id.startswith(part, autoescape=True),
             )
         )
+    if chosen.tag is not None:
+        query = query.where(exists().where(JobTagRow.job_seq == JobRow.seq, JobTagRow.tag == chosen.tag))
+    if chosen.sweep is not None:
+        query = query.where(exists().where(TrialRow.job_id == JobRow.id, TrialRow.sweep_id == chosen.sweep))
     for key, value in chosen.labels:
         has = exists().where(LabelRow.job_seq == JobRow.seq, LabelRow.key == key, LabelRow.value == value)
         query = query.where(has)

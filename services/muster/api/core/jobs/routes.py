@@ -1,11 +1,11 @@
-"""`/jobs`: list, get, delete, cancel, suspend, resume."""
+"""`/jobs`: list, get, annotate, delete, cancel, suspend, resume."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import StringConstraints
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -13,13 +13,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.access import find_job
 from muster.api.core.callers import Caller, reads, writes
 from muster.api.core.errors import invalid_parameter
-from muster.api.core.http.openapi import example_reply, problems
+from muster.api.core.http.body import parsed, read_body
+from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL, JobId
-from muster.api.core.jobs import examples, removal, repository, service
+from muster.api.core.jobs import examples, removal, repository, service, tagging
 from muster.api.core.jobs.repository import JobFilter
 from muster.api.core.jobs.schemas import job_document, job_summary
 from muster.api.core.services import ServicesDependency
+from muster.contract.annotations import JobAnnotations
 from muster.contract.replies import Job, JobList
 from muster.contract.status import Phase
 from muster.contract.text import nearest
@@ -52,11 +54,12 @@ async def list_jobs(
     owner: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Only this person's.")] = None,
     label: Annotated[list[str] | None, Query(max_length=16, description="`key=value`; all of them must match.")] = None,
     live: Annotated[bool | None, Query(description="Only jobs that have not ended (true) or have (false).")] = None,
+    tag: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Only jobs with this tag.")] = None,
 ) -> JSONResponse:
     """Returns the jobs of the projects that the caller may see, newest first. Filters can be combined. The cursor stays
     valid while jobs are added."""
     visible = caller.visible_projects
-    chosen = JobFilter(tuple(phase or ()), name, namespace, _labels(label), live, project, owner, visible)
+    chosen = JobFilter(tuple(phase or ()), name, namespace, _labels(label), live, project, owner, visible, tag=tag)
     before = seq_of(cursor) if cursor else None
     async with services.database.read() as session:
         await _refuse_unknown_phases(session, chosen.phases)
@@ -94,6 +97,27 @@ async def get_job(services: ServicesDependency, caller: Caller, job_id: JobId) -
     """Returns a job: its spec with all defaults filled in, and its status. Only the job's owner sees the values of
     `runtime.env`."""
     return JSONResponse(job_document(await find_job(services, caller, job_id), services.prices, caller.person))
+
+
+@router.patch(
+    "/{job_id}",
+    response_model=Job,
+    dependencies=[writes],
+    summary="Change a job's tags and note",
+    responses={
+        200: example_reply(examples.JOB, "Changed"),
+        **problems(
+            "job_not_found", "invalid_document", "unsupported_media_type", "body_too_large", "invalid_annotations"
+        ),
+    },
+    openapi_extra=body(JobAnnotations, {"addTags": ["baseline"], "note": "the run of the paper's table 2"}),
+)
+async def annotate_job(request: Request, services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
+    """Updates what people write at a job, also at one that has ended; nothing of how it runs changes. Fields that are
+    left out change nothing."""
+    change = await read_body(request, parsed(JobAnnotations, "invalid_annotations", tagging.WRONG))
+    row = await tagging.annotate(services, caller, job_id, change)
+    return JSONResponse(job_document(row, services.prices, caller.person))
 
 
 @router.delete(

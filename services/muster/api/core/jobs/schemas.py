@@ -36,6 +36,8 @@ def job_document(row: JobRow, prices: Prices, reader: str) -> dict[str, Any]:
             "labels": row.labels,
             "generation": row.spec_version,
             "creationTimestamp": rfc3339(row.created_at),
+            "tags": row.tags.split(),
+            "note": row.note,
         },
         "spec": redact_spec(spec),
         "status": status_view(row.status),
@@ -62,4 +64,5 @@ def job_summary(row: JobRow) -> dict[str, Any]:
     """A line of the list. The row's phase and end stand for the status', which a newer operator may have written."""
     seen = {**row.status, "phase": row.phase, "finishedAt": row.finished_at}
     summary = summary_view(row.id, row.name, row.namespace, row.labels, row.created_at, row.spec, seen)
-    return summary | {"priority": row.priority, "project": row.project, "owner": row.owner}
+    own = {"priority": row.priority, "project": row.project, "owner": row.owner}
+    return summary | own | {"tags": row.tags.split(), "note": row.note}

@@ -56,11 +56,10 @@ async def named_job(services: Services, caller: Principal, model: str, asked: Na
     model_not_found."""
     some = JobFilter(visible=caller.visible_projects, name=asked.job)
     async with services.database.read() as session:
-        row = await repository.get(session, asked.job)
-        rows = [row] if row is not None else await repository.ordered(session, some, "newest", 0, 1)
-    if not rows or caller.role_in(rows[0].project) is None:
+        row = await repository.get(session, asked.job) or await repository.newest(session, some)
+    if row is None or caller.role_in(row.project) is None:
         raise model_not_found(services, model, f"there is no job {asked.job!r} that you may see")
-    return rows[0]
+    return row
 
 
 async def fine_tuned(services: Services, caller: Principal, model: str, named: FineTuned) -> FineTune:
