@@ -42,7 +42,7 @@ class Prometheus:
             self._process = subprocess.Popen(
                 [PROMETHEUS, *files, f"--web.listen-address=127.0.0.1:{self._port}"], stdout=log, stderr=log
             )
-        eventually(self._answers, "Prometheus to be ready", 60)
+        eventually(self._answers, "Prometheus to be ready")
 
     def kill(self) -> None:
         if self._process is not None:
@@ -75,7 +75,7 @@ class Agent:
                 stderr=output,
             )
         try:
-            eventually(lambda: "watching:" in log.read_text(), f"the agent of {node}", 60)
+            eventually(lambda: "watching:" in log.read_text(), f"the agent of {node}")
         except BaseException:
             self.kill()
             raise

@@ -176,6 +176,9 @@ async def test_a_jobs_pages_tell_its_story(here: Platform, browser: Browser) -> 
     assert "attempt.failed" in events
     commits = (await browser.get(f"/jobs/{uid}/checkpoints")).text
     assert re.findall(r"/checkpoints/(\d+)\">", commits) == ["120", "80"]
+    # A live page keeps a row by its id, and the form that was pressed in it: without, a newer row would take its place.
+    assert re.findall(r'<tr id="commit-(\d+)">', commits) == ["120", "80"]
+    assert re.findall(r'<form [^>]*/(\w+)" id="act-(\w+)"', page) == [("suspend", "suspend"), ("cancel", "cancel")]
     commit = html.unescape((await browser.get(f"/jobs/{uid}/checkpoints/120")).text)
     assert "muster checkpoints verify llama-sft 120" in commit
     assert "tokensPerStep: 16384" in (await browser.get(f"/jobs/{uid}/config")).text

@@ -241,6 +241,8 @@ document.addEventListener("submit", async (event) => {
       stale();
       return say("Nothing was sent: the server does not answer. What you typed stays.");
     }
+    // Of what has an id a newer page keeps the one that was pressed, and takes away the one that it lacks.
+    if (!form.isConnected) return say("Nothing was sent: the page has changed meanwhile.");
     sendable = form;
     form.requestSubmit(submitter);
   }
