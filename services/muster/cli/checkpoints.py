@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.cli.errors import CliError, usage
+from muster.cli.errors import CliError, ExitStatus, usage
 from muster.cli.formatting import size
 from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, print_json, say
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from muster.cli.options import JobsClient
 
 LOOKED_AT_MAX = 20  # jobs of one name
+STEPS_NAMED_MAX = 12
 
 app = typer.Typer(help="List and manage a job's checkpoints.", no_args_is_help=True)
 
@@ -114,7 +115,7 @@ def export(
     if not is_folder(where) and (exported := _fetched(where, to, step, server, format=form, dtype=dtype, ema=ema)):
         print_json(exported) if json else say(f"{to}: {size(exported['total'])}, step {exported['step']} of {where}")
         return
-    command = ["--checkpoint", folder_of(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
+    command = ["--checkpoint", folder_of(where, server, step), "--to", str(to), "--step", step, "--dtype", dtype]
     run_tool("checkpoint", "muster.trainer.convert.export", *command, "--format", form, *(["--ema"] if ema else []))
 
 
@@ -161,6 +162,21 @@ def _run(action: str, where: str, step: int | None, server: str | None, *more: s
     )
 
 
+def must_be_committed(client: JobsClient, job_id: str, name: str, step: int) -> None:
+    """Raise CliError for a step of which the job has no checkpoint, naming those that there are."""
+    steps = [item["step"] for item in client.get(f"jobs/{job_id}/checkpoints")["items"]]
+    if step in steps:
+        return
+    there = ", ".join(map(str, steps[-STEPS_NAMED_MAX:]))
+    more = f"the newest of {len(steps)}: " if len(steps) > STEPS_NAMED_MAX else ""
+    raise CliError(
+        f"{name} has no checkpoint of step {step}",
+        ExitStatus.FAILED,
+        "no-such-step",
+        next_step=f"it has checkpoints of the steps {more}{there}; --step best takes the best" if steps else "",
+    )
+
+
 def _refuse_without_commit(client: JobsClient, name: str, job_id: str) -> None:
     """A name means the newest job of that name. An older one with commits is offered by its id, never taken instead."""
     from muster.contract.text import plural
@@ -187,8 +203,9 @@ def is_folder(where: str) -> bool:
     return "/" in where or where.startswith((".", "~"))
 
 
-def folder_of(where: str, server: str | None) -> str:
-    """The checkpoint folder of a job, or the folder that is named itself. Raises CliError where there is none."""
+def folder_of(where: str, server: str | None, step: str = "") -> str:
+    """The checkpoint folder of a job, or the folder that is named itself. Raises CliError where there is none, and for
+    the number of a `step` of which the job has no checkpoint."""
     if is_folder(where):
         return where
     from muster.contract.address import parse_address  # pydantic is not for --help to wait for
@@ -199,6 +216,8 @@ def folder_of(where: str, server: str | None) -> str:
         _refuse_without_commit(client, where, job_id)
         if not folder:
             raise CliError(f"{where} has no checkpoint folder yet", code="no-checkpoints")
+        if step.isdecimal():
+            must_be_committed(client, job_id, where, int(step))
         if parse_address(folder).scheme == "file" and not client.server.local:
             raise usage(
                 f"the checkpoints of {where} are in {folder}, a folder of the server's machine", "run this there"

@@ -65,7 +65,12 @@ def generate(
     if (text is None) == (prompt is None):
         what = "the prompt is given twice" if text is not None else "there is no prompt"
         raise usage(what, f'muster generate {where} "Once upon a time"', "no-prompt")
-    asked = {"checkpoint": folder_of(where, server), "step": step, "prompt": prompt or text or "", "system": system}
+    asked = {
+        "checkpoint": folder_of(where, server, step),
+        "step": step,
+        "prompt": prompt or text or "",
+        "system": system,
+    }
     _run(asked, ["--chat"] if chat else [], tokens, temperature, top_p, seed, stop)
 
 
@@ -86,7 +91,7 @@ def chat(
     /reset starts a new conversation; /exit or Ctrl-D ends it. Runs on this machine's CPU, as `muster generate` does.
     With --json each answer is one JSON document per line.
     """
-    asked = {"checkpoint": folder_of(where, server), "step": step, "system": system}
+    asked = {"checkpoint": folder_of(where, server, step), "step": step, "system": system}
     _run(asked, ["--interactive"], tokens, temperature, top_p, seed, stop)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from muster.cli.errors import ExitStatus, cli_error, usage
 from muster.cli.options import Job, Jobs, Json, Project, Server, Settings, connect
-from muster.cli.output import json_wanted, print_json, say
+from muster.cli.output import answers, json_wanted, print_json, say
 from muster.client.errors import MusterError, Unavailable
 
 if TYPE_CHECKING:
@@ -205,7 +205,10 @@ def get(
         history = client.get(f"jobs/{job_id}/attempts")
         points = step_points(client.get(f"jobs/{job_id}/metrics", points=400))
         samples = _last_samples(client, document)
+        scores = _scores(client, document)
     show_job(document, history["items"], points, history.get("cost"))
+    for line in scores:
+        answers().print(line, soft_wrap=True)
     if samples is not None:
         show_samples(samples)
 
@@ -225,6 +228,23 @@ def _last_samples(client: JobsClient, job: dict[str, Any]) -> dict[str, Any] | N
         say(f"warning: its samples are left out: {error}", "yellow")
         return None
     return items[-1] if items else None
+
+
+def _scores(client: JobsClient, job: dict[str, Any]) -> list[str]:
+    """Return a line for each checkpoint that evaluations have scored, the newest last.
+
+    Empty if the job has none, or its storage doesn't answer: the rest of the job is worth showing all the same.
+    """
+    from muster.cli.render import evaluation_words
+
+    if not job["status"].get("checkpoint"):
+        return []
+    try:
+        items = client.get(f"jobs/{job['id']}/checkpoints")["items"]
+    except MusterError:
+        return []
+    scored = [(item["step"], each) for item in items for each in item["evaluations"] if each["results"]]
+    return [f"scored      step {step:,}, {evaluation_words(each)}" for step, each in scored[-SCORES_MAX:]]
 
 
 def cancel(
@@ -334,6 +354,7 @@ def rm(
 
 
 _ENDED = ("Succeeded", "Failed", "Cancelled")
+SCORES_MAX = 5  # that `get` shows
 WAIT_POLL_SECONDS = 0.3
 
 

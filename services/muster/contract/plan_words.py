@@ -238,7 +238,8 @@ def program_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tu
 
 
 def _evaluated(after: Mapping[str, Any]) -> str:
-    each = {"best": "the best checkpoint", "last": "the last checkpoint"}.get(after["each"], "each checkpoint")
+    step = f"the checkpoint of step {after['each']}" if isinstance(after["each"], int) else "each checkpoint"
+    each = {"best": "the best checkpoint", "last": "the last checkpoint"}.get(after["each"], step)
     return f"{each} of job {after['job']}"
 
 

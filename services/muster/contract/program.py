@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -94,14 +94,21 @@ class Hang(Spec):
         return self
 
 
+def _which_checkpoints(value: Any) -> Any:
+    try:
+        return value if value == "kept" else commit_step(value)
+    except ValueError:
+        raise ValueError(f"must be kept, best, last or the number of a step, not {value!r}"[:200]) from None
+
+
 class After(Spec):
     """Checkpoints of another job, for each of which the program is run once, as a job of its own."""
 
     job: Text
     """The id of a job of this project, or its name, which means the newest job of that name."""
-    each: Literal["kept", "best", "last"] = "kept"
+    each: Annotated[Literal["kept", "best", "last"] | Positive, BeforeValidator(_which_checkpoints)] = "kept"
     """`kept`: each checkpoint of the job as it appears; `best` and `last`: that one checkpoint, once the job has
-    ended."""
+    ended; a number: the checkpoint of that step."""
     uri: FolderAddress | None = None
     """The checkpoint folder of the job: `<checkpoint.uri>/<job uid>`. Muster's API fills it in."""
 

@@ -243,3 +243,25 @@ def test_a_clone_is_a_new_job_with_changes(platform: House, finished: str) -> No
     original = platform.ask("get", finished)["spec"]
     assert yaml.safe_dump(original["training"]["data"]) == yaml.safe_dump(clone["spec"]["training"]["data"])
     platform.muster("cancel", "copy", "--wait")
+
+
+def test_a_checkpoint_is_scored_on_held_out_data(platform: House, finished: str, tmp_path: Path) -> None:
+    data = tmp_path / "held-out.txt"
+    data.write_text("ab ba ab " * 200)
+    refused = platform.muster("evaluate", finished, "--data", str(data), "--step", "7", expect=1).stderr
+    assert "first has no checkpoint of step 7" in refused
+    assert "it has checkpoints of the steps " in refused
+    assert "is no file" in platform.muster("evaluate", finished, "--data", str(tmp_path / "no"), expect=2).stderr
+    scored = platform.ask("evaluate", finished, "--data", str(data), "--step", "12", "--name", "scored")
+    assert (scored["step"], scored["phase"], sorted(scored["results"])) == (
+        12,
+        "Succeeded",
+        ["bits_per_byte", "loss", "perplexity"],
+    )
+    assert 1 < scored["results"]["loss"] < 6
+    assert "scored: bits_per_byte" in platform.muster("checkpoints", "ls", finished).stdout
+    assert f"scored: bits_per_byte {scored['results']['bits_per_byte']:.6g}" in platform.muster("get", finished).stdout
+    assert (
+        "has no checkpoint of step 7"
+        in platform.muster("export", finished, "--to", str(tmp_path / "out"), "--step", "7", expect=1).stderr
+    )

@@ -32,6 +32,18 @@ def test_the_best_and_the_last_are_known_when_the_job_has_ended(each: str, step:
     assert decide(unjudged).starts == (20,)
 
 
+def test_a_single_step_is_evaluated_when_it_is_there() -> None:
+    assert decide(seen(each=25)).starts == ()
+    assert decide(seen(each=20)).starts == (20,)
+    done = decide(seen((20, "Succeeded"), each=20))  # the job goes on, and nothing more is asked of it
+    assert (done.starts, done.phase) == ((), Phase.SUCCEEDED)
+    missing = decide(seen(each=25, target_ended=True))
+    assert (missing.phase, missing.because) == (
+        Phase.FAILED,
+        "job base has ended and has no checkpoint of step 25",
+    )
+
+
 @pytest.mark.parametrize(
     ("situation", "phase", "because"),
     [

@@ -34,7 +34,7 @@ class Situation:
     whether no more of them come. `checkpoints` are those that it has now, each with whether it is the best; None where
     they can't be listed."""
 
-    each: Literal["kept", "best", "last"]
+    each: Literal["kept", "best", "last"] | int
     target: str
     target_ended: bool
     checkpoints: Sequence[tuple[int, bool]] | None
@@ -64,11 +64,13 @@ def decide(seen: Situation, hindrance: str = "") -> Decision:
         return Decision((), Phase.RUNNING, f"suspended: no more evaluations start; {counts}")
     if hindrance:
         counts += f"; {hindrance}"
-    if starts or live or not seen.target_ended or seen.checkpoints is None:
+    more_may_come = not seen.target_ended and not (isinstance(seen.each, int) and seen.runs)
+    if starts or live or more_may_come or seen.checkpoints is None:
         more = "" if seen.target_ended else f"; job {seen.target} has not ended"
         return Decision(starts, Phase.RUNNING, counts + more)
     if not seen.runs:
-        return Decision((), Phase.FAILED, f"job {seen.target} has ended and has no checkpoint to evaluate")
+        which = f"checkpoint of step {seen.each}" if isinstance(seen.each, int) else "checkpoint to evaluate"
+        return Decision((), Phase.FAILED, f"job {seen.target} has ended and has no {which}")
     good = all(run.phase == Phase.SUCCEEDED for run in seen.runs)
     return Decision((), Phase.SUCCEEDED if good else Phase.FAILED, counts)
 
@@ -79,6 +81,8 @@ def _due(seen: Situation) -> tuple[int, ...]:
     steps = [step for step, _ in seen.checkpoints or ()]
     if seen.each == "kept":
         return tuple(sorted(set(steps) - begun))
+    if isinstance(seen.each, int):
+        return (seen.each,) if seen.each in steps and not begun else ()
     if not seen.target_ended or begun or not steps:  # what is the best, or the last, is decided once
         return ()
     best = max((step for step, is_best in seen.checkpoints or () if is_best), default=max(steps))
