@@ -52,6 +52,14 @@ Evaluation = Annotated[
 ]
 Length = Annotated[int, typer.Option("--sequence-length", min=1, help="For data: tokens per sample.")]
 DataFormat = Annotated[str, typer.Option("--format", help="For data: format, if it can't be detected.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="OURS=THEIRS,…",
+        help="For data: names of columns that differ from the format's: prompt=question,completion=answer.",
+    ),
+]
 Field = Annotated[str, typer.Option("--field", help="For data: column that holds the text, for format jsonl.")]
 
 
@@ -70,6 +78,7 @@ def inspect(
     sequence_length: Length = 2048,
     format: DataFormat = "auto",
     field: Field = "text",
+    columns: Columns = None,
     settings: Settings = None,
     server: Server = None,
     json: Json = False,
@@ -88,7 +97,7 @@ def inspect(
         return _ask(file, server, json, samples, no_color)
     more = ["--samples", str(samples), *(["--no-color"] if no_color else [])]
     named = _named(model, tokenizer, chat_template, chat_template_name, evaluation or [])
-    _run(target, settings, more, [*named, *_read_as(sequence_length, format, field)])
+    _run(target, settings, more, [*named, *_read_as(sequence_length, format, field, columns)])
 
 
 @app.command("validate")
@@ -102,6 +111,7 @@ def validate(
     sequence_length: Length = 2048,
     format: DataFormat = "auto",
     field: Field = "text",
+    columns: Columns = None,
     settings: Settings = None,
     json: Json = False,
 ) -> None:
@@ -109,7 +119,7 @@ def validate(
     if evaluation and _is_job_file(target):
         raise _beside_a_job()
     named = _named(model, tokenizer, chat_template, chat_template_name, evaluation or [])
-    _run(target, settings, [], [*named, *_read_as(sequence_length, format, field)])
+    _run(target, settings, [], [*named, *_read_as(sequence_length, format, field, columns)])
 
 
 def _named(
@@ -119,6 +129,8 @@ def _named(
     chat_template_name: str | None,
     evaluation: list[str],
 ) -> list[str]:
+    if model is not None and "://" not in model:
+        model = str(Path(model).expanduser().absolute())  # the tool takes addresses, and no relative path is one
     given = {
         "--model": model,
         "--tokenizer": tokenizer,
@@ -130,8 +142,14 @@ def _named(
     return [word for option in options for word in option]
 
 
-def _read_as(sequence_length: int, format: str, field: str) -> list[str]:
-    return ["--sequence-length", str(sequence_length), "--format", format, "--field", field]
+def _read_as(sequence_length: int, format: str, field: str, columns: str | None) -> list[str]:
+    """Raises CliError (exit 2) for columns that are no pairs."""
+    named = ["--sequence-length", str(sequence_length), "--format", format, "--field", field]
+    if columns is None:
+        return named
+    if not all(all(pair.partition("=")) for pair in columns.split(",")):
+        raise usage(f"--columns is made of pairs, not {columns!r}", "--columns prompt=question,completion=answer")
+    return [*named, "--columns", columns]
 
 
 def _run(target: str, settings: list[str] | None, more: list[str], of_file: list[str]) -> None:

@@ -6,9 +6,10 @@ import errno
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from muster.cli import (
     audit,
@@ -50,8 +51,48 @@ from muster.client.errors import MusterError
 
 EXIT_CODES = "Exit codes: 0 done · 1 the job failed or the server said no · 2 bad input · 3 no server · 130 Ctrl-C"
 
+_CLUSTER_OPTIONS = ("--context", "--namespace")
+
+
+class _MusterGroup(TyperGroup):
+    """The `muster` command, whose --context and --namespace may also stand after a command that asks a server."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, options_first(self, args))
+
+
+def options_first(group: Any, args: list[str]) -> list[str]:
+    """Return the arguments with --context and --namespace before the command, where it has no such options of its own
+    and asks a server. What stands behind `--` belongs to another program."""
+    end = args.index("--") if "--" in args else len(args)
+    command, at = group, 0
+    while at < end and hasattr(command, "commands"):
+        if args[at] in command.commands:
+            command = command.commands[args[at]]
+        elif args[at].startswith("-") and "=" not in args[at]:
+            at += 1  # the value of an option
+        at += 1
+    own = {option for each in command.params for option in each.opts}
+    if hasattr(command, "commands") or "--server" not in own:
+        return args
+    first, rest, words = list[str](), args[:at], iter(args[at:end])
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in _CLUSTER_OPTIONS and name not in own:
+            if equals:
+                first.append(word)
+            elif (value := next(words, None)) is not None:
+                first += [word, value]
+            else:
+                return args  # without its value: an error where it stands
+        else:
+            rest.append(word)
+    return [*first, *rest, *args[end:]]
+
+
 app = typer.Typer(
     name="muster",
+    cls=_MusterGroup,
     help="Muster runs LLM training jobs and brings them back by itself after crashes, hangs, bad GPUs and preemptions.",
     epilog=EXIT_CODES,
     no_args_is_help=True,

@@ -55,6 +55,17 @@ def test_data_are_given_with_what_is_known_of_them(calls: list[Any], tmp_path: P
         CliRunner().invoke(data.app, ["inspect", "a.jsonl", "--set", "seed=1"], catch_exceptions=False)
 
 
+def test_columns_and_a_model_of_this_folder_are_given_as_the_tool_takes_them(calls: list[Any]) -> None:
+    columns = "prompt=question,completion=answer"
+    command = ["inspect", "qa.csv", "--model", "tiny", "--format", "prompt-completion", "--columns", columns]
+    assert CliRunner().invoke(data.app, command, catch_exceptions=False).exit_code == 0
+    ((arguments, _),) = calls
+    assert arguments[arguments.index("--columns") + 1] == columns
+    assert arguments[arguments.index("--model") + 1] == str(Path.cwd() / "tiny")
+    with pytest.raises(CliError, match="--columns is made of pairs"):
+        CliRunner().invoke(data.app, ["inspect", "qa.csv", "--columns", "question"], catch_exceptions=False)
+
+
 def test_a_json_file_is_a_job_where_it_says_so(tmp_path: Path) -> None:
     job, rows = tmp_path / "job.json", tmp_path / "rows.json"
     job.write_text('{"kind": "TrainingJob"}')

@@ -127,3 +127,25 @@ def test_down_without_up_says_so(tmp_path: Path) -> None:
     result = muster("down", tmp_path=tmp_path)
     assert result.returncode == 1
     assert "no `muster up` runs on" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("ls --context c", "--context c ls"),
+        ("ls --limit 3 --context=c --namespace n", "--context=c --namespace n ls --limit 3"),
+        ("checkpoints ls job --context c", "--context c checkpoints ls job"),
+        ("--context c ls", "--context c ls"),
+        ("doctor --context c", "doctor --context c"),  # an option of its own
+        ("up --context c", "up --context c"),  # speaks to no cluster, and refuses it
+        ("run --gpus 1 -- train.py --context c", "run --gpus 1 -- train.py --context c"),
+        ("ls --context", "ls --context"),
+        ("--help", "--help"),
+    ],
+)
+def test_the_cluster_may_be_named_on_either_side_of_the_command(typed: str, read: str) -> None:
+    from typer.main import get_command
+
+    from muster.cli.main import options_first
+
+    assert options_first(get_command(app), typed.split()) == read.split()

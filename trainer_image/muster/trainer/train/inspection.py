@@ -1,5 +1,6 @@
 """python -m muster.trainer.train.inspection (--job | ADDRESS) [--model ADDRESS] [--tokenizer ADDRESS]
-[--sequence-length N] [--format NAME] [--field NAME] [--chat-template ADDRESS] [--samples N] [--no-color] [--json]
+[--sequence-length N] [--format NAME] [--field NAME] [--columns OURS=THEIRS,…] [--chat-template ADDRESS]
+[--samples N] [--no-color] [--json]
 
 Prepares data as a job would, by the same code, and says what it found: counts, lengths, what is left out and why, and
 samples as the model sees them. With --job, standard input holds a job's `spec.training` as JSON; else ADDRESS is a
@@ -115,7 +116,9 @@ def of_job(document: object) -> tuple[TrainingConfig, Tokenizer]:
 
 def of_file(chosen: argparse.Namespace) -> tuple[TrainingConfig, Tokenizer]:
     """A configuration around one source, for the first task that reads its format. Raises UserError, StorageError."""
-    source = {"source": chosen.address, "format": chosen.format, "field": chosen.field}
+    source: dict[str, Any] = {"source": chosen.address, "format": chosen.format, "field": chosen.field}
+    if chosen.columns:
+        source["columns"] = dict(pair.partition("=")[::2] for pair in chosen.columns.split(","))
     try:
         data_source, _ = of_known_format(parse(Source, source, "source"), find(chosen.address, chosen.format))
         data: dict[str, Any] = {"train": [dump(data_source)], "sequenceLength": chosen.sequence_length}
@@ -187,6 +190,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sequence-length", type=int, default=2048)
     parser.add_argument("--format", default="auto")
     parser.add_argument("--field", default="text")
+    parser.add_argument("--columns", default="")
     parser.add_argument("--evaluation", action="append", default=[], help="address of held-out data: leaks are counted")
     parser.add_argument("--samples", type=int, default=0, help="show so many samples as the model sees them")
     parser.add_argument("--no-color", action="store_true")
