@@ -261,11 +261,12 @@ def _rank(case: Case) -> None:
 
     from muster.trainer.config import read_ranks
     from muster.trainer.models import sharding
+    from muster.trainer.parallel.groups import connect
 
     torch.set_num_threads(1)
     ranks = read_ranks()
     device = sharding.choose_device(ranks)
-    sharding.connect(device)
+    connect(device)
     _train(case, ranks, device, small=True, steps=STEPS)
     process = _resident("VmRSS")
     _reset_peak(device)
@@ -290,10 +291,11 @@ def train_steps(case: Case, steps: int) -> Ran:
     """In this very process, alone."""
     from muster.trainer.config import RankPosition
     from muster.trainer.models import sharding
+    from muster.trainer.parallel.groups import connect
 
     ranks = RankPosition(rank=0, local_rank=0, world=1, local_world=1)
     device = sharding.choose_device(ranks)
-    sharding.connect(device)
+    connect(device)
     _reset_peak(device)
     return _train(case, ranks, device, small=False, steps=steps)
 

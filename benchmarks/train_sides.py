@@ -117,6 +117,7 @@ def _muster(gate: Gate, order: dict[str, Any], decoder: bool) -> None:
     from muster.trainer.data import open_data
     from muster.trainer.launch.process_control import process_started_at
     from muster.trainer.models import sharding
+    from muster.trainer.parallel.groups import connect
     from muster.trainer.train import loop
     from muster.trainer.train.origin import RunOrigin, find_origin
     from muster.trainer.train.rank_state import RankState
@@ -124,7 +125,7 @@ def _muster(gate: Gate, order: dict[str, Any], decoder: bool) -> None:
     gate.libraries = _import_transformers(order["method"], peers=False)
     run, ranks = read_run(), read_ranks()
     device = sharding.choose_device(ranks)
-    sharding.connect(device)
+    connect(device)
     origin = find_origin(run, print)
     if decoder:
         origin = RunOrigin(_as_decoder(order["model"], run.training.adapter), origin.tokenizer)

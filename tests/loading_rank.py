@@ -82,12 +82,13 @@ def main() -> None:
     from muster.trainer.config import RankPosition
     from muster.trainer.models import sharding, transformers_model
     from muster.trainer.models.files import open_files
+    from muster.trainer.parallel.groups import connect
 
     config = parse(TrainingConfig, json.loads(sys.argv[1]), "training")
     assert config.model.source is not None
     ranks = RankPosition(int(os.environ["RANK"]), int(os.environ["RANK"]), 2, 2)
     device = torch.device("cpu")
-    sharding.connect(device)
+    connect(device)
     definition = transformers_model.from_folder(open_folder(open_files(config.model.source)), config.adapter)
     layout = sharding.plan(definition, config, ranks, 1 << 40)
     noted = {}

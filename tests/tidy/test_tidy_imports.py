@@ -1,5 +1,6 @@
 """Who may import whom: import-linter's contracts hold here, and each of them breaks when its rule is broken."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -134,3 +135,34 @@ def test_a_broken_rule_is_found(house: Path, module: str, code: str, broken: str
     # An import that goes up a layer mostly closes a circle, too.
     expected = {broken} | ({CIRCLES} if any(line.startswith(CIRCLES) for line in verdicts) else set())
     assert {next(name for name in expected if line.startswith(name)) for line in verdicts} == expected
+
+
+# Where torch.distributed is used outside of the package that is there for it: before there is a gang.
+BEFORE_THE_GANG = {"launch/all_reduce_check.py", "gpus.py"}
+
+
+def test_only_parallelism_knows_process_groups_and_meshes() -> None:
+    """import-linter knows libraries as a whole, and the rule is about a part of torch."""
+    trainer = ROOT / "trainer_image/muster/trainer"
+    users = {
+        path.relative_to(trainer).as_posix()
+        for path in trainer.rglob("*.py")
+        if any(uses_distributed(node) for node in ast.walk(ast.parse(path.read_text())))
+    }
+    outside = {user for user in users if not user.startswith("parallel/")}
+    assert outside == BEFORE_THE_GANG
+    assert "parallel/groups.py" in users
+
+
+def uses_distributed(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names=names):
+            return any(name.name.startswith("torch.distributed") for name in names)
+        case ast.ImportFrom(module=module, names=names):
+            part = module or ""
+            return part.startswith("torch.distributed") or (
+                part == "torch" and any(n.name == "distributed" for n in names)
+            )
+        case ast.Attribute(value=ast.Name(id="torch"), attr="distributed"):
+            return True
+    return False

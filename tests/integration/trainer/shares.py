@@ -28,9 +28,10 @@ from muster.trainer.config import DataParallel, RankPosition, read_ranks
 from muster.trainer.data import PackedSample, RankLoader, load_tokenizer
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
+from muster.trainer.parallel.groups import connect, groups
 from muster.trainer.train.evaluation import HeldOutEvaluator, HeldOutSet
 from muster.trainer.train.rank_state import RankState
-from muster.trainer.train.reduction import StepRequests, all_reduce_sum
+from muster.trainer.train.reduction import StepRequests
 from muster.trainer.train.samples import SampleMaker
 from muster.trainer.train.step import TrainStep
 
@@ -66,6 +67,7 @@ def trained(config: TrainingConfig, ranks: RankPosition, division: DataParallel,
     """What this rank saw of STEPS steps: numbers by step, the samples that it computed, and the held-out loss."""
     device = torch.device("cpu")
     randomness.seed(ranks.rank)  # nothing may depend on it
+    connect(device, division.ranks_per_share)
     model_of = DecoderModel(config.model.shape, DROPOUT)  # type: ignore[arg-type]
     layout = dataclasses.replace(sharding.plan(model_of, config, ranks, 1 << 33), division=division)
     model = sharding.ParallelModel(model_of, config, layout, ranks, device)
@@ -79,7 +81,7 @@ def trained(config: TrainingConfig, ranks: RankPosition, division: DataParallel,
         loader.close()
     sets = [HeldOutSet("", Numbered(), HELD_OUT), HeldOutSet("few", Numbered(), 1)]
     evaluator = HeldOutEvaluator(sets, 2, division, step.objective, device, by_token=True)
-    held_out = evaluator.run(model.model, all_reduce_sum, lambda: False)
+    held_out = evaluator.run(model.model, groups().all.total, lambda: False)
     asked = Generation(prompts=("abc", "a longer one"), max_tokens=8)
     made = SimpleNamespace(task="pretrain", evaluation=SimpleNamespace(generate=asked))
     run: Any = SimpleNamespace(training=made, folder=directory.as_uri(), attempt=1)
@@ -99,7 +101,7 @@ def trained(config: TrainingConfig, ranks: RankPosition, division: DataParallel,
 
 def main() -> None:
     out, ranks = Path(sys.argv[1]), read_ranks()
-    sharding.connect(torch.device("cpu"))
+    connect(torch.device("cpu"))
     found = {}
     for shard in ("ddp", "fsdp"):
         document = training(

@@ -14,7 +14,7 @@ from muster.contract.base import parse
 from muster.contract.verifiers import Verifier, score_metrics
 from muster.local import seccomp
 from muster.trainer.checkpoint import randomness
-from muster.trainer.config import DataParallel, RankPosition
+from muster.trainer.config import DataParallel
 from muster.trainer.data import load_tokenizer
 from muster.trainer.data.prompts import ModelPrompt
 from muster.trainer.models.decoder_model import DecoderModel
@@ -73,7 +73,7 @@ def test_each_prompt_is_answered_and_scored_once(ranks: int) -> None:
                 return [float(value) for value in sum(vectors)]  # type: ignore[union-attr]
 
             answered = AnsweredSet("held", prompts, 100, TOKENS, AnswerScoring(verifiers, TOKENIZER))
-            writer = TokenWriter(module, definition, TOKENIZER, ENDS, RankPosition(0, 0, 1, 1), CPU)
+            writer = TokenWriter(module, definition, TOKENIZER, ENDS, CPU)
             evaluator = AnswerEvaluator([answered], module, writer, DataParallel(ranks, (rank,)), 80, CPU)
             values.append(evaluator.run(total))
     exact = (len(WORDS) - 2) / len(WORDS)
@@ -125,7 +125,7 @@ def test_training_goes_on_as_if_nobody_had_asked() -> None:
     weights, state = copy.deepcopy(module.state_dict()), (randomness.state(), random.getstate())
     prompts: Any = [ModelPrompt([97, 98], {"answer": "x"})]
     answered = AnsweredSet("held", prompts, 1, 4, AnswerScoring([parse(Verifier, {"exactMatch": {}})], TOKENIZER))
-    writer = TokenWriter(module, definition, TOKENIZER, ENDS, RankPosition(0, 0, 1, 1), CPU)
+    writer = TokenWriter(module, definition, TOKENIZER, ENDS, CPU)
     AnswerEvaluator([answered], module, writer, DataParallel(1, (0,)), 80, CPU).run(lambda vector: vector.tolist())
     assert (randomness.state(), random.getstate()) == state
     assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())

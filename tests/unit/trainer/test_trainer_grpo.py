@@ -19,7 +19,7 @@ from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.checkpoint import DataCursor
 from muster.contract.training import TrainingConfig
-from muster.trainer.config import DataParallel, RankPosition
+from muster.trainer.config import DataParallel
 from muster.trainer.data import StepBatch, load_tokenizer
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import unscored_row
@@ -209,7 +209,7 @@ def rollouts(
     given = config(**{"verifiers": verifiers} | settings)
     given = given.model_copy(update={"batch": given.batch.model_copy(update={"micro_batch": micro_batch})})
     assert given.grpo is not None
-    writer = TokenWriter(module, definition, TOKENIZER, ENDS, RankPosition(0, 0, 1, 1), CPU)
+    writer = TokenWriter(module, definition, TOKENIZER, ENDS, CPU)
     scoring = AnswerScoring(given.grpo.verifiers, TOKENIZER)
     data: Any = Data()
     ids = tuple(number for number in (40, 43) if (number - 40) // 3 % division.size in division.shares)

@@ -1,11 +1,11 @@
 """The step's report: what ranks pack is what all of them read, by name, whatever the number of ranks and shares."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.trainer.config import RankPosition
+from muster.trainer.parallel.groups import Groups, RankGroup
 from muster.trainer.train import reduction
 from muster.trainer.train.reduction import PackedReport, RankReport, StepReport, StepRequests
 from muster.trainer.train.tasks.objective import BatchLosses, LossTotals
@@ -26,11 +26,9 @@ def test_all_ranks_read_what_each_packed(told: list[tuple[RankReport, int, int]]
     vectors = [packed(rank, world, own, float(loss), count) for rank, (own, loss, count) in enumerate(told)]
     total = torch.stack([report.vector for report in vectors]).sum(0)
     square = torch.tensor(6.0, dtype=torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        # The sum over ranks is made above; what is added to the vector before it is alike on every rank.
-        patch.setattr(reduction, "all_reduce_sum", lambda vector: vector.tolist())
-        summed = PackedReport(total, vectors[0].names, _Done() if under_way else None)  # type: ignore[arg-type]
-        report = reduction.all_reduce_step_report(summed, square, copies=1, ranks_per_share=1)
+    # The sum over ranks is made above; what is added to the vector before it is alike on every rank.
+    summed = PackedReport(total, vectors[0].names, _Done() if under_way else None)
+    report = reduction.all_reduce_step_report(summed, square, summed_already(ranks_per_share=1))
     requests = [own.requests for own, _, _ in told]
     assert report == StepReport(
         loss=float(sum(loss for _, loss, _ in told)),
@@ -45,16 +43,20 @@ def test_all_ranks_read_what_each_packed(told: list[tuple[RankReport, int, int]]
     )
 
 
-def test_ranks_that_share_a_model_count_their_samples_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def summed_already(ranks_per_share: int) -> Groups:
+    """Groups whose sums are those of a rank alone."""
+    made = Groups()
+    made.model = RankGroup(tuple(range(ranks_per_share)), 0)
+    return made
+
+
+def test_ranks_that_share_a_model_count_their_samples_once() -> None:
     """Two shares of two ranks each: both ranks of a share report its loss, count and tokens."""
-    monkeypatch.setattr(reduction, "all_reduce_sum", lambda vector: vector.tolist())
     own = RankReport(10, StepRequests(stop=False, save=True, snapshot=False), 0.5)
     reports = [packed(rank, 4, own, 3.0, 5) for rank in range(4)]
     total = torch.stack([report.vector for report in reports]).sum(0)
-    square = torch.tensor(8.0, dtype=torch.float64)
-    report = reduction.all_reduce_step_report(
-        PackedReport(total, reports[0].names), square, copies=2, ranks_per_share=2
-    )
+    square = torch.tensor(4.0, dtype=torch.float64)
+    report = reduction.all_reduce_step_report(PackedReport(total, reports[0].names), square, summed_already(2))
     assert (report.loss, report.count, report.tokens) == (6.0, 10.0, 20)
     assert report.values == {"margin": 1.5}
     assert (report.work_seconds, report.squared_norm) == ((0.5,) * 4, 4.0)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -46,6 +47,9 @@ class WorkerRun:
         return dump(self.training)
 
 
+SPEAKER: Final = 0  # the rank that speaks for the gang
+
+
 @dataclass(frozen=True)
 class RankPosition:
     """Position of this process in the gang, as torchrun gives it."""
@@ -54,6 +58,17 @@ class RankPosition:
     local_rank: int
     world: int
     local_world: int
+
+    @property
+    def speaks(self) -> bool:
+        """Return whether this rank speaks for the gang: it alone logs, keeps what all ranks have alike, and decides
+        what all of them then do."""
+        return self.rank == SPEAKER
+
+    @property
+    def speaks_for_its_node(self) -> bool:
+        """Return whether this rank reports what the ranks of its node see alike."""
+        return self.local_rank == 0
 
     @property
     def nodes(self) -> int:

@@ -12,10 +12,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from muster.trainer.checkpoint.tensors import rank_and_world
+from muster.trainer.parallel.groups import groups
 
 
 @dataclass(frozen=True)
@@ -32,28 +29,20 @@ class ControlGroup:
     """Small decisions of all ranks. Collective: every rank makes the same calls in the same order."""
 
     def __init__(self) -> None:
-        self.rank, self.world_size = rank_and_world()
-        self._group = dist.new_group(backend="gloo") if self.world_size > 1 else None
+        everyone = groups()
+        self.rank, self.world_size, self.speaks = everyone.rank, everyone.world, everyone.speaks
+        self._group = everyone.control()
 
     def any(self, mine: bool) -> bool:
         """Return whether it is true on some rank."""
-        if self._group is None:
-            return mine
-        flag = torch.tensor([int(mine)], dtype=torch.int32)
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
-        return bool(flag.item())
+        return self._group.any(mine)
 
     def gather(self, mine: Any) -> list[Any]:
         """Each rank's value, JSON types, in order of rank."""
-        if self._group is None:
-            return [mine]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, mine, group=self._group)
-        return values
+        return self._group.gather(mine)
 
     def close(self) -> None:
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
+        self._group.close()
 
     def meeting_point(self) -> MeetingPoint:
         """Open a port on rank 0, and return its address on every rank."""

@@ -113,7 +113,7 @@ def resume(
             _candidates(store, at_most, group, report),
             at_most,
             lambda step: _load(store, step, weights, trained, group, buffer, own=True),
-            report if group.rank == 0 else None,
+            report if group.speaks else None,
         )
 
 
@@ -178,7 +178,7 @@ def _candidates(store: Store, at_most: int, group: ControlGroup, report: Callabl
     """Steps to try, newest first, as rank 0 sees them."""
     steps: list[int] = []
     with _all_or_none(group):
-        if group.rank == 0:
+        if group.speaks:
             back = put_back_newest(store, report)
             steps = [step for step in reversed(steps_in(store)) if step <= at_most or step in back]
     newest: list[int] = group.gather(steps)[0]
@@ -188,7 +188,7 @@ def _candidates(store: Store, at_most: int, group: ControlGroup, report: Callabl
 @contextlib.contextmanager
 def _as_reader(store: Store, step: int, group: ControlGroup) -> Iterator[None]:
     """Have retention spare the commit meanwhile."""
-    with reading(store, step) if group.rank == 0 else contextlib.nullcontext():
+    with reading(store, step) if group.speaks else contextlib.nullcontext():
         yield
 
 
@@ -210,7 +210,7 @@ def _agreed_commit(store: Store, step: int, group: ControlGroup, own: bool) -> C
     """Rank 0 reads the COMMIT, so that all load the same one."""
     data = b""
     with _all_or_none(group):
-        if group.rank == 0:
+        if group.speaks:
             _, data = read_and_parse(store, step, own)
     commit = parse(group.gather(data)[0], store, step, own)
     refuse_folder(commit, store.uri)

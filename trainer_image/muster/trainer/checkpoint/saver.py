@@ -120,7 +120,7 @@ class CheckpointSaver:
             host=meeting.host,
             port=meeting.port,
             keep=keep,
-            identity=_fixed_fields(identity, mesh) if self._control.rank == 0 else {},
+            identity=_fixed_fields(identity, mesh) if self._control.speaks else {},
             entries=entries,
         )
         self._trainer = identity.trainer
@@ -240,7 +240,7 @@ class CheckpointSaver:
             rng=state.rng,
             deadline_seconds=UPLOAD_SECONDS_MAX,
         )
-        if self._control.rank != 0:
+        if not self._control.speaks:
             return order
         commit = {
             **({"cursor": dump(state.cursor)} if self._trainer == "muster" else {}),
@@ -268,7 +268,7 @@ class CheckpointSaver:
                     bytes=share.layout.size,
                     slices=share.slices,
                     stateless=share.stateless,
-                    groups=share.groups if self._control.rank == 0 else [],
+                    groups=share.groups if self._control.speaks else [],
                 )
                 self._process.use_layout(layout)
             laid_out = replace(order, layout=self._staging.layout)

@@ -30,10 +30,10 @@ from muster.trainer.checkpoint.tensors import (
     localize,
     model_tensors,
     optimizer_tensors,
-    rank_and_world,
     share_of,
     trained_parameters,
 )
+from muster.trainer.parallel.groups import groups as gang
 
 _HEADER_BYTES = 512  # for each tensor of a file: its name, shape and place
 
@@ -274,7 +274,7 @@ class StagingMemory:
 def reserve_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """About what this rank's file will take at every save, told from its share of the weights before there is an
     optimizer state."""
-    rank, world = rank_and_world()
+    rank, world = gang().rank, gang().world
     tensors = {name: tensor for name, tensor in model_tensors(model) if not is_frozen(tensor)}
     mine = share_of([localize(name, tensor, world) for name, tensor in tensors.items()], rank)
     total = 8 * _HEADER_BYTES
@@ -292,7 +292,7 @@ def _share(
     groups: list[list[str]],
     attached: torch.Tensor | None = None,
 ) -> RankShare:
-    rank, world = rank_and_world()
+    rank, world = gang().rank, gang().world
     locals_ = share_of([localize(name, tensor, world) for name, tensor in live], rank)
     if attached is not None:
         whole = TensorChunk((0,), tuple(attached.shape))

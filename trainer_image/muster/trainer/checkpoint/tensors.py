@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from muster.trainer.checkpoint.chunks import TensorChunk
@@ -160,7 +159,3 @@ def _rows_between(local: LocalChunk, start: int, end: int) -> LocalChunk | None:
     offset, extent = local.chunk.offset, local.chunk.extent
     chunk = TensorChunk((offset[0] + first, *offset[1:]), (last - first, *extent[1:]))
     return replace(local, chunk=chunk, data=local.data[first:last])
-
-
-def rank_and_world() -> tuple[int, int]:
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.distributed as dist
-
 from muster.contract.training import TrainingConfig
-from muster.trainer.config import RankPosition
 from muster.trainer.data.dataset import RunData
 from muster.trainer.errors import UserError
+from muster.trainer.parallel.groups import groups
 
 
 def must_have_samples(config: TrainingConfig, data: RunData) -> None:
@@ -31,12 +29,9 @@ def warn_of_small_epoch(config: TrainingConfig, data: RunData, report: Callable[
         )
 
 
-def must_be_alike(fingerprint: str, ranks: RankPosition) -> None:
+def must_be_alike(fingerprint: str) -> None:
     """Every rank deals itself its share of one order of samples, so all must hold the same data."""
-    if ranks.world == 1:
-        return
-    seen: list[str] = [""] * ranks.world
-    dist.all_gather_object(seen, fingerprint)
+    seen = groups().all.gather(fingerprint)
     strangers = [rank for rank, other in enumerate(seen) if other != seen[0]]
     if strangers:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Sharding of a model over the ranks: the device, the process group and FSDP. The only file that knows of meshes."""
+"""Sharding of a model over the ranks: the device, the layout that fits in its memory, and the model laid out so."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.contract import fitting
@@ -20,17 +18,15 @@ from muster.contract.model_size import ModelSize
 from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
 from muster.trainer.config import DataParallel, RankPosition, data_parallel
-from muster.trainer.errors import OutOfMemory, RanksApart, UserError, is_lost_peer
+from muster.trainer.errors import OutOfMemory, UserError
 from muster.trainer.gpus import must_have_gpus, read_facts
 from muster.trainer.models import load_balancing
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.embedding_noise import add_noise
 from muster.trainer.models.float8 import use_float8
-from muster.trainer.parallel.integer_shards import integers_expected
-from muster.trainer.parallel.shards import local
+from muster.trainer.parallel.shards import local, replicas_of
+from muster.trainer.parallel.wrapping import replicate, shard_by_groups
 
-# Long enough for a slow peer that prepares data or loads a commit; a dead one breaks the connection at once.
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -76,34 +72,6 @@ def _cgroup_limit() -> int | None:
             continue
         return int(text) if text.isdecimal() else None
     return None
-
-
-def connect(device: torch.device, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Meet the other ranks, if that has not happened. A process without torchrun's variables becomes a gang of one.
-
-    Raises RanksApart where they can't meet: the port of rank 0's store was taken, its name is unknown, nobody came."""
-    if dist.is_initialized():
-        return
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
-        environ.setdefault(name, value)
-    if all_local(environ):
-        # All ranks are on this machine: don't ask a name service which address it has.
-        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    accelerator = device if device.type == "cuda" else None
-    try:
-        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, device_id=accelerator)
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
-        if is_lost_peer(type(error).__name__, str(error)):
-            raise
-        where = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RanksApart(f"the ranks could not meet at {where}: {first_line}") from error
-
-
-def all_local(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the whole gang runs on this machine."""
-    return environ.get("MASTER_ADDR", "127.0.0.1") in ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -181,7 +149,6 @@ class ParallelModel:
         self.division = layout.division  # of a step's samples
         # Ranks that gradients are averaged over; multiply a loss by it where a sum is wanted.
         self.averaged_over = ranks.world // layout.division.ranks_per_share
-        self.copies = layout.replicas  # ranks that hold the same part of the gradients
         # Every rank has all gradients after a backward pass.
         self.replicated = layout.shard == "ddp" and ranks.world > 1
         dtype = DTYPES[training.precision]
@@ -209,8 +176,9 @@ class ParallelModel:
                 layer.compile()
         self.model: nn.Module = self.module
         if self.replicated and not self._by_fsdp:
-            self.model = _replicate(self.module, device, training.deterministic)
+            self.model = replicate(self.module, device, training.deterministic)
         self._parameters = list(self.module.parameters())
+        self._replicas = {parameter: replicas_of(parameter, ranks.world) for parameter in self._parameters}
         self._now = (True, True)
 
     @contextmanager
@@ -235,6 +203,10 @@ class ParallelModel:
         """This rank's part of every gradient."""
         return [local(p.grad) for p in self._parameters if p.grad is not None]
 
+    def gradient_replicas(self) -> list[int]:
+        """The number of ranks that hold the same part, of each of `gradients`."""
+        return [self._replicas[p] for p in self._parameters if p.grad is not None]
+
 
 def _needs_casting(definition: ModelDefinition, model: nn.Module, dtype: torch.dtype) -> bool:
     """Return whether weights that every rank holds whole must still be cast for each pass, as FSDP does: modules of
@@ -243,49 +215,10 @@ def _needs_casting(definition: ModelDefinition, model: nn.Module, dtype: torch.d
 
 
 def shard(
-    model: nn.Module,
-    definition: ModelDefinition,
-    layout: ShardLayout,
-    device: torch.device,
-    dtype: torch.dtype,
+    model: nn.Module, definition: ModelDefinition, layout: ShardLayout, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """FSDP2, a group per layer, and the definition's lone ones; the rest is the root group, which lives through the
-    whole pass. With ddp each rank's shard is the whole."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    if layout.shard in ("hsdp", "ddp"):
-        mesh = init_device_mesh(device.type, (layout.replicas, layout.shards), mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = init_device_mesh(device.type, (layout.shards,), mesh_dim_names=("shard",))
-    half = dtype != torch.float32
-    casts = half or any(p.dtype != dtype for p in model.parameters())
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "reshard_after_forward": layout.shard not in ("zero2", "ddp"),
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=dtype if casts else None,
-            reduce_dtype=torch.float32 if half else None,
-            cast_forward_inputs=False,
-        ),
-    }
-    with integers_expected():
-        for group in (*definition.layers(model), *definition.lone_groups(model)):
-            fully_shard(group, **options)
-        # The backward pass begins where the forward pass ends: what the root holds would be gathered again at once.
-        fully_shard(model, **{**options, "reshard_after_forward": False})
-
-
-def _replicate(model: nn.Module, device: torch.device, deterministic: bool) -> nn.Module:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return DistributedDataParallel(
-        model,
-        device_ids=[device] if device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        # Every rank made the same weights from the seed, so nothing need be sent to make them equal.
-        init_sync=False,
-        # DDP lays its buckets out anew after the first step, and a ring adds up in an order that depends on a value's
-        # place in the bucket: a resumed run would differ in the last bit. To look for unused parameters keeps them.
-        find_unused_parameters=deterministic,
-    )
+    """Shard a model by FSDP2: a group per layer, and the definition's lone ones."""
+    groups = (*definition.layers(model), *definition.lone_groups(model))
+    # With ddp each rank's shard is the whole.
+    sizes = {"replicate": layout.replicas, "shard": layout.shards}
+    shard_by_groups(model, groups, sizes, layout.shard not in ("zero2", "ddp"), device, dtype)

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.contract.adapter_config import Adapter
@@ -29,6 +28,7 @@ from muster.trainer.models.nf4 import quantize
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.models.scoring import ScoreHead, score_head_of
 from muster.trainer.models.self_test import PackingFindings, examine
+from muster.trainer.parallel.groups import groups
 
 KIND: Final = "transformers"
 
@@ -126,32 +126,30 @@ class TransformersModel:
 
     def _load(self, model: nn.Module, device: torch.device, folder: ModelFolder) -> None:
         sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
-        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        everyone = groups().all
         error, ranges = "", list[ReadRange]()
-        begin_with = self._means(model, folder, rank)
-        if sharded or rank == 0:
+        begin_with = self._means(model, folder)
+        if sharded or everyone.index == 0:
             try:
                 ranges = loading.load(model, folder, device, self.new_tokens, begin_with)
             except UserError as found:
                 error = str(found)
         elif not sharded:
             pretrained.materialize(model, device)
-        error, ranges = _agreed(error, ranges, world)
+        error, ranges = _agreed(error, ranges)
         if error:
             raise UserError(error)
-        if not sharded and world > 1:  # each byte is read once, and travels between the ranks
+        if not sharded and everyone.size > 1:  # each byte is read once, and travels between the ranks
             for tensor in model.state_dict(keep_vars=True).values():
-                dist.broadcast(tensor.detach(), src=0)
+                everyone.broadcast(tensor.detach())
         self.provenance["crc32"] = checksums(ranges)
 
-    def _means(self, model: nn.Module, folder: ModelFolder, rank: int) -> dict[str, Tensor]:
-        """Return the first values of new tokens, which rank 0 computes. Collective where there are any."""
+    def _means(self, model: nn.Module, folder: ModelFolder) -> dict[str, Tensor]:
+        """Return the first values of new tokens, which the first rank computes. Collective where there are any."""
         if self.new_tokens is None:
             return {}
-        by_name = [loading.means(model, folder, self.new_tokens) if rank == 0 else {}]
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.broadcast_object_list(by_name, src=0)
-        return by_name[0]
+        everyone = groups().all
+        return everyone.broadcast_object(loading.means(model, folder, self.new_tokens) if everyone.index == 0 else {})
 
     def describe(self) -> dict[str, Any]:
         import transformers
@@ -217,10 +215,7 @@ def from_commit(
     )
 
 
-def _agreed(error: str, ranges: list[ReadRange], world: int) -> tuple[str, list[ReadRange]]:
+def _agreed(error: str, ranges: list[ReadRange]) -> tuple[str, list[ReadRange]]:
     """The first error of any rank, and what all of them read. Collective."""
-    if world == 1:
-        return error, ranges
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, (error, ranges))
+    everyone = groups().all.gather((error, ranges))
     return next((e for e, _ in everyone if e), ""), [entry for _, each in everyone for entry in each]

@@ -64,6 +64,14 @@ def block_on_rank(tensor: Any) -> ShardBlock:
     return ShardBlock(offset, extent, _in_all_slices(mesh, mesh.mesh[here].reshape(-1)))
 
 
+def replicas_of(parameter: Any, world: int) -> int:
+    """The number of the gang's ranks that hold the same part of a parameter, and of its gradient."""
+    if not is_split(parameter):
+        return world
+    sizes: Sequence[int] = parameter.device_mesh.shape
+    return world // math.prod(sizes[number] for number, _ in _splits(parameter.placements, sizes))
+
+
 def _in_all_slices(mesh: Any, ranks: Tensor) -> tuple[int, ...]:
     """These ranks of a mesh, and those that stand in their places in the other slices of the mesh it was cut from: a
     weight that is not split along a dimension may lie on a mesh without it, and is then the same in each slice."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from muster.contract.checkpoint import DataCursor
@@ -26,6 +25,7 @@ from muster.trainer.checkpoint import CheckpointSaver, SaveOutcome, SaverIdentit
 from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.errors import UserError
 from muster.trainer.launch.process_control import has_adopter
+from muster.trainer.parallel.groups import groups
 
 # A second copy in memory, by which a crash costs a step at most, takes this part of a rank's share of the machine's at
 # most, as for Muster's trainer.
@@ -43,7 +43,7 @@ class LoopSaver:
         """Collective."""
         worker_dir, attempt = os.environ.get(Env.WORKER_DIR), os.environ.get(Env.ATTEMPT, "")
         watched.mkdir(parents=True, exist_ok=True)
-        rank = dist.get_rank() if dist.is_initialized() else 0
+        rank = groups().rank
         entries = Entries(watched.absolute(), Path(worker_dir) if worker_dir else None, rank, local_rank == 0)
         entries.clear()
         identity = SaverIdentity(
@@ -54,7 +54,6 @@ class LoopSaver:
             folder=entries.store.as_uri(),
             trainer="program",
         )
-        self._rank = rank
         self._saver = CheckpointSaver(identity, Keep(last=1, best=0), {}, entries)
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._can_snapshot = self._saver.prepare(model, optimizer, machine // local_ranks // SNAPSHOT_MEMORY_PART)
@@ -110,7 +109,7 @@ class LoopSaver:
 
     def _say(self, outcomes: Iterable[SaveOutcome]) -> None:
         for outcome in outcomes:
-            if self._rank == 0 and outcome.error is not None and not is_skipped(outcome):
+            if groups().speaks and outcome.error is not None and not is_skipped(outcome):
                 print(f"muster: no checkpoint of step {outcome.step}: {outcome.error}", file=sys.stderr, flush=True)
 
 
@@ -138,10 +137,11 @@ def load(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, state:
             receiver.update(held[name])
         else:
             receiver.load_state_dict(held[name])
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    everyone = groups()
+    world = everyone.world
     if commit.world_size == world:
-        randomness.restore(randomness.of_rank(commit, rank, world))
-    elif rank == 0:
+        randomness.restore(randomness.of_rank(commit, everyone.rank, world))
+    elif everyone.speaks:
         words = f"step {commit.step} is of {commit.world_size} ranks: {world} take the state of rank 0"
         print(f"muster: {words}, and their random generators begin anew", file=sys.stderr, flush=True)
     return commit.step

@@ -11,6 +11,7 @@ from muster.trainer.config import RankPosition, WorkerRun
 from muster.trainer.data import RunData
 from muster.trainer.data.answers import ends_of_turn
 from muster.trainer.models import sharding
+from muster.trainer.parallel.groups import all_local
 from muster.trainer.train.answering import AnswerEvaluator, AnswerScoring, answered_sets
 from muster.trainer.train.checkpoint_scheduler import CheckpointScheduler
 from muster.trainer.train.evaluation import HeldOutEvaluator, HeldOutSet
@@ -36,7 +37,7 @@ def serve_metrics(run: WorkerRun, origin: RunOrigin, ranks: RankPosition, rank_s
         origin.model.size(), config.data.sequence_length, config.parallel.activation_checkpointing
     )
     metrics = RankMetrics(ranks.rank, rank_state.heartbeat, share)
-    metrics.serve("127.0.0.1" if sharding.all_local() else "0.0.0.0", rank_state.serves_metrics)  # noqa: S104
+    metrics.serve("127.0.0.1" if all_local() else "0.0.0.0", rank_state.serves_metrics)  # noqa: S104
     return metrics
 
 
@@ -119,7 +120,7 @@ def rollouts(
     if run.training.grpo is None:
         return None
     tokenizer = origin.tokenizer
-    writer = TokenWriter(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
+    writer = TokenWriter(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), model.device)
     scoring = AnswerScoring(run.training.grpo.verifiers, tokenizer, say)
     judge = None if scorer is None else RewardScores(scorer.model, tokenizer, run.training.batch.micro_batch)
     return RolloutMaker(run.training, data.train, scoring, model.module, writer, tokenizer.eos, judge)
@@ -134,7 +135,7 @@ def _answer_evaluator(
         return None
     model, tokenizer = step.model, origin.tokenizer
     sets = answered_sets(asked.sets, asked.samples, data.prompts, tokenizer, say)
-    writer = TokenWriter(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
+    writer = TokenWriter(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), model.device)
     at_once = ROWS_AT_ONCE * run.training.batch.micro_batch * run.training.data.sequence_length
     decides = asked.metric in [metric for each in sets for metric in each.metrics()]
     return AnswerEvaluator(sets, model.module, writer, model.division, at_once, model.device, decides)

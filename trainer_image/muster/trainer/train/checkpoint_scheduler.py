@@ -66,7 +66,7 @@ class CheckpointScheduler:
         snapshots: bool = False,
     ) -> None:
         self._saver, self._policy, self._metrics = saver, SavePolicy(every), metrics
-        self._rank_state, self._decides = rank_state, ranks.rank == 0
+        self._rank_state, self._decides = rank_state, ranks.speaks
         # Of the attempts before this one; `_history_now` adds this one's own time.
         self._history = SaveHistory(
             started_at=time.monotonic(), failures=past.failures, observed_seconds=past.seconds, nodes=ranks.nodes

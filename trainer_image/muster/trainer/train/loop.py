@@ -25,6 +25,7 @@ from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
 from muster.trainer.models.compiler import ADVICE, has_compiler, must_have_compiler
 from muster.trainer.models.float8 import must_compute_float8
+from muster.trainer.parallel.groups import connect, groups
 from muster.trainer.train import assembly
 from muster.trainer.train.answering import must_be_able_to_verify
 from muster.trainer.train.best import BestMetric
@@ -35,7 +36,7 @@ from muster.trainer.train.profiling import StepProfiler
 from muster.trainer.train.progress import JobProgress, set_aside_commit
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.records import StepReporter, say
-from muster.trainer.train.reduction import StepRequests, all_reduce_sum
+from muster.trainer.train.reduction import StepRequests
 from muster.trainer.train.reference import compute_reference, read_reference
 from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.second_model import LoadedSecond, SecondOrigin, find_second_models
@@ -49,23 +50,23 @@ def train(run: WorkerRun, ranks: RankPosition, rank_state: RankState) -> int:
     """Train to the end, or to an agreed stop. Returns the exit code; raises the errors of `errors.py`."""
     device = sharding.choose_device(ranks)  # first: without its GPUs nothing of the rest is worth the wait
     division = data_parallel(run.training, ranks)
-    must_be_able_to_verify(run.training, say if ranks.rank == 0 else _discard)
-    if ranks.rank == 0 and run.attempt > 1 and not run.resume_step:
+    must_be_able_to_verify(run.training, say if ranks.speaks else _discard)
+    if ranks.speaks and run.attempt > 1 and not run.resume_step:
         must_not_lose_all(run.folder, say)
-    origin = find_origin(run, say if ranks.rank == 0 else _discard)
+    origin = find_origin(run, say if ranks.speaks else _discard)
     if run.training.precision == "fp8":
         must_compute_float8(device)
     if run.training.deterministic:
         randomness.make_deterministic(device)
     randomness.seed(run.training.seed, division.shares[0])
-    sharding.connect(device)
+    connect(device, division.ranks_per_share)
     with rank_state.activity.during(TrainerPhase.DATA):
-        report = say if ranks.local_rank == 0 else _discard
+        report = say if ranks.speaks_for_its_node else _discard
         data = open_data(as_packable(run.training, origin, report), origin.tokenizer, run.cache_dir, report)
         must_have_samples(run.training, data)
         warn_of_small_epoch(run.training, data, report)
-        must_be_alike(data.fingerprint, ranks)
-        if ranks.rank == 0:
+        must_be_alike(data.fingerprint)
+        if ranks.speaks:
             keep_report(run.folder, data, origin.tokenizer)
     capacity = sharding.capacity(device, ranks)
     second = find_second_models(run.training, origin)
@@ -132,7 +133,7 @@ class RankTrainer:
         self.checkpoints = assembly.checkpoint_scheduler(run, origin, ranks, rank_state, self.step, metrics.commits)
         self.evaluator = assembly.evaluator(run, origin, ranks, data, self.step)
         self.samples = assembly.sample_maker(run, origin, ranks, self.step)
-        if ranks.rank == 0:
+        if ranks.speaks:
             _say_what_is_trained(run, origin, layout, ranks, device)
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ class RankTrainer:
             self._load()
             samples = self.run.training.samples_per_step()
             skip = self.run.data_skip
-            if self.progress.skip_data(skip, samples, self.data.train.samples_per_epoch) and self.ranks.rank == 0:
+            if self.progress.skip_data(skip, samples, self.data.train.samples_per_epoch) and self.ranks.speaks:
                 assert skip is not None
                 say(
                     f"the data of {skip.steps} steps after step {self.progress.step} is passed over: "
@@ -192,7 +193,7 @@ class RankTrainer:
     def _compute_reference(self) -> str:
         """Compute the reference model's log-probabilities of the data, with the weights that the job begins with, and
         return the digest of the result."""
-        report = say if self.ranks.rank == 0 else _discard
+        report = say if self.ranks.speaks else _discard
         micro_batch, activity = self.run.training.batch.micro_batch, self.rank_state.activity
         model, folder = self.step.model, self.run.folder
         return compute_reference(
@@ -204,12 +205,12 @@ class RankTrainer:
         and the commit that we resumed from where leaving out the data after it was no help, for it may be its weights
         that are at fault."""
         for step in reversed(self.checkpoints.in_doubt):
-            if self.ranks.rank == 0 and set_aside_commit(self.run.folder, step, str(error), say):
+            if self.ranks.speaks and set_aside_commit(self.run.folder, step, str(error), say):
                 say(f"the checkpoint of step {step} is set aside: its loss was far above the usual already")
         resumed = self.origin.resume
         if resumed is None or not (self.progress.skipped_now and self.checkpoints.stands_at(resumed.step)):
             return
-        if self.ranks.rank == 0 and set_aside_commit(self.run.folder, resumed.step, str(error), say):
+        if self.ranks.speaks and set_aside_commit(self.run.folder, resumed.step, str(error), say):
             say(f"the checkpoint of step {resumed.step} is set aside: what follows it failed to train twice")
 
     def state(self, record: StepRecord, best: bool) -> TrainState:
@@ -266,7 +267,7 @@ class RankTrainer:
         guard = self.step.guard
         samples = self.run.training.samples_per_step()
         self.reporter.finished(outcome, record, samples, guard.skipped, self.profiler.active)
-        if self.step.rollouts is not None and self.ranks.rank == 0:
+        if self.step.rollouts is not None and self.ranks.speaks:
             self.step.rollouts.watch(outcome.values, say)
         stop, improved = outcome.requests.stop, False
         if self.evaluator is not None and self._evaluation_due():
@@ -301,7 +302,7 @@ class RankTrainer:
         return self.progress.over or self.best.stop
 
     def _publish(self, record: StepRecord) -> None:
-        if self.ranks.rank == 0 and record.step % INTERVAL_STEPS == 0 and record.step_seconds > 0:
+        if self.ranks.speaks and record.step % INTERVAL_STEPS == 0 and record.step_seconds > 0:
             self.rank_state.commits.interval_seconds = self.checkpoints.interval_seconds(record.step_seconds)
         self.reporter.publish(record)
 
@@ -311,7 +312,7 @@ class RankTrainer:
 
     def _evaluate(self, evaluator: HeldOutEvaluator) -> HeldOutResult:
         with self.rank_state.activity.during(TrainerPhase.EVALUATION):
-            result = evaluator.run(self.step.model.model, all_reduce_sum, lambda: self.rank_state.stop_wanted)
+            result = evaluator.run(self.step.model.model, groups().all.total, lambda: self.rank_state.stop_wanted)
             if self.samples is not None and not result.stop:
                 self.samples.make(self.progress.step)
         if not math.isfinite(result.loss):
@@ -337,7 +338,7 @@ class RankTrainer:
         self.checkpoints.finish(self.progress.step)
         self.checkpoints.close()
         self.rank_state.activity.enter(TrainerPhase.DONE)
-        if self.ranks.rank == 0:
+        if self.ranks.speaks:
             if self.progress.trial is not None:
                 report_verdict(self.progress.trial, self.run.folder, say)
             early = f": the held-out {self.best.metric} stopped improving" if self.best.stop else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +57,20 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group["rate_scale"]
 
 
-def squared_norm(gradients: list[Tensor]) -> Tensor:
-    """The sum of the squares of all values, fp64 scalar. Not finite where any value is not."""
+def squared_norm(gradients: list[Tensor], replicas: Sequence[int] | None = None) -> Tensor:
+    """The sum of the squares of all values, fp64 scalar. Not finite where any value is not.
+
+    `replicas` counts for each gradient the ranks that hold the same part of it: a rank then gives that fraction of its
+    square, so that the sum over all ranks counts each value once.
+    """
     # Of gradients in bf16 the norm would be rounded to bf16.
     exact = None if all(g.dtype == torch.float32 for g in gradients) else torch.float32
-    return torch.stack(torch._foreach_norm(gradients, 2, dtype=exact)).double().square().sum()
+    squares = torch.stack(torch._foreach_norm(gradients, 2, dtype=exact)).double().square()
+    if replicas is None:
+        return squares.sum()
+    if len(set(replicas)) == 1:
+        return squares.sum() / replicas[0]
+    return (squares / torch.tensor(replicas, dtype=torch.float64, device=squares.device)).sum()
 
 
 def clip_factor(norm: float, clip_norm: float) -> float:

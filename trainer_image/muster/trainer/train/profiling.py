@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from pydantic import ValidationError
 
 from muster.contract.profiles import RANKS_MAX, REQUEST_KEY, STEPS_MAX, Profile, ProfileRequest, RankProfile
@@ -23,9 +22,9 @@ from muster.storage.opening import open_store
 from muster.storage.store import Store
 from muster.trainer.config import RankPosition, WorkerRun
 from muster.trainer.errors import StorageError
+from muster.trainer.parallel.groups import groups
 from muster.trainer.train.activity import RankActivity
 from muster.trainer.train.records import say
-from muster.trainer.train.reduction import all_reduce_sum
 from muster.trainer.train.tracing import StepTrace, keep_begun, keep_trace
 
 # Between two looks for a request. Of S3 that is 17,280 requests a day, for less than a cent; whoever asks waits for at
@@ -67,7 +66,7 @@ class StepProfiler:
 
     def __init__(self, run: WorkerRun, ranks: RankPosition, device: torch.device, activity: RankActivity) -> None:
         self._run, self._ranks, self._device, self._activity = run, ranks, device, activity
-        self._watch = RequestWatch(run.folder, run.attempt) if ranks.rank == 0 else None
+        self._watch = RequestWatch(run.folder, run.attempt) if ranks.speaks else None
         self._profile: Profile | None = None  # the one that is under way, on every rank
         self._trace: StepTrace | None = None  # of this rank, where it is asked for
         self._fault = ""
@@ -111,7 +110,7 @@ class StepProfiler:
         with self._activity.during(TrainerPhase.CHECKPOINT):
             self._profile = self._agreed(first)
             self._fault, self._trace = "", None
-            if self._ranks.rank == 0:
+            if self._ranks.speaks:
                 self._write(keep_begun, self._run.folder, self._profile)
                 say(f"profile: tracing {self._profile.steps} steps from {first} on, of ranks {self._profile.ranks}")
             if self._ranks.rank in self._profile.ranks:
@@ -140,10 +139,7 @@ class StepProfiler:
             assert request is not None, "rank 0 asked"
             ranks = [rank for rank in request.ranks if 0 <= rank < self._ranks.world][:RANKS_MAX]
             message[: 1 + len(ranks)] = torch.tensor([min(max(1, request.steps), STEPS_MAX), *ranks])
-        if self._ranks.world > 1:
-            message = message.to(self._device)
-            dist.broadcast(message, src=0)
-        steps, *chosen = message.tolist()
+        steps, *chosen = groups().all.broadcast(message.to(self._device)).tolist()
         return Profile(
             id=request.id if request is not None else "",
             attempt=self._run.attempt,
@@ -155,7 +151,7 @@ class StepProfiler:
 
     def _wait_for_tracers(self) -> None:
         """Wait for the ranks that trace: in a step they would be taken for slow, or for hung."""
-        all_reduce_sum(torch.zeros(1, device=self._device))
+        groups().all.sum(torch.zeros(1, device=self._device)).item()
 
     def _start(self) -> None:
         folder = self._run.worker_dir / f"profile-rank-{self._ranks.rank}"

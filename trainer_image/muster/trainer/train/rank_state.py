@@ -14,6 +14,7 @@ from muster.contract.base import dump_json
 from muster.contract.names import HEARTBEAT, RANK_FAILURE, ExitCode
 from muster.contract.signals import Heartbeat, RankFailure, SlowRank, StepRecord, TrainerPhase
 from muster.storage.small_files import write_whole
+from muster.trainer.config import SPEAKER
 from muster.trainer.launch.stack_dumps import main_thread_stands
 from muster.trainer.tracking.processes import FAULTS
 from muster.trainer.train.activity import RankActivity
@@ -87,10 +88,10 @@ class DataWaitWindow:
 
 
 class TrackerFaults:
-    """Reports of the launcher about experiment trackers that it left out; only rank 0 passes them on."""
+    """Reports of the launcher about experiment trackers that it left out; only the rank that speaks passes them on."""
 
     def __init__(self, directory: Path, rank: int) -> None:
-        self._path = directory / FAULTS if rank == 0 else None
+        self._path = directory / FAULTS if rank == SPEAKER else None
 
     def read(self) -> str:
         try:

@@ -85,7 +85,7 @@ class StepReporter:
         self.metrics, self.records = metrics, records
         self._rank_state, self._ranks = rank_state, ranks
         self._stragglers = StragglerDetector(ranks.world)
-        self._log = StepLog(directory) if ranks.rank == 0 else None
+        self._log = StepLog(directory) if ranks.speaks else None
         rank_state.heartbeats.before_each_beat(self._log.flush if self._log else None)
 
     def finished(
@@ -94,7 +94,7 @@ class StepReporter:
         """Note that a step has ended. `samples` counts those of all ranks, `skipped_steps` the steps skipped in this
         job so far. Where a rank is `traced` it is no slower for that than it is without.
         """
-        if self._ranks.rank == 0:
+        if self._ranks.speaks:
             if not traced:
                 self._stragglers.hear(outcome.number, outcome.work_seconds)
             self._rank_state.slow_ranks = self._stragglers.slow
@@ -103,7 +103,7 @@ class StepReporter:
             self._rank_state.steps.skipped = skipped_steps
             self._rank_state.steps.skipped_samples = skipped_steps * samples
             self.metrics.learning.skip(samples)
-            if self._ranks.rank == 0:
+            if self._ranks.speaks:
                 say(f"step {outcome.number}: {outcome.skipped}; {plural(samples, 'sample')} skipped")
         self.metrics.stepped(record, 0 if outcome.skipped else samples, outcome.data_wait_seconds)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from muster.trainer.config import RankPosition
+from muster.trainer.parallel.groups import Groups, PendingSum, groups
 from muster.trainer.train.tasks.objective import LossTotals, means
 
 
@@ -56,11 +56,11 @@ class PackedReport:
     # fp64: tokens, the four requests, the working time of each rank, then the objective's `Totals.vector`
     vector: Tensor
     names: tuple[str, ...]  # of the objective's values
-    under_way: dist.Work | None = None  # the sum over all ranks, where that has begun
+    under_way: PendingSum | None = None  # the sum over all ranks, where that has begun
 
     def start(self) -> PackedReport:
         """Begin to add it up over all ranks now, behind the backward pass."""
-        return PackedReport(self.vector, self.names, dist.all_reduce(self.vector, async_op=True))
+        return PackedReport(self.vector, self.names, groups().all.begin_sum(self.vector))
 
 
 def pack_step_report(totals: LossTotals, own: RankReport, ranks: RankPosition) -> PackedReport:
@@ -74,21 +74,22 @@ def pack_step_report(totals: LossTotals, own: RankReport, ranks: RankPosition) -
     return PackedReport(torch.cat((counts.to(sums.device, non_blocking=True), sums)), totals.names)
 
 
-def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: int, ranks_per_share: int) -> StepReport:
+def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, among: Groups) -> StepReport:
     """Add the reports up over all ranks and read the sum, which is the step's one wait for the device. Collective.
 
-    `squared_norm` is an fp64 scalar of this rank's part of the gradients, and `copies` is the number of ranks that hold
-    the same part. Where the report is under way already, every rank has all gradients. `ranks_per_share` is the number
-    of ranks that report one share together.
+    `squared_norm` is what this rank adds to the square of the gradients' norm, an fp64 scalar; where the report is
+    under way already, every rank has all gradients, and it is the whole square. The ranks of `among.model` report one
+    share together.
     """
     if packed.under_way is None:
-        values = all_reduce_sum(torch.cat((packed.vector, squared_norm[None] / copies)))
+        values = among.all.total(torch.cat((packed.vector, squared_norm[None])))
     else:
         packed.under_way.wait()
         values = torch.cat((packed.vector, squared_norm[None])).tolist()
     of_objective = 2 + 2 * len(packed.names)
     tokens, stop, save, snapshot, profile, *work = values[: -of_objective - 1]
     loss, count, *sums, square = values[-of_objective - 1 :]
+    ranks_per_share = among.model.size
     return StepReport(
         loss=loss / ranks_per_share,
         count=count / ranks_per_share,
@@ -98,10 +99,3 @@ def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: i
         squared_norm=square,
         values=means(packed.names, sums),
     )
-
-
-def all_reduce_sum(vector: Tensor) -> list[float]:
-    """A vector added up over all ranks, on the host. Collective."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(vector)
-    return [float(value) for value in vector.tolist()]

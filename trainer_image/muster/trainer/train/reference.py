@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors import numpy as safetensors
 
 from muster.contract.checkpoint import reference_key
@@ -28,6 +27,7 @@ from muster.trainer.data.packing import Float32s
 from muster.trainer.data.pairs import PairPacking
 from muster.trainer.errors import StorageError, UserError
 from muster.trainer.models.sharding import ParallelModel
+from muster.trainer.parallel.groups import groups
 from muster.trainer.train.tasks.answers import answers
 
 Report = Callable[[str], None]
@@ -53,7 +53,7 @@ def compute_reference(
     values = [_scored(model, part, micro_batch, ranks, report, alive) for part in parts]
     content = safetensors.save({part.fingerprint(): value for part, value in zip(parts, values, strict=True)})
     digest = hashlib.sha256(content).hexdigest()
-    if ranks.rank == 0:
+    if ranks.speaks:
         open_store(folder).write(reference_key(digest), memoryview(content))
     _give(parts, dict(zip((part.fingerprint() for part in parts), values, strict=True)))
     return digest
@@ -114,9 +114,9 @@ def _scored(
             alive("")
             report(f"reference: {done * micro_batch * ranks.world:,} of {part.samples:,} samples are scored")
     model.model.train()
-    if ranks.world > 1:
-        scores = scores.to(model.device)
-        dist.all_reduce(scores)  # each rank's zeros stand where the others have their numbers
+    everyone = groups().all
+    if everyone.size > 1:
+        scores = everyone.sum(scores.to(model.device))  # each rank's zeros stand where the others have their numbers
     return np.ascontiguousarray(scores.cpu().numpy())
 
 

@@ -7,7 +7,6 @@ import threading
 import time
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.contract.samples import Sample, Samples, samples_key
@@ -17,6 +16,7 @@ from muster.trainer.data import Tokenizer, chat_prompt
 from muster.trainer.data.answers import ends_of_turn
 from muster.trainer.errors import StorageError, UserError
 from muster.trainer.models.definition import ModelDefinition
+from muster.trainer.parallel.groups import groups
 from muster.trainer.train.records import say
 from muster.trainer.train.writing import TokenWriter
 
@@ -27,8 +27,8 @@ class SampleMaker:
     """Lets the model answer the prompts of evaluation.generate, always by its likeliest tokens: nothing is drawn, so
     training goes on as if nobody had asked.
 
-    Every rank makes every pass, for a sharded model needs all of them, and takes the tokens that rank 0 chose, so that
-    all make equally many. `module` is the model without DDP's wrapper.
+    Every rank makes every pass, for a sharded model needs all of them, and takes the tokens that the first rank chose,
+    so that all make equally many. `module` is the model without DDP's wrapper.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SampleMaker:
         self._config = run.training.evaluation.generate
         answers = run.training.task != "pretrain" and bool(tokenizer.template or tokenizer.chat)
         ends = ends_of_turn(tokenizer) if answers else frozenset({tokenizer.eos})
-        self._writer = TokenWriter(module, definition, tokenizer, ends, ranks, device)
+        self._writer = TokenWriter(module, definition, tokenizer, ends, device)
         self._prompts = [_ids(prompt, tokenizer, answers) for prompt in self._config.prompts]
         self._writing: threading.Thread | None = None
 
@@ -60,7 +60,7 @@ class SampleMaker:
             Sample(prompt=prompt, text=self._tokenizer.decode(row.tokens), finished=row.finished)
             for prompt, row in zip(self._config.prompts, answers, strict=True)
         )
-        if self._ranks.rank == 0:
+        if self._ranks.speaks:
             self._keep(Samples(step=step, attempt=self._run.attempt, at=time.time(), samples=samples))
         return samples
 
@@ -70,9 +70,7 @@ class SampleMaker:
             self._writing.join(WRITE_SECONDS_MAX)
 
     def _agreed(self, logits: Tensor, first: int, turn: int) -> list[int]:
-        chosen = logits.argmax(dim=-1)
-        if self._ranks.world > 1:
-            dist.broadcast(chosen, src=0)
+        chosen = groups().all.broadcast(logits.argmax(dim=-1))
         return [int(token) for token in chosen.tolist()]
 
     def _keep(self, samples: Samples) -> None:

@@ -19,6 +19,7 @@ from muster.trainer.config import RankPosition
 from muster.trainer.data import RankLoader, StepBatch
 from muster.trainer.errors import NumericError
 from muster.trainer.models.sharding import ParallelModel
+from muster.trainer.parallel.groups import groups
 from muster.trainer.train.numeric_guard import NumericGuard
 from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, set_rate, squared_norm
 from muster.trainer.train.rank_state import RankState
@@ -117,9 +118,9 @@ class TrainStep:
         packed = self._backward(number, batch, requests, done)
         gradients = self.model.gradients()
         doing.does("meeting")
-        report = all_reduce_step_report(
-            packed, squared_norm(gradients), self.model.copies, self.model.division.ranks_per_share
-        )
+        # Where the report travelled behind the backward pass, every rank has the whole of every gradient.
+        replicas = None if self.model.replicated else self.model.gradient_replicas()
+        report = all_reduce_step_report(packed, squared_norm(gradients, replicas), groups())
         self._work_seconds = self._timer.seconds()
         # Gradients were made as if every token of the step were counted; the report says how many really were.
         correction = self._config.batch.tokens_per_step / max(report.count, 1.0) / self._loss_scale.value

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from muster.trainer.config import RankPosition
 from muster.trainer.data import Tokenizer
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.generation import TokenContinuation
+from muster.trainer.parallel.groups import groups
 
 # Rows without gradients keep their keys and values alone, a small part of what a row that is learnt from keeps: so many
 # times as many are written at once. Half would waste a GPU on short rows; at double, long answers of a model with as
@@ -48,13 +47,11 @@ class TokenWriter:
         definition: ModelDefinition,
         tokenizer: Tokenizer,
         ends: frozenset[int],
-        ranks: RankPosition,
         device: torch.device,
     ) -> None:
-        self._module, self._definition, self._ranks, self._device = module, definition, ranks, device
-        self._vocabulary = min(
-            tokenizer.vocab_size, definition.vocab_size
-        )  # a model may have rows that stand for nothing
+        self._module, self._definition, self._device = module, definition, device
+        # A model may have rows that stand for nothing.
+        self._vocabulary = min(tokenizer.vocab_size, definition.vocab_size)
         self._ends = ends
 
     @torch.no_grad()
@@ -87,11 +84,7 @@ class TokenWriter:
         return [WrittenTokens(*row) for row in zip(tokens, ends, strict=True)]
 
     def _any_rank(self, goes_on: bool) -> bool:
-        if self._ranks.world == 1:
-            return goes_on
-        vote = torch.tensor([float(goes_on)], device=self._device)
-        dist.all_reduce(vote, op=dist.ReduceOp.MAX)
-        return bool(vote.item())
+        return groups().all.any(goes_on, self._device)
 
 
 def likeliest(logits: Tensor, first: int, turn: int) -> list[int]:

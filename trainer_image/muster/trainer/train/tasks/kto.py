@@ -7,12 +7,12 @@ micro-batches that all ranks compute at the same time. Nothing is learnt from th
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.contract.objectives import Kto
 from muster.contract.training import TrainingConfig
 from muster.trainer.data.batch import TokenBatch
+from muster.trainer.parallel.groups import groups
 from muster.trainer.train.tasks.answers import answers, by_pair, losses_of, reference_of
 from muster.trainer.train.tasks.objective import BatchLosses
 
@@ -59,6 +59,5 @@ def make_objective(training: TrainingConfig) -> KtoObjective:
 def _mean_over_ranks(values: Tensor, there: Tensor) -> Tensor:
     """The mean of values [B, P] that are there, over all ranks, and at least 0; a scalar. Collective."""
     sums = torch.stack((torch.where(there, values, 0.0).sum(), there.sum().float()))
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(sums)
+    groups().all.sum(sums)
     return (sums[0] / sums[1].clamp_min(1.0)).clamp_min(0.0)
