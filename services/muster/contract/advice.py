@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from muster.contract.gang import ranks_per_node
+from muster.contract.layouts import KEEP_GATHERED, SMALLEST
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause
 from muster.contract.status import Failure, JobStatus, Phase, Progress
@@ -242,8 +243,8 @@ def _out_of_memory(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
     parallel, nodes = training.get("parallel") or {}, gang.get("nodes", 1)
     least = nodes.get("min", 1) if isinstance(nodes, dict) else nodes
     ranks = int(least) * ranks_per_node(spec)
-    if ranks > 1 and parallel.get("shard", "auto") in ("ddp", "zero2"):
-        steps.append("Or set training.parallel.shard: fsdp, which divides weights and optimizer over the ranks.")
+    if ranks > 1 and parallel.get("shard", "auto") in KEEP_GATHERED:
+        steps.append(f"Or set training.parallel.shard: {SMALLEST}, which divides weights and optimizer over the ranks.")
     if parallel.get("activationCheckpointing", "none") != "full":
         steps.append("Or set training.parallel.activationCheckpointing: full, which trades compute for memory.")
     return steps or list(_BY_CAUSE[Cause.OUT_OF_MEMORY])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from muster.contract.base import Many, Record
 from muster.contract.checkpoint_interval import assumed_interval_seconds
 from muster.contract.fitting import RankHost, advice, changes_that_fit, lowest_that_fits, need_of
+from muster.contract.layouts import SMALLEST, shardings_to_show
 from muster.contract.memory import USABLE, Device, MemoryNeed, state_bytes, weight_bytes
 from muster.contract.model_size import ModelSize
 from muster.contract.prices import InstancePrice, Prices
@@ -132,7 +133,9 @@ def estimate_job(spec: JobSpec, facts: EstimateInputs) -> Estimate:
     nodes, ranks = gang.nodes.max, gang.nodes.max * gang.ranks_per_node
     kind, machine = _requested_machine(spec, facts.prices)
     host = _host(spec, facts, machine)
-    memory = tuple(_rank_memory(size, training, shard, ranks, nodes, host) for shard in _shards(training, nodes, ranks))
+    memory = tuple(
+        _rank_memory(size, training, shard, ranks, nodes, host) for shard in shardings_to_show(training, ranks, nodes)
+    )
     steps, tokens = _length(training, facts.data)
     speed = _speed(training, facts, ranks, kind, machine, steps, gang.gpus_per_node > 0)
     options = _options(spec, facts, steps)
@@ -193,18 +196,10 @@ class _GangFit:
             return cls(None if asked == "auto" else asked, None)
         if (lowest := lowest_that_fits(size, training, ranks, nodes, host)) is not None:
             return cls(lowest[0], True)
-        need = need_of(size, training, "fsdp" if asked == "auto" else asked, ranks, nodes, host)
+        need = need_of(size, training, SMALLEST if asked == "auto" else asked, ranks, nodes, host)
         changes = changes_that_fit(size, training, ranks, nodes, host)
         words = advice(size, training, need, ranks, nodes, host)
         return cls(None, False, words, tuple(change.words for change in changes))
-
-
-def _shards(training: TrainingConfig, nodes: int, ranks: int) -> tuple[Shard, ...]:
-    if training.parallel.shard != "auto":
-        return (training.parallel.shard,)
-    if ranks == 1:
-        return ("ddp",)
-    return ("ddp", "zero2", "fsdp", "hsdp") if nodes > 1 and ranks > nodes else ("ddp", "zero2", "fsdp")
 
 
 def _rank_memory(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from muster.contract.layouts import SMALLEST, layout_of, shardings_of
 from muster.contract.memory import USABLE, Device, MemoryNeed, estimate, gib
 from muster.contract.model_size import ModelSize
 from muster.contract.training import Shard, TrainingConfig
@@ -39,24 +40,19 @@ def need_of(
     """Return the memory that a rank of such a gang needs. Raises ValueError where the batch or the copies can't be
     divided over it."""
     accumulation = training.accumulation(training.data_parallel_size(ranks))
-    shards = ranks // training.replicas(ranks, nodes) if shard == "hsdp" and ranks > 1 else ranks
-    return estimate(size, training, shard, shards, accumulation, host.device, host.casts_itself)
+    layout = layout_of(training, shard, ranks, nodes)
+    return estimate(size, training, layout, accumulation, host.device, host.casts_itself)
 
 
 def lowest_that_fits(
     size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: RankHost
 ) -> tuple[Shard, MemoryNeed] | None:
     """The simplest sharding whose need fits, or the asked one if it does; None where there is none."""
-    for shard in shards_asked(training):
+    for shard in shardings_of(training):
         need = need_of(size, training, shard, ranks, nodes, host)
         if host.holds(need):
             return shard, need
     return None
-
-
-def shards_asked(training: TrainingConfig) -> tuple[Shard, ...]:
-    """Return the shardings that `auto` may choose from, the simplest first."""
-    return ("ddp", "zero2", "fsdp") if training.parallel.shard == "auto" else (training.parallel.shard,)
 
 
 def changes_that_fit(
@@ -123,9 +119,9 @@ def _single(training: TrainingConfig, ranks: int, host: RankHost) -> Iterator[_C
 
 def _with_shard(training: TrainingConfig, ranks: int) -> _Change | None:
     asked = training.parallel.shard
-    if asked in ("fsdp", "auto") or ranks == 1:
+    if asked in (SMALLEST, "auto") or ranks == 1:
         return None
-    return f"parallel.shard fsdp (now {asked})", _with(training, "parallel", shard="fsdp", replicas=None)
+    return f"parallel.shard {SMALLEST} (now {asked})", _with(training, "parallel", shard=SMALLEST, replicas=None)
 
 
 def _with_half(training: TrainingConfig, _: int) -> _Change | None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from muster.contract.layouts import ModelLayout
 from muster.contract.model_size import ModelSize
 from muster.contract.optimizer_state import UPDATE_VALUES
-from muster.contract.training import Shard, TrainingConfig
+from muster.contract.training import TrainingConfig
 
 Device = Literal["cpu", "cuda"]
 
@@ -77,28 +78,26 @@ class _StepMoment:
 def estimate(
     size: ModelSize,
     training: TrainingConfig,
-    shard: Shard,
-    shards: int,
+    layout: ModelLayout,
     accumulation: int,
     device: Device = "cpu",
     casts_itself: bool = True,
 ) -> MemoryNeed:
     """Memory that one rank needs.
 
-    `shards` counts the ranks that share one copy of the model, or with ddp those that have one each. `accumulation` is
-    the number of micro-steps of an optimizer step. `casts_itself` says that the model casts its fp32 weights where it
-    uses them, as our own decoder does; for other models (transformers) FSDP gathers cast ones, also where a rank holds
-    all.
+    `accumulation` is the number of micro-steps of an optimizer step. `casts_itself` says that the model casts its fp32
+    weights where it uses them, as our own decoder does; for other models (transformers) FSDP gathers cast ones, also
+    where a rank holds all.
 
     Trained weights and their gradients are fp32, or bf16 without master weights; AdamW's moments are fp32 or in eight
     bits. ddp holds all of it on every rank. zero2 shards it but keeps the gathered weights through the pass; fsdp and
     hsdp gather two layers at a time, besides the root group. Gradients that accumulate unsynchronised are whole.
     """
-    parts = 1 if shard == "ddp" else shards
+    parts = layout.shards
     learning, frozen = -(-size.learning // parts), -(-size.frozen_total // parts)
     adapter, each = size.frozen_total > 0 and not training.freeze, weight_bytes(training)
     state, offloaded = -(-state_bytes(size, training) // parts), training.optimizer.offload and device == "cuda"
-    fullest = max(_moments(size, training, shard, shards, accumulation, device, casts_itself), key=lambda m: m.total)
+    fullest = max(_moments(size, training, layout, accumulation, device, casts_itself), key=lambda m: m.total)
     return MemoryNeed(
         weights=frozen if adapter else frozen + each * learning,
         gradients=fullest.gradients,
@@ -108,21 +107,21 @@ def estimate(
         logits=fullest.logits,
         buffers=fullest.buffers,
         framework=FRAMEWORK_BYTES[device],
-        second_model=_second_models(size.second, training, shard, parts),
+        second_model=_second_models(size.second, training, layout),
         host=state if offloaded else 0,
     )
 
 
-def _second_models(sizes: tuple[ModelSize, ...], training: TrainingConfig, shard: Shard, parts: int) -> int:
+def _second_models(sizes: tuple[ModelSize, ...], training: TrainingConfig, layout: ModelLayout) -> int:
     """Models that compute forward, one after the other, in the activations' dtype: their parts of the weights, those
     that are gathered, of which the root group stays, and what one layer makes of a batch. A teacher's head is used
     alongside the student's, chunk by chunk; a reward model's has one row."""
     resident, passing = 0, [0]
     for size in sizes:
         layer = (size.parameters - size.root_group) // size.layers
-        root = 0 if shard == "ddp" else size.root_group
-        gathered = 0 if shard == "ddp" else min(size.parameters - root, size.largest_group + layer)
-        resident += -(-size.parameters // parts) + root
+        root = 0 if layout.is_whole else size.root_group
+        gathered = 0 if layout.is_whole else min(size.parameters - root, size.largest_group + layer)
+        resident += -(-size.parameters // layout.shards) + root
         passing.append(gathered + (6 * size.dim + 3 * size.ffn_dim) * _tokens(training))
     return _width(training) * (resident + max(passing))
 
@@ -141,25 +140,23 @@ def state_bytes(size: ModelSize, training: TrainingConfig) -> int:
 def _moments(
     size: ModelSize,
     training: TrainingConfig,
-    shard: Shard,
-    shards: int,
+    layout: ModelLayout,
     accumulation: int,
     device: Device,
     casts_itself: bool,
 ) -> tuple[_StepMoment, ...]:
     """The head at the end of the forward pass, the last layer's backward pass, the first layer's, and the update."""
     width, masters = _width(training), training.optimizer.master_weights
-    by_fsdp = shard != "ddp" or (not casts_itself and (width == 2 or size.frozen_bytes != width))
+    by_fsdp = not layout.is_whole or (not casts_itself and (width == 2 or size.frozen_bytes != width))
     by_fsdp = by_fsdp or training.precision == "fp8"  # whose layers cast no weights
-    if not masters and shard == "ddp":
+    if not masters and layout.is_whole:
         by_fsdp = False  # nothing is to be cast
-    gathered, layer_gathered, gathered_at_the_end = _gathered(size, shard, width, by_fsdp, cast=masters)
-    keep = shard in ("ddp", "zero2")  # whole gradients until the last micro-step
-    share = -(-size.learning // shards)
-    many = size.learning if keep and (shard == "ddp" or accumulation > 1) else share
+    gathered, layer_gathered, gathered_at_the_end = _gathered(size, layout, width, by_fsdp, cast=masters)
+    share = -(-size.learning // layout.shards)
+    many = size.learning if layout.keeps_gathered and accumulation > 1 else share  # whole until the last micro-step
     # What accumulates before it is reduced, does so in fp32.
-    whole = many * (4 if many != share and shard != "ddp" else weight_bytes(training))
-    moving = _moving(size, width) if by_fsdp and shards > 1 else 0
+    whole = many * (4 if many != share else weight_bytes(training))
+    moving = _moving(size, width) if by_fsdp and layout.ranks > 1 else 0
     early = whole if accumulation > 1 else 0
     activations, one = _activations(size, training, width, device, casts_itself)
     shared = _mask(training, width, device) + 16 * 4 * _tokens(training)  # and the batch itself
@@ -169,7 +166,7 @@ def _moments(
         _StepMoment(early, activations + shared, head, gathered),
         _StepMoment(early + head_grads, activations + shared + one, 0, gathered + layer_gathered),
         _StepMoment(whole, inputs + shared + one, 0, gathered_at_the_end + moving),
-        _StepMoment(whole, shared, 0, _update(size, training, shards if shard != "ddp" else 1, device)),
+        _StepMoment(whole, shared, 0, _update(size, training, layout.shards, device)),
     )
 
 
@@ -191,7 +188,7 @@ def _width(training: TrainingConfig) -> int:
     return 4 if training.precision == "fp32" else 2
 
 
-def _gathered(size: ModelSize, shard: Shard, width: int, by_fsdp: bool, cast: bool) -> tuple[int, int, int]:
+def _gathered(size: ModelSize, layout: ModelLayout, width: int, by_fsdp: bool, cast: bool) -> tuple[int, int, int]:
     """Weights in use besides those held: at the end of the forward pass, in a layer's backward pass on top of that, and
     at the end of the backward pass, which lets go of each layer's. `cast`: a model that casts itself, casts them."""
     layer = (size.parameters - size.root_group) // size.layers
@@ -203,7 +200,7 @@ def _gathered(size: ModelSize, shard: Shard, width: int, by_fsdp: bool, cast: bo
     decoded = size.dim * size.ffn_dim * width if size.nf4 else 0
     at_hand = int(min(size.largest_group + layer, size.parameters - size.root_group) * each) + decoded
     root, whole = int(size.root_group * each), int(size.parameters * each)
-    return (whole, decoded, root + at_hand) if shard in ("ddp", "zero2") else (root, at_hand, root + at_hand)
+    return (whole, decoded, root + at_hand) if layout.keeps_gathered else (root, at_hand, root + at_hand)
 
 
 def _moving(size: ModelSize, width: int) -> int:

@@ -16,6 +16,7 @@ from muster.contract.base import parse
 from muster.contract.checkpoint_interval import INTERVAL_SECONDS_MAX, assumed_interval_seconds
 from muster.contract.estimate import EstimateInputs, estimate_job
 from muster.contract.fitting import RankHost, changes_that_fit, lowest_that_fits, need_of
+from muster.contract.layouts import ModelLayout
 from muster.contract.memory import Device, MemoryNeed, estimate, gib
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import JobSpec
@@ -141,7 +142,7 @@ def test_an_adapter_says_what_it_learns_and_what_it_commits() -> None:
 
 def part(optimizer: dict[str, Any], device: Device = "cuda") -> MemoryNeed:
     """The memory of one rank that trains a Llama of 8 B in bf16, alone."""
-    return estimate(EIGHT_B, spec(optimizer=optimizer).training, "ddp", 1, 1, device)
+    return estimate(EIGHT_B, spec(optimizer=optimizer).training, ModelLayout.of("ddp", 1), 1, device)
 
 
 def test_what_the_optimizer_keeps_is_counted() -> None:
@@ -179,7 +180,7 @@ def test_compiled_layers_keep_less(precision: str, recompute: str, experts: int,
         parallel = {"activationCheckpointing": recompute, "compile": compiled}
         batch = {"tokensPerStep": 2**20, "microBatch": 16}  # enough for the end of the forward pass to be the peak
         training = spec({"gpusPerNode": 8}, precision=precision, parallel=parallel, batch=batch).training
-        return estimate(size, training, "fsdp", 8, 1, "cuda").activations
+        return estimate(size, training, ModelLayout.of("fsdp", 8), 1, "cuda").activations
 
     assert activations(False) - activations(True) == less * 32 * 16 * 4096
 

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import Architecture
 from muster.contract.base import parse
+from muster.contract.layouts import ModelLayout
 from muster.contract.memory import estimate
 from muster.contract.training import TrainingConfig
 from muster.trainer.models import nf4, pretrained
@@ -128,7 +129,9 @@ def _estimated_bytes(definition: DecoderModel | TransformersModel, precision: st
         "length": {"steps": 1},
     }
     own = isinstance(definition, DecoderModel)
-    return estimate(definition.size(), parse(TrainingConfig, document), "ddp", 1, 1, casts_itself=own).activations
+    return estimate(
+        definition.size(), parse(TrainingConfig, document), ModelLayout.of("ddp", 1), 1, casts_itself=own
+    ).activations
 
 
 @pytest.mark.parametrize("batch", [(6,), (2, 3)])

@@ -13,6 +13,7 @@ from tests.model_families import write_model
 
 from muster.contract.architecture import PRESETS
 from muster.contract.base import InvalidDocument, parse
+from muster.contract.layouts import ModelLayout
 from muster.contract.memory import estimate
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import JobSpec
@@ -136,6 +137,6 @@ def test_the_estimate_counts_what_is_cast() -> None:
             "precision": precision,
         }
         config = parse(TrainingConfig, document, "training")
-        return estimate(size, config, "fsdp", 8, 1, "cuda", casts_itself=False).total
+        return estimate(size, config, ModelLayout.of("fsdp", 8), 1, "cuda", casts_itself=False).total
 
     assert total("fp8") - total("bf16") == length * (size.dim + size.ffn_dim) + size.dim * size.ffn_dim

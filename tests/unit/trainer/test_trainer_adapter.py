@@ -9,6 +9,7 @@ from muster.contract import memory
 from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.base import dump
+from muster.contract.layouts import ModelLayout
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.training import TrainingConfig
 from muster.trainer.checkpoint.staging import _HEADER_BYTES, reserve_bytes
@@ -94,12 +95,14 @@ def test_a_repeated_pass_leaves_out_the_same_inputs(recompute: str) -> None:
 def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
     """Llama-3.1-8B over 8: its weights, and of the adapter's 6.8 M alone gradients and moments."""
     training = config(adapter={"rank": 16})
-    need = memory.estimate(DecoderModel(PRESETS["llama-8b"], training.adapter).size(), training, "fsdp", 8, 1)
+    need = memory.estimate(
+        DecoderModel(PRESETS["llama-8b"], training.adapter).size(), training, ModelLayout.of("fsdp", 8), 1
+    )
     own = 32 * 16 * (2 * 4096 + 4096 + 1024)
     assert need.optimizer == pytest.approx(8 * own / 8, rel=1e-6)
     assert need.adapters == pytest.approx(4 * own / 8, abs=8)
     assert need.gradients <= 4 * own / 8
-    whole = memory.estimate(DecoderModel(PRESETS["llama-8b"]).size(), config(), "fsdp", 8, 1)
+    whole = memory.estimate(DecoderModel(PRESETS["llama-8b"]).size(), config(), ModelLayout.of("fsdp", 8), 1)
     assert need.weights == pytest.approx(whole.weights, abs=8)
 
 

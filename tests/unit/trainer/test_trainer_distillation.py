@@ -18,6 +18,7 @@ from muster.contract import fitting
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.commits_read import TEACHER, commits_read, with_folder
+from muster.contract.layouts import ModelLayout
 from muster.contract.memory import LOGIT_CHUNK_BYTES, estimate
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import Keep
@@ -193,9 +194,9 @@ def test_the_teacher_is_planned_for() -> None:
     training = config({"source": "file:///x"})
     student, teacher = decoder_size(SHAPE, None), decoder_size(LARGER, None)
     both = replace(student, second=(teacher,))
-    alone, beside = (estimate(size, training, "ddp", 1, 1) for size in (student, both))
+    alone, beside = (estimate(size, training, ModelLayout.of("ddp", 1), 1) for size in (student, both))
     assert beside.total - alone.total == beside.second_model >= 4 * teacher.parameters
-    sharded = estimate(both, training, "fsdp", 8, 1)
+    sharded = estimate(both, training, ModelLayout.of("fsdp", 8), 1)
     assert sharded.second_model > teacher.parameters / 8 * 4
     assert "second_model" in fitting.advice(both, training, beside, 1, 1, fitting.RankHost(1))
 

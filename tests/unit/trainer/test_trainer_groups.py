@@ -12,6 +12,7 @@ from tests.model_families import write_model
 
 from muster.contract import memory
 from muster.contract.architecture import PRESETS, Architecture
+from muster.contract.layouts import ModelLayout
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.parameter_names import matches
 from muster.contract.training import TrainingConfig
@@ -128,8 +129,8 @@ def test_what_is_frozen_has_no_state_and_takes_no_memory_for_it() -> None:
 
     llama = DecoderModel(PRESETS["llama-8b"])
     frozen = ["embed", "head", "layers.[0-9]", "layers.1?", "layers.2?"]
-    whole = memory.estimate(llama.size(), config(), "ddp", 1, 1)
-    part = memory.estimate(llama.freezing(frozen).size(), config(freeze=frozen), "ddp", 1, 1)
+    whole = memory.estimate(llama.size(), config(), ModelLayout.of("ddp", 1), 1)
+    part = memory.estimate(llama.freezing(frozen).size(), config(freeze=frozen), ModelLayout.of("ddp", 1), 1)
     learning = 2 * sum(o * i for o, i in PRESETS["llama-8b"].projections.values()) + (2 * 2 + 1) * 4096
     assert part.optimizer == 8 * learning
     assert part.weights == whole.weights

@@ -11,6 +11,7 @@ from tests.unit.trainer.test_trainer_grpo import CPU, config, rollout
 from tests.unit.trainer.test_trainer_reward_model import RANKS, SHAPE, committed
 
 from muster.contract.commits_read import REFERENCE, REWARD_MODEL, commits_read, second_models, with_folder
+from muster.contract.layouts import ModelLayout
 from muster.contract.memory import estimate
 from muster.contract.model_size import decoder_size
 from muster.contract.throughput import setup_of
@@ -100,6 +101,9 @@ def test_the_platform_knows_of_it(tmp_path: Path) -> None:
     here = config(model={"from": committed(tmp_path / "base")}, beta=0.1)
     size = decoder_size(SHAPE, None)
     assert model_facts(here).size.second == (size,)
-    one, two = (estimate(replace(size, second=(size,) * count), here, "fsdp", 2, 1).second_model for count in (1, 2))
+    one, two = (
+        estimate(replace(size, second=(size,) * count), here, ModelLayout.of("fsdp", 2), 1).second_model
+        for count in (1, 2)
+    )
     assert one > 4 * size.parameters / 2
     assert one < two < 2 * one, "they hold their weights together, and compute one after the other"

@@ -15,6 +15,7 @@ from muster.contract import memory
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit, DataCursor
+from muster.contract.layouts import ModelLayout
 from muster.contract.names import Env, ExitCode
 from muster.contract.training import TrainingConfig
 from muster.trainer.config import DataParallel, RankPosition, WorkerRun, data_parallel, read_ranks, read_run
@@ -115,7 +116,8 @@ def model(preset: str) -> DecoderModel:
 def test_sharding_lowers_the_need_in_order() -> None:
     training = config(data={"train": [{"source": "x"}], "sequenceLength": 4096}, batch={"tokensPerStep": 2**19})
     needs = [
-        memory.estimate(model("llama-8b").size(), training, shard, 8, 16).total for shard in ("ddp", "zero2", "fsdp")
+        memory.estimate(model("llama-8b").size(), training, ModelLayout.of(shard, 8), 16).total
+        for shard in ("ddp", "zero2", "fsdp")
     ]
     assert needs == sorted(needs, reverse=True)
     assert needs[0] > 128 * GIB  # 8 G weights: 16 bytes each without activations
@@ -124,7 +126,7 @@ def test_sharding_lowers_the_need_in_order() -> None:
 def test_the_need_of_a_known_model() -> None:
     """Llama-3.1-8B, bf16, FSDP over 8, full checkpointing: 12 bytes per weight sharded 8 ways, and gradients 4."""
     training = config(precision="bf16", parallel={"activationCheckpointing": "full"})
-    need = memory.estimate(model("llama-8b").size(), training, "fsdp", 8, 1)
+    need = memory.estimate(model("llama-8b").size(), training, ModelLayout.of("fsdp", 8), 1)
     weights = PRESETS["llama-8b"].parameters
     assert need.optimizer == pytest.approx(8 * weights / 8, rel=1e-6)
     assert need.weights == pytest.approx(4 * weights / 8, rel=1e-6)
@@ -384,7 +386,7 @@ def test_the_estimate_is_near_what_a_rank_takes(recompute: str) -> None:
         batch={"tokensPerStep": 1024, "microBatch": 4},
         parallel={"activationCheckpointing": recompute},
     )
-    estimated = memory.estimate(model("muster-15m").size(), training, "ddp", 1, 1)
+    estimated = memory.estimate(model("muster-15m").size(), training, ModelLayout.of("ddp", 1), 1)
     estimated = estimated.total - estimated.framework
     environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # large blocks are given back: no fragments
     command = [sys.executable, "-c", MEASURE, recompute]

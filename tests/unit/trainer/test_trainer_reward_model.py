@@ -14,6 +14,7 @@ from tests.unit.trainer.test_trainer_grpo import CPU, config
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, dump
 from muster.contract.commits_read import REWARD_MODEL, commits_read, second_models, with_folder
+from muster.contract.layouts import ModelLayout
 from muster.contract.memory import estimate
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import Keep
@@ -154,5 +155,7 @@ def test_the_platform_knows_of_it() -> None:
     }
     assert dump(resolved)["grpo"]["rewardModel"]["weight"] == 0.5
     policy, judge = decoder_size(SHAPE, None), decoder_size(SHAPE, None, scores=1)
-    alone, beside = (estimate(size, given, "ddp", 1, 1) for size in (policy, replace(policy, second=(judge,))))
+    alone, beside = (
+        estimate(size, given, ModelLayout.of("ddp", 1), 1) for size in (policy, replace(policy, second=(judge,)))
+    )
     assert beside.total - alone.total == beside.second_model >= 4 * judge.parameters

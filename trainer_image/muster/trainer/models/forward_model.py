@@ -28,7 +28,7 @@ class ForwardModel:
         dtype = sharding.DTYPES[training.precision]
         self.definition, self.device = definition, device
         self.module: Any = _built(definition, dtype)
-        if layout.shard != "ddp":
+        if not layout.is_whole:
             sharding.shard(self.module, definition, layout, device, dtype)
         definition.fill(self.module, device, 0, values)
         self.module.requires_grad_(False)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract import fitting
+from muster.contract.layouts import SMALLEST, ModelLayout, layout_of
 from muster.contract.memory import USABLE, Device, MemoryNeed
 from muster.contract.model_size import ModelSize
 from muster.contract.names import Env
-from muster.contract.training import Precision, Shard, TrainingConfig
+from muster.contract.training import Precision, TrainingConfig
 from muster.trainer.config import DataParallel, RankPosition, data_parallel
 from muster.trainer.errors import OutOfMemory, UserError
 from muster.trainer.gpus import must_have_gpus, read_facts
@@ -75,13 +76,10 @@ def _cgroup_limit() -> int | None:
 
 
 @dataclass(frozen=True)
-class ShardLayout:
+class ShardLayout(ModelLayout):
     """The sharding in force, with `auto` resolved."""
 
     division: DataParallel  # of a step's samples
-    shard: Shard
-    replicas: int  # copies of the model
-    shards: int  # ranks that share one copy
     hold_gradients: bool  # accumulate whole gradients without synchronising until the last micro-step
     need: MemoryNeed  # the memory that a rank is expected to need
 
@@ -113,21 +111,17 @@ def plan(
     if shard == "auto":
         lowest = fitting.lowest_that_fits(size, training, count, ranks.nodes, host)
         if lowest is None:
-            need = fitting.need_of(size, training, "fsdp", count, ranks.nodes, host)
+            need = fitting.need_of(size, training, SMALLEST, count, ranks.nodes, host)
             raise OutOfMemory(fitting.advice(size, training, need, count, ranks.nodes, host))
         shard = lowest[0]
-    replicas = {"ddp": count, "hsdp": _replicas(training, ranks, count)}.get(shard, 1) if count > 1 else 1
-    need = fitting.need_of(size, training, shard, count, ranks.nodes, host)
-    spare = USABLE * capacity - need.total - 4 * size.learning
-    hold = shard in ("ddp", "zero2") or spare >= 0
-    return ShardLayout(division, shard, replicas, count // replicas, hold_gradients=hold, need=need)
-
-
-def _replicas(training: TrainingConfig, ranks: RankPosition, size: int) -> int:
     try:
-        return training.replicas(size, ranks.nodes)
+        layout = layout_of(training, shard, count, ranks.nodes)
     except ValueError as error:
         raise UserError(str(error)) from None
+    need = fitting.need_of(size, training, shard, count, ranks.nodes, host)
+    spare = USABLE * capacity - need.total - 4 * size.learning
+    hold = layout.keeps_gathered or spare >= 0
+    return ShardLayout(layout.shard, layout.replicas, layout.shards, division, hold_gradients=hold, need=need)
 
 
 class ParallelModel:
@@ -150,7 +144,7 @@ class ParallelModel:
         # Ranks that gradients are averaged over; multiply a loss by it where a sum is wanted.
         self.averaged_over = ranks.world // layout.division.ranks_per_share
         # Every rank has all gradients after a backward pass.
-        self.replicated = layout.shard == "ddp" and ranks.world > 1
+        self.replicated = layout.is_whole and ranks.world > 1
         dtype = DTYPES[training.precision]
         # The model without DDP's wrapper, for names and state; `model` is what to call.
         self.module = definition.build(dtype, training.parallel.activation_checkpointing)
@@ -167,7 +161,7 @@ class ParallelModel:
         self.layers = definition.layers(self.module)
         # FSDP casts weights for layers that do not: those of transformers, and all that multiply in float8.
         uncast = training.precision == "fp8" or _needs_casting(definition, self.module, dtype)
-        self._by_fsdp = layout.shard != "ddp" or uncast
+        self._by_fsdp = not layout.is_whole or uncast
         if self._by_fsdp:
             shard(self.module, definition, layout, device, dtype)
         definition.fill(self.module, device, training.seed, values)
@@ -221,4 +215,4 @@ def shard(
     groups = (*definition.layers(model), *definition.lone_groups(model))
     # With ddp each rank's shard is the whole.
     sizes = {"replicate": layout.replicas, "shard": layout.shards}
-    shard_by_groups(model, groups, sizes, layout.shard not in ("zero2", "ddp"), device, dtype)
+    shard_by_groups(model, groups, sizes, not layout.keeps_gathered, device, dtype)

@@ -141,12 +141,12 @@ def connect(
     Raises RanksApart where they can't meet: the port of rank 0's store was taken, its name is unknown, nobody came."""
     global _current
     if not dist.is_initialized():
-        _meet(device, environ)
+        _form(device, environ)
     _current = Groups(dist.get_rank(), dist.get_world_size(), ranks_per_share)
     return _current
 
 
-def _meet(device: torch.device, environ: dict[str, str] | os._Environ[str]) -> None:
+def _form(device: torch.device, environ: dict[str, str] | os._Environ[str]) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         environ.setdefault(name, value)
     if all_local(environ):

@@ -82,7 +82,7 @@ class TrainStep:
         self.last_seconds = 0.0
         self._config, self._ranks, self._rank_state = config, ranks, rank_state
         self._loss_scale = LossScale(enabled=config.precision == "fp16")
-        timed = model.layout.shard != "ddp" and not config.parallel.compile  # a compiled layer is not to be looked into
+        timed = not model.layout.is_whole and not config.parallel.compile  # a compiled layer is not to be looked into
         self._timer = StragglerTimer(
             model.device, model.module if timed else None, model.layers, rank_state.activity.moved
         )
