@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +51,7 @@ def _training(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[st
     lasts = (plural(value, unit[:-1]) for unit, value in training["length"].items() if value)
     return [
         ("training", f"{training['task']} {_model(training['model'], plan.get('parameters'))}"),
-        ("data", "\n".join(source["source"] for source in training["data"]["train"])),
+        ("data", "\n".join(_tidied(source["source"]) for source in training["data"]["train"])),
         ("gang", _gang(spec["gang"], plan)),
         ("batch", _batch(training["batch"], plan)),
         ("length", ", ".join(lasts)),
@@ -120,10 +121,16 @@ def describe_eviction(eviction: Mapping[str, Any]) -> str:
 
 
 def _model(model: Mapping[str, Any], parameters: int | None) -> str:
-    source = model.get("preset") or model.get("source") or ("own shape" if model.get("architecture") else "")
+    source = model.get("preset") or _tidied(model.get("source") or "")
+    source = source or ("own shape" if model.get("architecture") else "")
     if origin := model.get("from"):
         source = f"from {origin.get('job') or origin.get('uri')} (step {origin.get('step')})"
     return f"{source}, {amount(parameters)} parameters" if parameters else source
+
+
+def _tidied(address: str) -> str:
+    """Return an address as people read it: a path of this machine without `..`."""
+    return posixpath.normpath(address) if address.startswith("/") else address
 
 
 def _gradient(optimizer: Mapping[str, Any]) -> str:

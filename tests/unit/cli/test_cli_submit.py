@@ -281,3 +281,15 @@ def test_what_a_submission_would_be_refused_for_stops_it(file: Path, capsys: pyt
     assert capsys.readouterr().err.count("job mine exists already") == 1
     assert (raised.value.exit_code, raised.value.code) == (ExitStatus.FAILED, "name_taken")
     assert raised.value.faults[0].line == 1
+
+
+def test_the_plan_shows_paths_without_detours() -> None:
+    from muster.contract.plan_words import plan_facts
+
+    plan = copy.deepcopy(PLAN)
+    training = plan["job"]["spec"]["training"]
+    training["model"] = {"source": "/home/w/../m/tiny"}
+    training["data"]["train"] = [{"source": "/home/w/./a.jsonl"}, {"source": "s3://bucket/a/../b"}]
+    facts = dict(plan_facts(plan))
+    assert facts["training"].startswith("pretrain /home/m/tiny,")
+    assert facts["data"] == "/home/w/a.jsonl\ns3://bucket/a/../b"
