@@ -107,8 +107,8 @@ def should_stop() -> bool:
         flag = torch.tensor([float(asked)])
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
         asked = bool(flag.item())
-    elif asked and _local_ranks() > 1:
-        asked = _calls >= _agreed_call(_calls)
+    elif _local_ranks() > 1:
+        asked = _is_agreed(asked)
     _stopping = _stopping or asked
     return asked
 
@@ -285,6 +285,7 @@ class _ProgressReporter:
 
 
 _calls = _saves = 0  # of should_stop and checkpoint; the same on every rank
+_asked_at: int | None = None  # call of should_stop at which this rank saw that it should stop, without torch
 _steps: int | None = None  # that the program will take
 _stopping = False  # whether should_stop has said so
 _savers: list[Any] = []  # of run.save: none, or the one
@@ -355,26 +356,50 @@ def _barrier(name: str) -> None:
         _arrivals(name, 0)
 
 
-def _agreed_call(call: int) -> int:
-    """The latest call of should_stop at which a rank of this node saw that it should stop: all stop there."""
-    return max(_arrivals("stop", call), default=call)
+def _is_agreed(asked: bool) -> bool:
+    """Return whether all ranks of this node stop at this call of should_stop: the one after the latest call at which a
+    rank saw that it should.
+
+    A rank that sees it does not wait for the others yet. One of them may have come past that call just before, and need
+    this rank for its next step; it can't come past the next call, at which this rank waits, without seeing it too.
+    """
+    global _asked_at
+    if _asked_at is None:
+        if asked:
+            _asked_at = _calls
+            _leave("stop", _calls)
+        return False
+    return _calls > max(_arrivals("stop", _asked_at))
+
+
+def _meeting(name: str) -> list[str]:
+    """Files by which the ranks of this node meet, by rank; none where there is no folder for them."""
+    folder = os.environ.get("MUSTER_WORKER_DIR")
+    return [os.path.join(folder, f"meet-{name}-{rank}.json") for rank in range(_local_ranks())] if folder else []
+
+
+def _leave(name: str, value: int) -> None:
+    """Leave a value for the other ranks of this node, once."""
+    paths = _meeting(name)
+    if paths and not os.path.exists(paths[_local_rank()]):
+        _write_whole(paths[_local_rank()], {"value": value})
 
 
 def _arrivals(name: str, value: int) -> list[int]:
     """Leave a value for the other ranks of this node, and wait for theirs."""
-    folder = os.environ.get("MUSTER_WORKER_DIR") or ""
-    if not folder:
+    _leave(name, value)
+    paths = _meeting(name)
+    if not paths:
         return [value]
-    paths = [os.path.join(folder, f"meet-{name}-{rank}.json") for rank in range(_local_ranks())]
-    if not os.path.exists(paths[_local_rank()]):
-        _write_whole(paths[_local_rank()], {"value": value})
     deadline = time.monotonic() + PEERS_SECONDS_MAX
     while time.monotonic() < deadline:
         arrivals = [_read(path) for path in paths]
         if all("value" in one for one in arrivals):
             return [int(one["value"]) for one in arrivals]
         time.sleep(0.01)
-    raise RuntimeError(f"{folder}: not all ranks of this node came to {name} within {PEERS_SECONDS_MAX:.0f} s")
+    raise RuntimeError(
+        f"{os.path.dirname(paths[0])}: not all ranks of this node came to {name} within {PEERS_SECONDS_MAX:.0f} s"
+    )
 
 
 # --- files ---

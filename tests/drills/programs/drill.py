@@ -30,7 +30,7 @@ import psutil
 from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.drills.programs.kinds import KINDS, Kind, is_hang
 from tests.drills.programs.runs import END_SECONDS_MAX, RANKS, MusterRun, Site, launch
-from tests.drills.programs.scorecard import HealthyRun, LauncherOutcome, Outcome, Results
+from tests.drills.programs.scorecard import HealthyRun, LauncherOutcome, Outcome, Results, other_figures
 from tests.polling import eventually
 from tests.s3_servers import BUCKET, KEYS, moto_server
 
@@ -146,12 +146,13 @@ def train_unharmed(site: Site) -> str:
     return run.weights()
 
 
-def watch_healthy(minutes: float) -> HealthyRun:
+def watch_healthy(minutes: float, step_seconds: float) -> HealthyRun:
     """Let a job train for so long, and return what was said against it."""
     with tempfile.TemporaryDirectory(prefix="muster-healthy-") as folder:
         site = Site(Path(folder), {}, Plan())
         try:
-            run, loads = site.submit("healthy", steps=ENDLESS_STEPS), []
+            pace = {"DRILL_STEP_SECONDS": str(step_seconds)}
+            run, loads = site.submit("healthy", steps=ENDLESS_STEPS, env=pace), []
             eventually(run.has_begun, "the healthy run to train", 240)
             until = time.monotonic() + minutes * 60
             while time.monotonic() < until and not run.status.phase.terminal:
@@ -226,6 +227,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--dlrover", default="dlrover-run")
     parser.add_argument("--lanes", type=int, default=1, help="number of faults at a time")
     parser.add_argument("--healthy", type=float, default=0, help="minutes of a run without a fault, after the others")
+    parser.add_argument("--step-seconds", type=float, default=0.05, help="pace of that run")
     parser.add_argument("--results", type=Path, help="a JSON file to which this run's outcomes are added")
     parser.add_argument("--write", type=Path, help="the scorecard, of all that the file of results holds")
     parser.add_argument("--note", default="", help="a sentence for the page, such as what else the machine did")
@@ -242,10 +244,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if named != ["none"]:
         drill([kind for kind in KINDS if not named or kind.name in named], others, results, chosen.lanes)
     if chosen.healthy:
-        results.add_healthy(watch_healthy(chosen.healthy))
+        results.add_healthy(watch_healthy(chosen.healthy, chosen.step_seconds))
     print(results.figures())
     if chosen.write:
-        chosen.write.write_text(results.page(chosen.note))
+        others_page = other_figures(chosen.write.read_text()) if chosen.write.exists() else ""
+        chosen.write.write_text(results.page(chosen.note) + others_page)
     return 0 if results.good else 1
 
 

@@ -203,7 +203,12 @@ class Site:
         self.house.start("--nodes", "4")
 
     def submit(
-        self, name: str, command: list[str] | None = None, checkpoint: str | None = None, steps: int = STEPS
+        self,
+        name: str,
+        command: list[str] | None = None,
+        checkpoint: str | None = None,
+        steps: int = STEPS,
+        env: dict[str, str] | None = None,
     ) -> MusterRun:
         (self.orders / name).mkdir()
         run = f"cd {FOLDER} && exec {sys.executable} ../{PROGRAM.name}"
@@ -214,7 +219,7 @@ class Site:
             "steps": steps,
         }
         folder = {"folder": FOLDER} | ({"uri": checkpoint} if checkpoint else {})
-        environment = {"STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+        environment = {"STEPS": str(steps), "OMP_NUM_THREADS": "1"} | (env or {})
         uid = self.house.submit(
             name, nodes=RANKS, training=None, program=program, checkpoint=folder, env=environment
         )  # fmt: skip

@@ -14,7 +14,7 @@ from tests.drills.programs.runs import HUNG_SECONDS, SAVED_EVERY, STEPS
 
 HEAD = """# Scorecard: faults injected into a program of a user's own
 
-Written by the drill itself; not edited by hand.
+Written by the drill itself, but for the figures of other commands at its end.
 
     make drill-programs
 
@@ -32,6 +32,9 @@ program resumes by itself.
 - **right**: the cause is the injected one, the job ended as it ought to, with the very weights of a run without a
   fault, and no process outlived it.
 """
+
+# Figures of other commands, which no run of this drill has: they stand at the page's end, and stay when it is written.
+OTHER_FIGURES = "## Other commands"
 
 
 @dataclass
@@ -181,6 +184,12 @@ class Results:
         columns = [cause for cause in CAUSES if cause in rows or any(assigned == cause for _, assigned in pairs)]
         cells = [(f"**{row}**", *(str(pairs.count((row, column)) or "·") for column in columns)) for row in rows]
         return table(("injected \\\\ assigned", *columns), cells)
+
+
+def other_figures(page: str) -> str:
+    """Return the end of a page that is not the drill's; empty where it has none."""
+    _, heading, rest = page.partition(f"\n{OTHER_FIGURES}\n")
+    return heading + rest if heading else ""
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:

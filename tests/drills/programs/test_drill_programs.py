@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.drills.programs.kinds import KINDS
-from tests.drills.programs.scorecard import LauncherOutcome, Outcome, Results
+from tests.drills.programs.scorecard import LauncherOutcome, Outcome, Results, other_figures
 
 PAGE = Path(__file__).parents[3] / "docs" / "scorecard-programs.md"
 
@@ -25,3 +25,10 @@ def test_the_page_has_each_kind_and_what_deviates(tmp_path: Path) -> None:
 def test_the_committed_page_has_every_kind() -> None:
     page = PAGE.read_text()
     assert [kind.name for kind in KINDS if f"| `{kind.name}` |" not in page] == []
+
+
+def test_figures_of_other_commands_stay_at_the_end_of_the_page() -> None:
+    end = other_figures(PAGE.read_text())
+    assert end.startswith("\n## Other commands\n")
+    assert other_figures(Results().page() + end) == end
+    assert other_figures(Results().page()) == ""

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -124,8 +125,9 @@ def test_all_ranks_that_ended_well_leave_what_is_marked_complete(bench: Bench) -
 
 
 def test_after_a_failure_only_what_was_complete_is_published(bench: Bench) -> None:
-    bench.write("checkpoint-10/trainer_state.json", b"{}")
     bench.save("step-9")
+    later = bench.write("checkpoint-10/trainer_state.json", b"{}")
+    os.utime(later, (time.time() + 1, time.time() + 1))  # so that no clock's grain decides
     bench.ended(0, 1)
     assert bench.keeper.run() == 0
     assert bench.steps() == (9,)
@@ -152,6 +154,40 @@ def test_a_deleted_checkpoint_is_said_and_never_half_published(bench: Bench) -> 
     bench.save("step-2")
     bench.settle()
     assert bench.steps() == (2,)
+
+
+def test_an_old_one_that_the_program_was_killed_deleting_is_not_published(bench: Bench, tmp_path: Path) -> None:
+    bench.save("step-9", a=b"1", b=b"2")
+    bench.save("step-10", a=b"3", b=b"4")  # by its name before the other
+    (bench.folder / "step-9/a").unlink()
+    bench.settle()
+    assert bench.steps() == (10,)
+    assert bench.loaded(10, tmp_path / "fresh") == {"a": b"3", "b": b"4"}
+    bench.stepped(20)
+    bench.settle()
+    assert bench.steps() == (10,)
+
+
+def test_one_that_loses_files_after_it_was_published_is_not_a_new_one(bench: Bench) -> None:
+    for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
+        bench.write(f"last/{name}")
+    bench.stepped(10)
+    bench.settle()
+    (bench.folder / "last/__0_0.distcp").unlink()
+    bench.stepped(20)
+    bench.settle()
+    assert bench.steps() == (10,)
+
+
+def test_a_part_that_may_be_half_deleted_fails_the_checkpoint(tmp_path: Path) -> None:
+    first, second = Bench(tmp_path, worker=0, workers=2), Bench(tmp_path, worker=1, workers=2)
+    first.save("step-5", a=b"1")
+    second.save("step-5", b=b"2", c=b"3")
+    second.save("step-6", b=b"4", c=b"5")
+    (second.folder / "step-5/b").unlink()
+    settle(first, second)
+    assert first.steps() == ()
+    assert "step-5: the program had step-6 by then, and may be deleting this one" in (first.keeper.state.fault or "")
 
 
 def test_one_that_changes_whenever_it_is_copied_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

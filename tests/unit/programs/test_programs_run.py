@@ -25,7 +25,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in [name for name in os.environ if name.startswith(("MUSTER_", "LOCAL_", "RANK"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(muster.run, "_reporters", {})
+    for name, value in {"_reporters": {}, "_calls": 0, "_asked_at": None, "_stopping": False}.items():
+        monkeypatch.setattr(muster.run, name, value)
     monkeypatch.setattr(muster.run, "REPORT_SECONDS", 0.0)
     return muster.run
 
@@ -114,6 +115,45 @@ for step in range(1, 10_000):
         break
 print(step)
 """
+
+
+LATE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import run
+print(run.should_stop(), flush=True)   # the other rank has seen by now that it should stop
+sys.stdin.readline()                   # needs the other rank, as a collective does
+print(run.should_stop(), run.should_stop(), flush=True)
+"""
+
+
+def test_a_rank_without_torch_that_saw_nothing_yet_is_not_waited_for_at_that_call(
+    run: ModuleType, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("LOCAL_RANK", "0"), ("RANK", "0"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    late = subprocess.Popen(
+        [sys.executable, "-c", LATE, str(FILE.parent)],
+        env={**os.environ, "LOCAL_RANK": "1", "RANK": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert late.stdin is not None
+    assert late.stdout is not None
+    try:
+        assert late.stdout.readline() == "False\n"
+        (bench.around.worker_dir / STOP).write_text("{}")
+        assert run.should_stop() is False  # it took part in the other's second step, so to say
+        late.stdin.write("\n")
+        late.stdin.close()
+        assert run.should_stop() is False  # the other saw it at this call
+        assert run.should_stop() is True
+        assert late.stdout.read() == "False True\n"
+    finally:
+        late.kill()
+        late.wait()
+        late.stdout.close()
 
 
 def test_ranks_without_torch_stop_at_one_step_and_save_together(run: ModuleType, bench: Bench, tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ KEEPER_STOP_SECONDS = 25.0
 # The keeper itself gives up after 300 s (programs/keeper.py).
 KEEPER_SECONDS = 330.0
 KEEPER_START_SECONDS = 30.0  # for a keeper of which nothing is seen yet
-UNEVEN_LOOK_SECONDS = 5.0
+KEEPER_LOOK_SECONDS = 0.5  # steps that are taken without a keeper are taken again
+ORPHANS_LOOK_SECONDS = 5.0  # a look at all processes of the machine
 SAVER_FILE = re.compile(SAVER.format(rank="[0-9]+").replace(".", "[.]"))
 
 
@@ -363,8 +364,8 @@ class ProgramWorker:
 
 
 class WorkerWatcher:
-    """Looks every few seconds for what no rank's end shows: a keeper that is gone, and ranks that run on, and do not
-    move, long after others ended well."""
+    """Looks for what no rank's end shows: a keeper that is gone, and ranks that run on, and do not move, long after
+    others ended well."""
 
     def __init__(
         self,
@@ -395,8 +396,11 @@ class WorkerWatcher:
             self._heartbeats.done(end.rank)
 
     def _run(self) -> None:
-        while not self._over.wait(UNEVEN_LOOK_SECONDS):
-            reap_orphans(self._pids)
+        reaped_at = time.monotonic()
+        while not self._over.wait(KEEPER_LOOK_SECONDS):
+            if time.monotonic() - reaped_at > ORPHANS_LOOK_SECONDS:
+                reap_orphans(self._pids)
+                reaped_at = time.monotonic()
             fault = self.look(time.time())
             if fault is not None:
                 self._end_by(fault)

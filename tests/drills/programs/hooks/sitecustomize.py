@@ -14,7 +14,8 @@ import sys
 import time
 
 TARGET = "torch.optim.optimizer"
-STEP_SECONDS = 0.05  # a step of the example takes a few milliseconds: too short to be struck in the middle of a run
+# A step of the example takes a few milliseconds: too short to be struck in the middle of a run.
+STEP_SECONDS = float(os.environ.get("DRILL_STEP_SECONDS", "0.05"))
 FILE_BYTES_MAX = 64 << 10  # a report fits in it, a checkpoint does not
 DAEMON = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in main\n    loss.backward()\n'

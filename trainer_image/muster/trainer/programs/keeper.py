@@ -181,7 +181,8 @@ class FolderKeeper:
         """Copy a complete checkpoint, to be uploaded next in place of an older one that waits."""
         asked = self._watch.requests().get(listing.entry or "", {}).get("step")
         step = asked if isinstance(asked, int) else step_of(self._around.watched, listing)
-        newest = max(self._last_step, self._uploads.current.step if self._uploads.current else 0)
+        pending = (self._uploads.current, self._uploads.waiting)
+        newest = max([self._last_step, *(each.step for each in pending if each is not None)])
         if step is None:
             step = max(progress.step or 0, newest + 1)
         elif step <= newest:
@@ -195,6 +196,9 @@ class FolderKeeper:
         if (snapshot := self._copied(listing, step, values, progress.tokens)) is None:
             return
         self._watch.handle(listing)
+        if (newer := self._watch.superseded_by(listing, step)) is not None:
+            self._say(f"step {step} is passed over: the program had {newer} by then, and may be deleting this one")
+            return snapshot.drop()
         if self._uploads.waiting is not None:
             self._say(f"step {self._uploads.waiting.step} is passed over for step {step}: its upload had not begun")
             self._uploads.waiting.drop()
@@ -324,6 +328,8 @@ class FolderKeeper:
         if (snapshot := self._copied(listing, order.step, {}, 0)) is None:
             return None
         try:
+            if (newer := self._watch.superseded_by(listing, order.step)) is not None:
+                raise UnfitFolder(f"{order.entry}: the program had {newer} by then, and may be deleting this one")
             return self._publisher.upload(snapshot, order.files)
         finally:
             snapshot.drop()

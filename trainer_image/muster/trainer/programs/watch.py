@@ -26,6 +26,7 @@ from muster.trainer.programs.listing import (
     has_marker,
     is_checkpoint_file,
     look_at,
+    step_of,
 )
 from muster.trainer.programs.renames import RenameWatch
 
@@ -100,7 +101,7 @@ class FolderWatch:
                     self._renamed.discard(name or "")
                     self._refuse(name, str(unfit))
                 continue
-            if listing is None or not listing.files or self._handled.get(name) == listing:
+            if listing is None or not listing.files or self._is_handled(listing):
                 continue
             if self.is_complete(listing, progress):
                 self._has_folders |= name is not None
@@ -130,6 +131,36 @@ class FolderWatch:
         """Take no notice of this checkpoint until it changes."""
         self._handled[listing.entry] = listing
         self._renamed -= {listing.entry} if listing.entry is not None else {file.path for file in listing.files}
+
+    def _is_handled(self, listing: FileListing) -> bool:
+        """Return whether nothing of a checkpoint is new since it was handled: a folder that lost files since then is
+        being deleted."""
+        handled = self._handled.get(listing.entry)
+        if handled is None or listing.entry is None:
+            return handled == listing
+        return set(listing.files) <= set(handled.files)
+
+    def superseded_by(self, listing: FileListing, step: int) -> str | None:
+        """Return the name of a newer checkpoint that was written before this one last changed; None without one.
+
+        Programs delete old checkpoints once they have a newer one. A folder that has lost some of its files looks as
+        complete as before, and stays so if the program is killed over that. So call this after the copy: what is
+        half deleted at the time of the listing has a newer one beside it by then.
+        """
+        if listing.entry is None:
+            return None
+        watched, requests = self._around.watched, self.requests()
+        with contextlib.suppress(FileNotFoundError):
+            for name in entries_of(watched):
+                with contextlib.suppress(UnfitFolder):
+                    other = look_at(watched, name) if name != listing.entry else None
+                    if other is None or not other.files:
+                        continue
+                    of = requests[name]["step"] if name in requests else step_of(watched, other)
+                    written_at = max(file.changed_at for file in other.files) / 1e9
+                    if of is not None and of > step and written_at <= listing.changed_at:
+                        return name
+        return None
 
     def requests(self) -> dict[str, dict[str, Any]]:
         """The newest request of muster.run for each folder, by the folder's name."""
