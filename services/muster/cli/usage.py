@@ -64,5 +64,10 @@ def _print(report: dict[str, Any]) -> None:
 
 def _cells(amounts: dict[str, Any]) -> tuple[str, ...]:
     cost = f"{amounts['cost']:,.2f}" + (" + unpriced" if amounts["unpricedHours"] else "")
-    hours = [f"{amounts[name]:,.1f}" for name in ("gpuHours", "cpuHours", "lostGpuHours")]
+    hours = [_hours(amounts[name]) for name in ("gpuHours", "cpuHours", "lostGpuHours")]
     return (*hours, cost, f"{amounts['saved']:,.2f}", f"{amounts['lostCost']:,.2f}")
+
+
+def _hours(count: float) -> str:
+    """Format hours: those of a job of minutes are no row of zeros."""
+    return f"{count:,.1f}" if count >= 0.1 or not count else f"{count:.1g}"
