@@ -245,6 +245,7 @@ def test_a_clone_is_a_new_job_with_changes(platform: House, finished: str) -> No
     platform.muster("cancel", "copy", "--wait")
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_scored_on_held_out_data(platform: House, finished: str, tmp_path: Path) -> None:
     data = tmp_path / "held-out.txt"
     data.write_text("ab ba ab " * 200)
