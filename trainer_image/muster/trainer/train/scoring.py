@@ -58,16 +58,16 @@ def score(config: TrainingConfig, ranks: RankPosition, samples: int, cache: Path
     from muster.trainer.data import open_data
     from muster.trainer.data.checks import must_have_samples
     from muster.trainer.models import sharding
+    from muster.trainer.parallel.groups import connect
     from muster.trainer.train.evaluation import HeldOutEvaluator, HeldOutSet
     from muster.trainer.train.origin import as_packable, fresh_origin
-    from muster.trainer.train.reduction import all_reduce_sum
     from muster.trainer.train.tasks.choice import objective_of
 
     device = sharding.choose_device(ranks)
-    report = _say if ranks.rank == 0 else _discard
-    data_parallel(config, ranks)
+    report = _say if ranks.speaks else _discard
+    division = data_parallel(config, ranks)
     origin = fresh_origin(config)
-    sharding.connect(device)
+    groups = connect(device, division.ranks_per_share)
     data = open_data(as_packable(config, origin, report), origin.tokenizer, cache, report)
     must_have_samples(config, data)
     layout = sharding.plan(origin.model, config, ranks, sharding.capacity(device, ranks), device)
@@ -82,7 +82,7 @@ def score(config: TrainingConfig, ranks: RankPosition, samples: int, cache: Path
         by_token=True,
         token_bytes=origin.tokenizer.text_bytes(),
     )
-    result = evaluator.run(model.model, all_reduce_sum, lambda: False)
+    result = evaluator.run(model.model, groups.all.total, lambda: False)
     if not math.isfinite(result.loss):
         raise NumericError(f"the loss is {result.loss}")
     return {"loss": result.loss, **{name: value for name, value in result.values.items() if math.isfinite(value)}}
@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> int:
             raise
         print(f"error: {error}", file=sys.stderr, flush=True)
         return code
-    if ranks.rank == 0:
+    if ranks.speaks:
         _leave(metrics)
     return 0
 
