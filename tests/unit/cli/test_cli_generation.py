@@ -14,7 +14,7 @@ from muster.cli.main import app
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     made: list[tuple[str, ...]] = []
     monkeypatch.setattr(generation, "run_tool", lambda code, *arguments: made.append(arguments))
-    monkeypatch.setattr(generation, "folder_of", lambda where, server: f"s3://bucket/{where}")
+    monkeypatch.setattr(generation, "folder_of", lambda where, server, step="": f"s3://bucket/{where}")
     return made
 
 
