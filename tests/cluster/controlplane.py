@@ -44,7 +44,7 @@ class ControlPlane:
     def __init__(
         self, folder: Path, features: str = "", serve: str = "", lenient: bool = False, whole: bool = False
     ) -> None:
-        self._grace = "1h" if lenient else "40s" if whole else "12s"  # of eight beats of a hollow kubelet
+        self._grace = "1h" if lenient else "40s" if whole else "20s"  # of thirteen beats of a hollow kubelet
         self._whole = whole
         self.folder, self._features, self._serve = folder, features, serve
         self._bin = Path(os.environ["KUBEBUILDER_ASSETS"])
@@ -171,7 +171,7 @@ class ControlPlane:
         tls = api_server_context(self.ca.read_text())
         tls.load_cert_chain(self._pem("admin.crt"), self._pem("admin.key"))
         try:
-            with urllib.request.urlopen(f"{self.server}/readyz", timeout=2, context=tls) as reply:
+            with urllib.request.urlopen(f"{self.server}/readyz", timeout=20, context=tls) as reply:
                 return bool(reply.status == 200)
         except OSError:
             assert self._running["kube-apiserver"].poll() is None, self._tail("kube-apiserver")

@@ -16,7 +16,7 @@ import yaml
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet import Kubelets
 from tests.cluster.official import Object, OfficialClient, Refused
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.tidy.repository import ROOT
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import tool
@@ -47,7 +47,7 @@ class House:
         self._kubelets = asyncio.run_coroutine_threadsafe(self.kubelets.run(), self._loop)
         self.operators: list[subprocess.Popen[bytes]] = []
 
-    def do(self, work: Coroutine[Any, Any, T], timeout: float = 60.0) -> T:
+    def do(self, work: Coroutine[Any, Any, T], timeout: float = 2 * WAIT_SECONDS_MAX) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class House:
     def kubectl(self, *words: str, given: str | None = None, check: bool = True) -> str:
         done = subprocess.run(
             ["kubectl", f"--kubeconfig={self.plane.kubeconfig}", *words], input=given, capture_output=True, text=True,
-            check=False, timeout=120,
+            check=False, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0 or not check, f"kubectl {' '.join(words)}: {done.stderr}"
         return done.stdout + ("" if check else done.stderr)
@@ -183,7 +183,7 @@ class House:
         items: list[Object] = self.get(paths.core(namespace, "pods") + query)["items"]
         return items
 
-    def reaches(self, name: str, phase: str, timeout: float = 60.0, namespace: str = "team") -> Object:
+    def reaches(self, name: str, phase: str, timeout: float = 2 * WAIT_SECONDS_MAX, namespace: str = "team") -> Object:
         """The status when it has that phase."""
 
         def look() -> Object | None:
@@ -195,7 +195,7 @@ class House:
 
         return eventually(look, f"{name} to be {phase}\n{self.tail()}", timeout)
 
-    def steps(self, name: str, at_least: int, timeout: float = 60.0) -> int:
+    def steps(self, name: str, at_least: int, timeout: float = 2 * WAIT_SECONDS_MAX) -> int:
         """Steps that every worker of a quick job has trained, once they are so many: they don't wait for each other."""
         meta = self.job(name)["metadata"]
         uid = meta.get("labels", {}).get(Label.JOB_ID) or meta["uid"]  # by which its checkpoint folder goes
@@ -209,6 +209,22 @@ class House:
             return min(reached) if min(reached) >= at_least else None
 
         return eventually(look, f"{name} to train {at_least} steps\n{self.tail()}", timeout)
+
+    def holds(self, name: str, step: int) -> Object:
+        """Part of the job's `runtime`, by which its workers stand still after that step until they are let go."""
+        return {"env": [{"name": "QUICK_HOLD", "value": f"{step}:{self._gate(name)}"}]}
+
+    def let_go(self, name: str) -> None:
+        self._gate(name).touch()
+
+    def goes_on(self, name: str) -> Object:
+        """The status of a job at its end, which has begun its second attempt and is let go in it."""
+        eventually(lambda: self.status(name).get("attempt") == 2, f"the second attempt of {name}\n{self.tail()}")
+        self.let_go(name)
+        return self.reaches(name, "Succeeded")
+
+    def _gate(self, name: str) -> Path:
+        return self.folder / f"go-{name}"
 
     def trace(self, uid: str) -> list[tuple[int, int, int, float]]:
         """(attempt, worker, step, when) of everything that quick workers trained."""

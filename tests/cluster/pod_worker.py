@@ -2,6 +2,7 @@
 
 QUICK_STEP_SECONDS   how long a step takes
 QUICK_EXIT           `attempt:worker:step:code`: that worker ends there with that code
+QUICK_HOLD           `step:file`: each worker stands still after that step until the file is there, and reports on
 QUICK_CLOCK_SECONDS  how far the worker's clock is off
 """
 
@@ -78,6 +79,7 @@ def train() -> int:
     step, committed = int(os.environ["MUSTER_RESUME_STEP"]), None
     steps = json.loads(os.environ["MUSTER_CONFIG"])["training"]["length"]["steps"]
     told = [int(part) for part in os.environ.get("QUICK_EXIT", "0:0:0:0").split(":")]
+    held_at, _, gate = os.environ.get("QUICK_HOLD", "0:").partition(":")
     beat(TrainerPhase.INIT, step, committed)
     with open(JOB.parent / f"trace-{JOB.name}", "a") as trace:
         while step < steps:
@@ -92,6 +94,9 @@ def train() -> int:
             beat(TrainerPhase.STEP, step, committed)
             if told[:3] == [ATTEMPT, WORKER, step]:
                 return told[3]
+            while step == int(held_at) and not asked and not Path(gate).exists():
+                time.sleep(0.1)  # not a wait: it is asked again
+                beat(TrainerPhase.STEP, step, committed)
             if asked:
                 commit(step)
                 return ExitCode.PREEMPTED_COMMITTED

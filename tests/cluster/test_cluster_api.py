@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.house import House, quick_job
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.ports import free_port
 
 from muster.kube import paths
@@ -43,18 +43,18 @@ class Rest:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(20)
+            self._process.wait(WAIT_SECONDS_MAX)
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/api/v1{path}", data, {"Content-Type": "application/json"}, method=method
         )
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS_MAX) as reply:
             return json.loads(reply.read() or b"null")
 
     def stream(self, path: str) -> Any:
-        return urllib.request.urlopen(f"http://127.0.0.1:{self._port}/api/v1{path}", timeout=60)
+        return urllib.request.urlopen(f"http://127.0.0.1:{self._port}/api/v1{path}", timeout=2 * WAIT_SECONDS_MAX)
 
     def job(self, name: str) -> Any:
         """By name; None while the API does not know it."""
@@ -68,7 +68,7 @@ class Rest:
         assert self._process is not None
         assert self._process.poll() is None, (self.folder / "api.log").read_text()[-2000:]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=20) as reply:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -115,13 +115,14 @@ def test_a_job_that_can_not_be_read_has_a_row_a_reason_and_an_end(house: House, 
     assert "gang.nodes" in row["because"]
     why = rest.ask("GET", f"/jobs/{row['id']}/why")
     assert "gang.nodes" in json.dumps(why)
-    events = house.kubectl("events", "-n", "team", "--for", "trainingjob/strange")
-    assert "InvalidSpec" in events
-    house.kubectl("delete", "tj", "-n", "team", "strange", "readable", "--timeout=20s")
+    eventually(
+        lambda: "InvalidSpec" in house.kubectl("events", "-n", "team", "--for", "trainingjob/strange"), "its event"
+    )
+    house.kubectl("delete", "tj", "-n", "team", "strange", "readable", "--timeout=200s")
 
 
 def test_logs_and_steps_of_pods_are_read_and_outlive_them(house: House, rest: Rest) -> None:
-    made = rest.ask("POST", "/jobs", job("logged", steps=40))
+    made = rest.ask("POST", "/jobs", job("logged", steps=40, runtime=house.holds("logged", 5)))
     house.reaches("logged", "Running")
     house.steps("logged", 3)
     path = f"/jobs/{made['id']}"
@@ -134,7 +135,8 @@ def test_logs_and_steps_of_pods_are_read_and_outlive_them(house: House, rest: Re
         return [json.loads(line) for line in page["text"].splitlines()]
 
     eventually(lambda: len(lines()) >= 3, "the log of a running pod")
-    assert rest.ask("GET", f"{path}/logs?worker=1")["workers"] == [0, 1]
+    eventually(lambda: rest.ask("GET", f"{path}/logs?worker=0")["workers"] == [0, 1], "the log of the other")
+    house.let_go("logged")
     house.reaches("logged", "Succeeded")
     eventually(lambda: not house.pods("logged"), "its pods to be gone")
     eventually(lambda: rest.phase("logged") == "Succeeded", "the mirror to tell")
@@ -151,14 +153,22 @@ def test_the_last_words_of_a_worker_that_nobody_watched_are_kept(house: House, r
     eventually(lambda: rest.phase("spoken") == "Failed", "the mirror to tell")
     failure = house.status("spoken")["lastFailure"]
     assert (failure["worker"], failure["exitCode"]) == (1, 80)
-    page = rest.ask("GET", f"/jobs/{made['id']}/logs?worker=1&attempt=1")
-    assert page["workers"] == [0, 1]
+
+    def workers() -> list[int]:
+        try:
+            page = rest.ask("GET", f"/jobs/{made['id']}/logs?worker=1&attempt=1")
+        except urllib.error.HTTPError:  # the API has not taken its words yet
+            return []
+        return list(page["workers"])
+
+    eventually(lambda: workers() == [0, 1], "the words of both")
 
 
 def test_a_log_is_streamed_while_its_pod_writes(house: House, rest: Rest) -> None:
-    made = rest.ask("POST", "/jobs", job("streamed", steps=25))
+    made = rest.ask("POST", "/jobs", job("streamed", steps=25, runtime=house.holds("streamed", 5)))
     house.reaches("streamed", "Running")
     with rest.stream(f"/jobs/{made['id']}/logs?worker=all&follow=true") as reply:
+        house.let_go("streamed")
         told = [line[6:] for line in (raw.decode().strip() for raw in reply) if line.startswith("data: ")]
     logged = [json.loads(entry) for entry in told]
     assert [json.loads(entry["line"])["step"] for entry in logged if "line" in entry] == list(range(1, 26))
@@ -178,25 +188,27 @@ def test_wishes_reach_the_cluster(house: House, rest: Rest) -> None:
 
 
 def test_a_job_that_was_made_with_kubectl_appears(house: House, rest: Rest) -> None:
-    uid = house.submit(job("by-kubectl", steps=5))
+    uid = house.submit(job("by-kubectl", steps=5, runtime=house.holds("by-kubectl", 3)))
+    logs = rest.folder / "jobs" / uid
+    eventually(lambda: logs.is_dir(), "its mirrored log")
+    house.let_go("by-kubectl")
     house.reaches("by-kubectl", "Succeeded")
     eventually(lambda: rest.phase("by-kubectl") == "Succeeded", "the job in the API")
     assert rest.job("by-kubectl")["id"] == uid
-    logs = rest.folder / "jobs" / uid
-    eventually(lambda: logs.is_dir(), "its mirrored log")
-    house.kubectl("delete", "tj", "-n", "team", "by-kubectl", "--timeout=30s")
+    house.kubectl("delete", "tj", "-n", "team", "by-kubectl", "--timeout=200s")
     eventually(lambda: not logs.exists(), "its log to go with it")
 
 
 def test_what_happened_while_the_api_was_away_is_caught_up_with(house: House, rest: Rest) -> None:
-    rest.ask("POST", "/jobs", job("goes-on", steps=40))
+    rest.ask("POST", "/jobs", job("goes-on", steps=40, runtime=house.holds("goes-on", 5)))
     rest.ask("POST", "/jobs", job("goes-away", steps=10_000, suspend=True))
     house.reaches("goes-on", "Running")
     house.reaches("goes-away", "Suspended")
     eventually(lambda: rest.phase("goes-away") == "Suspended", "the mirror to tell")
     rest.stop()
+    house.let_go("goes-on")
     house.reaches("goes-on", "Succeeded")
-    house.kubectl("delete", "tj", "-n", "team", "goes-away", "--timeout=30s")
+    house.kubectl("delete", "tj", "-n", "team", "goes-away", "--timeout=200s")
     assert house.find(paths.job("team", "goes-away")) is None
     rest.start()
     eventually(lambda: rest.phase("goes-on") == "Succeeded", "the end to be told")

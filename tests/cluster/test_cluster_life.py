@@ -31,13 +31,18 @@ def test_a_job_trains_to_its_end(life: House) -> None:
     assert status["attempt"] == 1
     assert {(attempt, worker) for attempt, worker, _, _ in life.trace(uid)} == {(1, 0), (1, 1)}
     eventually(lambda: life.pods("plain") == [], "its pods to be swept")
-    assert "condition met" in life.kubectl("wait", "-n", "team", "tj/plain", "--for=condition=Complete", "--timeout=5s")
+    assert "condition met" in life.kubectl(
+        "wait", "-n", "team", "tj/plain", "--for=condition=Complete", "--timeout=60s"
+    )
     told = life.kubectl(
         "get", "events", "-n", "team", "--field-selector=regarding.name=plain", "-o", "name", check=False
     )
-    reasons = life.get(paths.group("events.k8s.io/v1", "team", "events"))["items"]
-    mine = [entry["reason"] for entry in reasons if entry["regarding"]["name"] == "plain"]
-    assert {"CreatingWorkers", "Finished"} <= set(mine), told
+
+    def reasons() -> set[str]:
+        items = life.get(paths.group("events.k8s.io/v1", "team", "events"))["items"]
+        return {entry["reason"] for entry in items if entry["regarding"]["name"] == "plain"}
+
+    eventually(lambda: reasons() >= {"CreatingWorkers", "Finished"}, f"its events, beside these: {told}")
 
 
 def test_a_gang_waits_for_capacity_and_starts_as_one(life: House) -> None:
@@ -45,7 +50,7 @@ def test_a_gang_waits_for_capacity_and_starts_as_one(life: House) -> None:
     big = {"cpu": "6", "memory": "1Gi"}
     life.submit(quick_job("holds", steps=10_000, gang=on_life(resources=big)))
     life.reaches("holds", "Running")
-    uid = life.submit(quick_job("waits", steps=10, gang=on_life(resources=big)))
+    life.submit(quick_job("waits", steps=10, gang=on_life(resources=big), runtime=life.holds("waits", 5)))
 
     def waits() -> bool:
         why = "gang needs 2 nodes with 6 CPUs and 1 GiB each, 1 free in pool life; held by team/holds 2 nodes"
@@ -54,9 +59,10 @@ def test_a_gang_waits_for_capacity_and_starts_as_one(life: House) -> None:
     eventually(waits, "the reason of the wait")
     assert life.pods("waits") == []
     life.change("holds", {"cancel": True})
+    assert life.steps("waits", 5) == 5, "both train, and neither has ended"
+    assert len(life.pods("waits")) == 2
+    life.let_go("waits")
     life.reaches("waits", "Succeeded")
-    first = {worker: min(t for a, w, s, t in life.trace(uid) if w == worker) for worker in (0, 1)}
-    assert abs(first[0] - first[1]) < 5
 
 
 def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
@@ -80,7 +86,7 @@ def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
     eventually(lambda: not life.pods("whole", "tight"), "the one pod to be gone")
     more = {"spec": {"hard": {"pods": "2"}}}
     life.client.patch(paths.core("tight", "resourcequotas", "two"), more)
-    status = life.reaches("whole", "Succeeded", 120, namespace="tight")
+    status = life.reaches("whole", "Succeeded", namespace="tight")
     assert not status["restarts"].get("byCause"), json.dumps(status, indent=1)
 
 
@@ -96,7 +102,7 @@ def test_a_pod_that_is_refused_for_good_ends_the_job_at_once(
 ) -> None:
     """A service account that is missing, and what Pod Security forbids."""
     life.submit(quick_job(name, steps=5, gang=on_life(), runtime={"image": "none"} | runtime))
-    status = life.reaches(name, "Failed", 60)
+    status = life.reaches(name, "Failed")
     assert status["lastFailure"]["cause"] == "user_error"
     assert words in status["because"]
     assert not status["gang"].get("nodes")
@@ -104,11 +110,12 @@ def test_a_pod_that_is_refused_for_good_ends_the_job_at_once(
 
 
 def test_suspend_and_resume(life: House) -> None:
-    uid = life.submit(quick_job("pausing", steps=40, gang=on_life()))
+    uid = life.submit(quick_job("pausing", steps=40, gang=on_life(), runtime=life.holds("pausing", 10)))
     life.steps("pausing", 6)
     life.change("pausing", {"suspend": True})
     life.reaches("pausing", "Suspended")
     assert life.pods("pausing") == []
+    life.let_go("pausing")
     stopped_at = life.status("pausing")["checkpoint"]["step"]
     life.change("pausing", {"suspend": False})
     status = life.reaches("pausing", "Succeeded")
@@ -120,7 +127,7 @@ def test_suspend_and_resume(life: House) -> None:
 def test_deleting_a_job_lets_its_gang_commit(life: House) -> None:
     uid = life.submit(quick_job("leaving", steps=10_000, gang=on_life()))
     reached = life.steps("leaving", 3)
-    life.kubectl("delete", "-n", "team", "tj/leaving", "--timeout=30s")
+    life.kubectl("delete", "-n", "team", "tj/leaving", "--timeout=200s")
     assert life.find(paths.job("team", "leaving")) is None
     commits = sorted((life.checkpoints / uid / "commits").glob("*.json"))
     assert int(commits[-1].stem.removeprefix("step-")) >= reached

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.cluster.house import House, quick_job
 from tests.cluster.proxy import Call, Proxy
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.kube import paths
 
@@ -80,7 +80,7 @@ def test_an_operator_killed_while_a_quota_holds_half_of_a_gang(house: House, pro
     setattr(proxy, when, trap(left, operators, killed))
     operators.append(house.start_operator(server=proxy.server))
     # A worker here trains without the others. One that ends before the next operator comes would free the quota.
-    document = quick_job(name, steps=60, gang=OPS)
+    document = quick_job(name, steps=10, gang=OPS, runtime=house.holds(name, 5))
     document["metadata"]["namespace"] = namespace
     house.submit(document)
     for expected in (1, 0):
@@ -92,7 +92,8 @@ def test_an_operator_killed_while_a_quota_holds_half_of_a_gang(house: House, pro
         killed.clear()
         operators[-1].wait()
         operators.append(house.start_operator(server=proxy.server))
-    house.reaches(name, "Succeeded", 90, namespace)
+    house.let_go(name)
+    house.reaches(name, "Succeeded", namespace=namespace)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -126,7 +127,7 @@ def test_the_lead_is_handed_over_at_once_when_an_operator_is_told_to_stop(house:
     house.start_operator("second")
     eventually(lambda: "waiting to lead" in house.log.read_text(), "the second to wait")
     first.terminate()
-    assert first.wait(15) == 0
+    assert first.wait(WAIT_SECONDS_MAX) == 0
     assert house.reaches("handed", "Succeeded")["attempt"] == 1
     eventually(lambda: '"identity": "second"' in house.log.read_text(), "the second to lead")
 
@@ -136,7 +137,7 @@ def test_an_operator_that_loses_its_lease_ends(house: House) -> None:
     lease = "/apis/coordination.k8s.io/v1/namespaces/muster-system/leases/muster-operator"
     eventually(lambda: (house.find(lease) or {}).get("spec", {}).get("holderIdentity") == "first", "a lease")
     house.client.patch(lease, {"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 1}})
-    assert first.wait(30) == 1
+    assert first.wait(WAIT_SECONDS_MAX) == 1
     assert "another operator has taken the lease" in house.log.read_text()
 
 
@@ -160,5 +161,5 @@ def test_a_forgotten_past_is_listed_anew(house: House) -> None:
     house.steps("compacted", 3)
     house.plane.compact()
     house.plane.restart_api_server()
-    status = house.reaches("compacted", "Succeeded", 240)
+    status = house.reaches("compacted", "Succeeded")
     assert status["attempt"] == 1
