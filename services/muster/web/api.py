@@ -54,6 +54,7 @@ from muster.api.core.why.routes import explain_job
 from muster.api.data.exports.routes import fetch_export
 from muster.api.data.inspections.routes import get_data_report
 from muster.api.data.samples.routes import list_samples
+from muster.api.openai.chat.service import must_answer
 from muster.api.sweeps import routes as sweep_routes
 from muster.api.tenants.authentication import COOKIE, CallerAuthentication, form_token
 from muster.api.tenants.projects import routes as project_routes
@@ -324,8 +325,17 @@ async def data_report(services: Services, caller: Principal, job_id: str) -> dic
     return document_of(await get_data_report(services, caller, job_id))
 
 
-async def samples(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
-    return document_of(await list_samples(services, caller, job_id))
+async def samples(services: Services, caller: Principal, job_id: str, limit: int) -> dict[str, Any]:
+    return document_of(await list_samples(services, caller, job_id, limit))
+
+
+def chat_fault(services: Services) -> str:
+    """Return why this server answers no prompts, or an empty text if it does."""
+    try:
+        must_answer(services)
+    except ApiError as error:
+        return error.detail
+    return ""
 
 
 async def act(services: Services, caller: Principal, job_id: str, verb: str) -> None:

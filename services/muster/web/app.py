@@ -52,6 +52,7 @@ ROUTERS = (
     curves.router,
     fleet.router,
     commits.router,
+    commits.chat_router,
     job_data.router,
     job.router,
     logs.router,

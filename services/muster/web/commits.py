@@ -1,10 +1,10 @@
-"""`/jobs/{id}/checkpoints`: a job's commits, and what is done with one: keep it, read it again, fetch its model."""
+"""`/jobs/{id}/checkpoints`: a job's commits. One is kept, read again, fetched as a model, or asked in a chat."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from muster.web import api
@@ -14,6 +14,7 @@ from muster.web.notes import PageNote, go_on
 from muster.web.session import Posted, Visitor
 
 router = APIRouter(prefix="/jobs/{job_id}/checkpoints", include_in_schema=False)
+chat_router = APIRouter(prefix="/jobs/{job_id}/chat", include_in_schema=False)
 
 LOOK_AGAIN_SECONDS = 2  # while a model is made
 _StepNumber = Annotated[int, Path(ge=0, lt=10**18)]
@@ -27,6 +28,35 @@ async def show_commits(request: Request, services: ServicesDependency, visitor: 
     evaluated = any(commit["evaluations"] for commit in listing["items"])
     return await show(
         request, services, visitor, row, "checkpoints", commits=listing, metric_names=names, evaluated=evaluated
+    )
+
+
+@chat_router.get("")
+async def show_chat(
+    request: Request,
+    services: ServicesDependency,
+    visitor: Visitor,
+    job_id: JobId,
+    step: Annotated[str, Query(pattern=r"^[0-9]{0,18}$")] = "",
+) -> Response:
+    """Ask a checkpoint, or two of them side by side. The page's script asks `/v1`, by the session of the browser."""
+    row = await api.find(services, visitor, job_id)
+    listing = await api.commits(services, visitor, job_id)
+    able = [commit for commit in listing["items"] if commit["kind"] != "folder"]
+    best = next((commit["step"] for commit in reversed(able) if commit["best"]), able[-1]["step"] if able else None)
+    chosen = next((commit["step"] for commit in able if str(commit["step"]) == step), best)
+    training = row.spec.get("training") or {}
+    return await show(
+        request,
+        services,
+        visitor,
+        row,
+        "chat",
+        commits=list(reversed(able)),
+        chosen=chosen,
+        continues=training.get("task", "pretrain") == "pretrain",
+        reason=listing["reason"],
+        fault=api.chat_fault(services),
     )
 
 

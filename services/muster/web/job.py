@@ -30,12 +30,14 @@ TABS = (
     ("logs", "Logs"),
     ("events", "Events"),
     ("checkpoints", "Checkpoints"),
+    ("chat", "Chat"),
     ("data", "Data"),
     ("samples", "Samples"),
     ("config", "Configuration"),
 )
 _STORY_MAX = 2_000  # events that begin a state: a job with more restarts shows its first ones only
 _COMMITS_BACK = 3_000  # of a job with more events only the newest commits are on the picture
+_SAMPLES = 8  # evaluations of the table of samples: more of them are asked for
 _sparklines = SparklineCache()
 _Name = Annotated[str, Query(max_length=64)]
 
@@ -121,16 +123,32 @@ async def show_events(
 
 
 @router.get("/samples")
-async def show_samples(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
+async def show_samples(
+    request: Request,
+    services: ServicesDependency,
+    visitor: Visitor,
+    job_id: JobId,
+    last: Annotated[int, Query(ge=1, le=100)] = _SAMPLES,
+) -> Response:
     row = await api.find(services, visitor, job_id)
-    fault, page = "", {"items": [], "total": 0}
+    fault = ""
+    found: dict[str, Any] = {"items": [], "total": 0}
     try:
-        page = await api.samples(services, visitor, job_id)
+        found = await api.samples(services, visitor, job_id, last)
     except ApiError as error:
         if error.code != "storage_unavailable":
             raise
         fault = error.detail
-    return await show(request, services, visitor, row, "samples", found=page, fault=fault)
+    more = min(100, found["total"]) if found["total"] > len(found["items"]) and last < 100 else None
+    rows = by_prompt(found["items"])
+    return await show(request, services, visitor, row, "samples", found=found, rows=rows, more=more, fault=fault)
+
+
+def by_prompt(evaluations: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any] | None]]]:
+    """Each prompt with what the model wrote after it at each of the evaluations, None where it was not asked."""
+    written = [{sample["prompt"]: sample for sample in each["samples"]} for each in evaluations]
+    prompts = dict.fromkeys(prompt for samples in reversed(written) for prompt in samples)
+    return [(prompt, [samples.get(prompt) for samples in written]) for prompt in prompts]
 
 
 @router.get("/config")

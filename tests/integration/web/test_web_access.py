@@ -91,6 +91,7 @@ RIGHTS: dict[tuple[str, str], dict[str, str] | None] = {
     ("GET", "/jobs/{job_id}/checkpoints/{step}"): SEES,
     ("GET", "/jobs/{job_id}/checkpoints/{step}/export"): SEES,
     ("POST", "/jobs/{job_id}/checkpoints/{step}/{verb}"): ACTS,
+    ("GET", "/jobs/{job_id}/chat"): SEES,
     ("GET", "/jobs/{job_id}/data"): SEES,
     ("GET", "/jobs/{job_id}/samples"): SEES,
     ("GET", "/jobs/{job_id}/config"): SEES,

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any, cast
 
-from playwright.async_api import expect
+from playwright.async_api import Page, expect
 from tests.integration.api.people import settle
-from tests.integration.api.platform import served
+from tests.integration.api.platform import Platform, served
 from tests.integration.web.pages import lived
 from tests.integration.web.test_web_sweeps import swept
 from tests.integration.web.watching import IN_CHROMIUM, WIDTHS, chromium, looking, must_look_well
 
+from muster.api.openai.chat.pool import WorkerPool
+from muster.api.openai.chat.worker import ModelPlace, ModelWorker
 from muster.contract.names import LOG
 from muster.contract.status import Phase
 from muster.web.app import create_app
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
 SETTINGS = "training.data.train[0].source,training.optimizer.lr,training.model.preset,data,note,submitted,cost"
-PATHS = ("", "/logs", "/events", "/checkpoints", "/checkpoints/120", "/data", "/samples", "/config")
+PATHS = ("", "/logs", "/events", "/checkpoints", "/checkpoints/120", "/chat", "/data", "/samples", "/config")
 
 pytestmark = IN_CHROMIUM
 
@@ -124,6 +129,7 @@ async def test_one_works_by_keyboard_and_signs_in(tmp_path: Path) -> None:
             await page.keyboard.type(token)  # the field has the focus
             await page.keyboard.press("Enter")
             await expect(page.locator("h1")).to_contain_text("nlp-job")
+            await two_checkpoints_are_asked(here, page, people.jobs["nlp"])
             await page.goto("/jobs")
             await page.keyboard.press("Tab")
             assert await page.evaluate("document.activeElement.className") == "skip"
@@ -141,6 +147,40 @@ async def test_one_works_by_keyboard_and_signs_in(tmp_path: Path) -> None:
             await page.get_by_role("button", name="Suspend").focus()
             await page.keyboard.press("Enter")
             await expect(page.locator(".notice")).to_have_text("Asked 1 of 1 to suspend.")
+
+
+class Parrot:
+    """A worker that loads no model and says its step and what it was asked, in pieces."""
+
+    def __init__(self, place: ModelPlace) -> None:
+        self.place, self.turn = place, asyncio.Lock()
+        self.waiting, self.used_at, self.alive = 0, 0.0, True
+
+    async def ask(self, question: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        for piece in (f"step {self.place.step} ", "says ", question["prompt"]):
+            yield {"text": piece}
+        yield {"done": {"finish_reason": "stop", "prompt_tokens": 1, "completion_tokens": 3}}
+
+    async def end(self) -> None:
+        self.alive = False
+
+
+async def two_checkpoints_are_asked(here: Platform, page: Page, job: str) -> None:
+    """Side by side, by the session of the browser, on a server that holds one model at a time."""
+
+    async def start(place: ModelPlace) -> ModelWorker:
+        return cast(ModelWorker, Parrot(place))
+
+    here.services[WorkerPool]._start = start
+    for step in (20, 40):
+        here.commit(job, step)
+    await page.goto(f"/jobs/{job}/chat?step=20")
+    await page.locator("#chat-other").select_option("40")
+    await page.locator("#chat-words").fill("<b>hello</b>")
+    await page.keyboard.press("Enter")
+    answers = page.locator(".turn-assistant")
+    await expect(answers).to_have_text(["step 20 says <b>hello</b>", "step 40 says <b>hello</b>"])
+    await expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
 async def test_a_log_of_a_gigabyte_opens_at_its_end_and_is_searched(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.integration.web.pages import Browser, data_report, lived, notes
 from muster.api.data.exports.making import ExportProgress
 from muster.contract.checkpoint import FileEntry
 from muster.contract.data_report import DATA_REPORT_KEY
+from muster.contract.samples import Sample, Samples, samples_key
 from muster.web.app import create_app
 
 SHARD = b"weights" * 1000
@@ -95,3 +97,34 @@ async def test_the_data_are_told_with_what_the_loss_counts(here: Platform, brows
     assert "\x1b" not in page
     kept.write_text("{")
     assert "There is no report yet" in (await browser.get(f"/jobs/{uid}/data")).text
+
+
+async def test_samples_are_a_table_of_prompts_by_steps(here: Platform, browser: Browser) -> None:
+    uid = await lived(here)
+    for step, texts in ((40, {"a gang?": "no", "<i>an attempt?": "so"}), (80, {"a gang?": HOSTILE})):
+        written = tuple(Sample(prompt=prompt, text=words, finished=False) for prompt, words in texts.items())
+        file = here.state.checkpoints / uid / samples_key(step)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(Samples(step=step, attempt=1, at=1.0, samples=written).model_dump_json(by_alias=True))
+    page = (await browser.get(f"/jobs/{uid}/samples")).text
+    assert re.findall(r'<th scope="col">(.*?)</th>', page) == ["Prompt", "Step 40", "Step 80"]
+    rows = re.findall(r'<th scope="row" class="prompt">(.*?)</th>(.*?)</tr>', page, re.DOTALL)
+    assert [prompt for prompt, _ in rows] == ["a gang?", "&lt;i&gt;an attempt?"]
+    assert re.findall(r"<td>([^<]+)<", rows[0][1]) == ["no", "&lt;script&gt;alert(1)&lt;/script&gt;"]
+    assert "not asked" in rows[1][1]
+    assert "The newest 1 of 2 evaluations." in html.unescape((await browser.get(f"/jobs/{uid}/samples?last=1")).text)
+
+
+async def test_a_chat_offers_the_checkpoints_or_the_command(tmp_path: Path, here: Platform, browser: Browser) -> None:
+    uid = await lived(here)
+    page = (await browser.get(f"/jobs/{uid}/chat?step=80")).text
+    assert re.findall(r'<option value="(\d*)"( selected)?>', page)[:2] == [("120", ""), ("80", " selected")]
+    assert f"/jobs/{uid}/chat?step=120" in (await browser.get(f"/jobs/{uid}/checkpoints")).text
+    waiting = (await here.submit("other"))["id"]
+    assert "no checkpoint to ask yet" in (await browser.get(f"/jobs/{waiting}/chat")).text
+    async with platform(tmp_path / "other", make=create_app, chat_workers=0) as bare:
+        uid = await lived(bare)
+        page = html.unescape((await Browser(bare.client).get(f"/jobs/{uid}/chat")).text)
+    assert "This server answers no prompts: MUSTER_API_CHAT_WORKERS is 0." in page
+    assert 'muster generate llama-sft --prompt "Once upon a time" --step 120' in page
+    assert "data-chat" not in page

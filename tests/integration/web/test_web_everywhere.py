@@ -31,6 +31,7 @@ PAGES = {
     "/jobs/{uid}/events": "attempt.failed",
     "/jobs/{uid}/checkpoints": "Checkpoints",
     "/jobs/{uid}/checkpoints/120": "Checkpoint of step 120",
+    "/jobs/{uid}/chat": "In a terminal: muster generate llama-sft",
     "/jobs/{uid}/data": "Data",
     "/jobs/{uid}/samples": "evaluation.generate",
     "/jobs/{uid}/config": "tokensPerStep: 16384",

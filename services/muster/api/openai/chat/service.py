@@ -37,7 +37,7 @@ async def place_of(services: Services, caller: Principal, model: str) -> ModelPl
     storage_unavailable."""
     mapped = services[ModelMap].current().models.get(model)
     if mapped is not None:
-        _must_be_able(services)
+        must_answer(services)
         source = (mapped.spec["training"].get("model") or {}).get("source")
         if source is None:
             raise refused("model", f"{model!r} is not a model's folder, so that it has said nothing yet; fine-tune it")
@@ -48,7 +48,7 @@ async def place_of(services: Services, caller: Principal, model: str) -> ModelPl
         row, step = await _tuned_job(services, caller, model, tuned), tuned.step
     else:
         raise model_not_found(services, model)
-    _must_be_able(services)
+    must_answer(services)
     return await _commit_of(services, row, step, model)
 
 
@@ -76,7 +76,8 @@ async def _commit_of(services: Services, row: JobRow, asked: int | None, model: 
     return ModelPlace(str(folder), str(step), of_job=True)
 
 
-def _must_be_able(services: Services) -> None:
+def must_answer(services: Services) -> None:
+    """Raises ApiError model_unavailable where this server answers no prompts."""
     if not services[WorkerPool].workers_max:
         why = "MUSTER_API_CHAT_WORKERS is 0"
     elif importlib.util.find_spec("torch") is None:
