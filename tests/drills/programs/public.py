@@ -64,7 +64,7 @@ PROGRAMS = (
     PublicProgram("accelerate", ["accelerate_loop.py"], 2_000),
     PublicProgram("trainer", ["trainer.py"], 800, nodes=1),
     PublicProgram("trl", TRL, 500, nodes=1, shell='exec "$@"' + RESUMES),
-    PublicProgram("lightning", ["lightning_fit.py"], 3_000, needs="lightning"),
+    PublicProgram("lightning", ["lightning_fit.py"], 12_000, needs="lightning"),
 )
 
 
