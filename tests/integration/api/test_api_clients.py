@@ -204,6 +204,7 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
         "head",
         "describe",
         "ask",
+        "annotate",
         "complete",
         "change",
         "replay",
