@@ -2,7 +2,8 @@
 
     muster up -d && muster submit examples/pretrain-stdlib.yaml     # and break something, so that there is a story
     muster submit examples/sft-chat.yaml                            # once that one has ended
-    python tools/take_screenshots.py --job NAME --other NAME        # into docs/images/web/
+    muster sweep examples/sweep-stdlib.yaml
+    python tools/take_screenshots.py --job NAME --other NAME --sweep NAME       # into docs/images/web/
 
 Needs Chromium, and the `dev` extra.
 """
@@ -21,8 +22,8 @@ from muster.client.address import find_server
 from muster.client.connection import Connection
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "web"
-# Name of the page, its path on the server ({job} and {other} are their ids). Each is taken wide and light, and narrow
-# and dark; those of IN_THE_DARK wide and dark too.
+# Name of the page, its path on the server ({job}, {other} and {sweep} are their ids). Each is taken wide and light, and
+# narrow and dark; those of IN_THE_DARK wide and dark too.
 PAGES = (
     ("jobs", "/jobs"),
     ("job", "/jobs/{job}"),
@@ -32,14 +33,17 @@ PAGES = (
     ("commit", "/jobs/{job}/checkpoints/last"),
     ("data", "/jobs/{other}/data"),
     ("samples", "/jobs/{job}/samples"),
+    ("chat", "/jobs/{other}/chat"),
     ("config", "/jobs/{job}/config?against={other}"),
     ("compare", "/compare?jobs={job},{other}"),
+    ("sweeps", "/sweeps"),
+    ("sweep", "/sweeps/{sweep}"),
     ("fleet", "/fleet"),
     ("submit", "/submit?example=pretrain-stdlib"),
     ("settings", "/settings"),
     ("webhooks", "/settings/projects/default/webhooks"),
 )
-IN_THE_DARK = ("jobs", "job", "compare", "fleet", "submit")
+IN_THE_DARK = ("jobs", "job", "compare", "sweep", "fleet", "submit")
 WIDE, NARROW = 1280, 360  # pixels
 _HEIGHT = 760
 _SETTLED_MILLISECONDS = 1_500
@@ -50,11 +54,12 @@ def main() -> None:
     parser.add_argument("--server", help="the address of the API; left out: the `muster up` of this machine")
     parser.add_argument("--job", required=True, help="name or id of the job to show")
     parser.add_argument("--other", required=True, help="the job to compare it with, whose data are shown")
+    parser.add_argument("--sweep", required=True, help="name or id of the sweep to show")
     parser.add_argument("--only", nargs="*", metavar="PAGE", help="only these: job, submit …")
     given = parser.parse_args()
     server = find_server(given.server)
     with Connection(server) as client:
-        jobs = {"job": client.job_id(given.job), "other": client.job_id(given.other)}
+        jobs = {"job": client.job_id(given.job), "other": client.job_id(given.other), "sweep": given.sweep}
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     FOLDER.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
