@@ -76,6 +76,7 @@ async def looking(
 
 
 WIDTHS = (390, 820, 1280, 1440, 1920)
+FRAMES_TO_SETTLE = 300  # five seconds where nothing else runs
 # What is wider than the window; what is cut; and short words that are broken, which a column that is too narrow does.
 FAULTS = """() => {
     const found = [], root = document.documentElement, pen = document.createElement('canvas').getContext('2d');
@@ -115,4 +116,13 @@ async def must_look_well(watched: Watched, place: object = None, widths: tuple[i
     assert (faults := await watched.page.evaluate(FAULTS)) == [], (place, faults)
     for width in widths:
         await watched.page.set_viewport_size({"width": width, "height": 900})
-        assert await watched.page.evaluate(FAULTS) == [], (place, width)
+        assert await _settled_faults(watched.page) == [], (place, width)
+
+
+async def _settled_faults(page: Page) -> list[str]:
+    """Return the faults that stay: what is drawn anew after the window has changed, such as a chart, takes a moment."""
+    for _ in range(FRAMES_TO_SETTLE):
+        if (faults := await page.evaluate(FAULTS)) == []:
+            break
+        await page.evaluate("new Promise((drawn) => requestAnimationFrame(() => drawn(true)))")
+    return list(faults)

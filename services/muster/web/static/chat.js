@@ -116,6 +116,7 @@ function begin() {
   }
 
   chat.hidden = false;
+  document.querySelector("[data-without-scripts]").hidden = true;
   lay();
   step.addEventListener("change", lay);
   other.addEventListener("change", lay);
