@@ -19,15 +19,18 @@ from muster.web.app import create_app
 async def swept(here: Platform) -> dict[str, Any]:
     """A sweep of four trials that have been evaluated; two of them train on."""
     sweep = await create(here, concurrency=4)
-    for trial, loss in zip(await started(here, sweep["id"], 4), (3.0, 2.0, 2.5, 4.0), strict=True):
+    losses = (3.0, 2.0, 2.5, 4.0)
+    for trial, loss in zip(await started(here, sweep["id"], 4), losses, strict=True):
         await train(here, trial["jobId"], {50: loss + 1, 100: loss}, Phase.SUCCEEDED if loss < 2.7 else None)
 
     async def measured() -> Any:
         here.services[SweepWork].wake.set()
-        found = await here.get(f"/sweeps/{sweep['id']}")
-        return found if found["bestValue"] == 2.0 and all(each["value"] for each in found["table"]) else None
+        seen = await here.get(f"/sweeps/{sweep['id']}")
+        by_number = {each["number"]: (each["value"], each["phase"] == "Succeeded") for each in seen["table"]}
+        expected = {number: (loss, loss < 2.7) for number, loss in enumerate(losses, 1)}
+        return seen if seen["bestValue"] == 2.0 and by_number == expected else None
 
-    done: dict[str, Any] = await until(measured, "the trials' values")
+    done: dict[str, Any] = await until(measured, "the trials' values and ends")
     return done
 
 

@@ -134,8 +134,8 @@ def _summary(seen: _SweepState, decision: SweepDecision) -> Summary:
     total, trials = seen.rules.trials, decision.trials
     live, best = sum(trial.live for trial in trials), best_of(seen.rules.better, trials)
     stopped = sum(trial.stopped is not None for trial in trials)
-    words = f"{len(trials)} of {total} trials have started, {live} of them have not ended"
-    words += f", {stopped} were stopped early" if stopped else ""
+    words = f"{len(trials)} of {total} trials have started, {live} of them {'has' if live == 1 else 'have'} not ended"
+    words += f", {stopped} {'was' if stopped == 1 else 'were'} stopped early" if stopped else ""
     if decision.phase.terminal:
         words = f"{len(trials)} of {total} trials have ended" + (f", {stopped} of them early" if stopped else "")
     if not decision.starts and not decision.phase.terminal and len(trials) < total and not seen.row.cancelled:

@@ -45,7 +45,7 @@ SUMMARY: dict[str, Any] = {
     "project": "nlp",
     "owner": "ann",
     "phase": "Running",
-    "because": "5 of 12 trials have started, 3 of them have not ended, 1 were stopped early",
+    "because": "5 of 12 trials have started, 3 of them have not ended, 1 was stopped early",
     "metric": {"name": "loss", "better": "lower"},
     "trials": 12,
     "started": 5,
