@@ -190,8 +190,8 @@ class _Proposal:
         if chosen == "whole":
             self._say("model", f"All of its {weights} are trained; from 1 B on, an adapter is usual.")
         else:
-            held = " They are held in four bits, to fit." if chosen == "qlora" else ""
-            self._say("adapter", f"Small matrices are trained, and the {weights} stay as they are.{held}")
+            quantized = " They are held in four bits, to fit." if chosen == "qlora" else ""
+            self._say("adapter", f"Small matrices are trained, and the {weights} stay as they are.{quantized}")
         return chosen
 
     def _row(self) -> Any:
@@ -243,8 +243,8 @@ class _Proposal:
             return None
         ranks = nodes * max(1, gpus)
         most = max(1, min(ROWS_PER_STEP_MAX, TOKENS_PER_STEP_MAX // row))
-        wanted = 16 if self.rows is None else max(1, int(self.rows // STEPS_AIMED_AT))
-        return ranks * math.ceil(_power_of_two(min(most, wanted)) / ranks)
+        rows = 16 if self.rows is None else max(1, int(self.rows // STEPS_AIMED_AT))
+        return ranks * math.ceil(_power_of_two(min(most, rows)) / ranks)
 
     def _steps(self) -> int | None:
         if (asked := _count(self.wishes.steps)) is not None:

@@ -119,7 +119,7 @@ async def test_ticked_jobs_are_compared_exported_tagged_and_deleted(here: Platfo
     assert {job["name"] for job in (await here.get("/jobs"))["items"]} == {"one", "two"}, "it asks first"
 
     async def let_go() -> bool:
-        """What the operator does with a job that is marked."""
+        """Acts of the operator on a job that is marked."""
         if here.cluster.get(ids[1]).metadata.deletion_timestamp is None:
             return False
         here.cluster.remove(ids[1])

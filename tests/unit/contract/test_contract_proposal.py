@@ -72,7 +72,7 @@ def test_every_proposal_is_a_job_whose_warm_up_ends(
 
 
 def test_two_hundred_short_chats_are_learnt_from() -> None:
-    """What the form once made of them was one step, within a warm-up of ten."""
+    """The form once made one step of them, within a warm-up of ten."""
     job = training(WISHES, ProposalFacts(data=CHATS, parameters=10**6))
     assert CHATS.tokens is not None
     steps = 3 * CHATS.tokens * 0.9 / job.batch.tokens_per_step
