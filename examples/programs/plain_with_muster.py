@@ -37,11 +37,11 @@ for step in range(first, STEPS + 1):
     optimizer.zero_grad()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     run.step(step, loss=loss, steps=STEPS)
-    if step % 10 == 0 or run.should_stop():
+    if (stop := run.should_stop()) or step % 10 == 0:
         with run.checkpoint(step) as folder:
             if rank == 0:
                 torch.save(state, folder / "state.pt")
-    if run.should_stop():
+    if stop:
         break
 
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()[:16]

@@ -56,6 +56,7 @@ class Env:
     INPUTS_DIR = "MUSTER_INPUTS_DIR"  # the program's inputs, each a folder by its name
     STOP_FILE = "MUSTER_STOP_FILE"  # file that appears when the program is asked to stop
     RESULTS = "MUSTER_RESULTS"  # file of named numbers that an evaluation writes
+    HUB_CACHE = "MUSTER_HUB_CACHE"  # the machine's own cache of the Hugging Face hub, which programs may only read
     FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see worker/fence.py)
     # Of a pod, by the operator of a cluster.
     FENCE_TOKEN_FILE = "MUSTER_FENCE_TOKEN_FILE"  # noqa: S105 - a file's name: whose token the fence is asked with

@@ -35,6 +35,10 @@ resumed, state = os.environ.get("MUSTER_RESUME_DIR"), 0
 if resumed:
     state = json.loads((pathlib.Path(resumed) / "state.json").read_text())["step"]
 print(f"rank {{rank}} of attempt {{attempt}} begins after step {{state}}", flush=True)
+downloads = pathlib.Path(os.environ["HF_HOME"], "hub", f"models--{{rank}}")
+if not resumed:
+    downloads.mkdir(parents=True)
+assert downloads.is_dir(), "downloads outlive the attempt"
 optimizer = Optimizer()
 while state < {STEPS}:
     state += 1

@@ -149,6 +149,7 @@ def test_an_eviction_says_what_the_kubelet_says_of_it() -> None:
     )
 
 
+NO_HOST = "dial tcp: lookup ghrc.io on 10.96.0.10:53: no such host"
 NOT_FOUND = 'rpc error: code = NotFound desc = failed to resolve reference "registry.example/t:1": not found'
 
 
@@ -166,7 +167,11 @@ NOT_FOUND = 'rpc error: code = NotFound desc = failed to resolve reference "regi
         ("CreateContainerConfigError", 'configmap "settings" not found', True),
         ("CreateContainerConfigError", "couldn't find key token in Secret team/hf", True),
         ("CreateContainerConfigError", "failed to sync secret cache: timed out waiting for the condition", False),
-        ("ErrImagePull", "dial tcp: lookup registry.example on 10.96.0.10:53: no such host", False),
+        ("ErrImagePull", NO_HOST, True),
+        ("ImagePullBackOff", f'Back-off pulling image "t:1": ErrImagePull: {NO_HOST}', True),
+        ("ErrImagePull", "dial tcp: lookup ghcr.io on 10.96.0.10:53: server misbehaving", False),
+        ("ErrImagePull", "dial tcp: lookup ghcr.io: i/o timeout", False),
+        ("ErrImagePull", "lookup ghcr.io on 10.96.0.10:53: read udp: connection refused", False),
         ("ErrImagePull", "rpc error: code = DeadlineExceeded desc = context deadline exceeded", False),
         ("ErrImagePull", "dial tcp 10.1.1.1:443: i/o timeout", False),
         ("ErrImagePull", "429 Too Many Requests: toomanyrequests: your unauthenticated pull rate limit", False),
@@ -186,6 +191,9 @@ def test_the_user_is_told_what_to_correct() -> None:
     mistyped = status("Pending", [waits("preflight", "InvalidImageName", "no name")], [])
     assert "correct runtime.image" in worker(0, mistyped).refusal
     assert "ask its administrator" in worker(0, mistyped, image=None).refusal
+    elsewhere = status("Pending", [], [waits("trainer", "ErrImagePull", NO_HOST)])
+    assert "the nodes know no registry ghrc.io: correct runtime.image" in worker(0, elsewhere).refusal
+    assert "ask its administrator" in worker(0, elsewhere, image=None).refusal
     missing = status("Pending", [], [waits("trainer", "CreateContainerConfigError", 'secret "x" not found')])
     assert "create what is missing" in worker(0, missing).refusal
 

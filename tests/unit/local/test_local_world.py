@@ -19,13 +19,14 @@ from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.processes import environment_of
 
 from muster.contract.base import dump_json
-from muster.contract.names import Env
+from muster.contract.names import DEFAULT_PROJECT, Env
 from muster.contract.notices import NOTICES_ENV
 from muster.contract.quotas import ProjectQuota, Quota
 from muster.contract.signals import WorkerExit
 from muster.contract.spec import Runtime, TrainingJob, WorkerConfig, parse_job
 from muster.contract.status import GangStatus, JobStatus, Phase
 from muster.local.cluster import VersionConflict
+from muster.local.sandbox import Sandbox
 from muster.operator.core.decision import CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.observed import NodeReservation, ObservedJob, ObservedWorker, WorkerState, from_json, to_json
 from muster.operator.local import processes
@@ -203,6 +204,36 @@ async def test_what_the_machines_user_has_exported_is_not_the_jobs(
     assert given["TEAM_ENDPOINT"] == "http://here"
     assert given["PET_NNODES"] == "2"
     assert (secrets.keys() - {"PET_NNODES"} | {"TEAM_TOKEN"}) & given.keys() == set()
+
+
+@pytest.mark.parametrize("hub_cache", ["", "/big/hub"])
+async def test_a_programs_downloads_lie_in_its_projects_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_cache: str
+) -> None:
+    """Where it may write, and where they outlive its attempts; the machine's own can be read alone."""
+    monkeypatch.setenv("HF_HOME", "/big")
+    if hub_cache:
+        monkeypatch.setenv("HF_HUB_CACHE", hub_cache)
+    house = House(tmp_path)
+    program = {"program": {"command": ["train.py"]}, "gang": {"nodes": 2}}
+    submission = parse_job({"metadata": {"name": "mine"}, "spec": program})
+    house.uid = house.world.cluster.create("mine", "default", submission.spec, {}).metadata.uid
+    house.set_attempt(1)
+    try:
+        await house.create(0)
+        given = house.environment(0)
+        own = house.world.state.cache / DEFAULT_PROJECT
+        assert {name: given.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN_PATH", Env.HUB_CACHE)} == {
+            "HF_HOME": f"{own}/huggingface",
+            "HF_HUB_CACHE": None,
+            "HF_TOKEN_PATH": "/big/token",
+            Env.HUB_CACHE: hub_cache or "/big/hub",
+        }
+        box = Sandbox.model_validate_json(given[Env.SANDBOX])
+        assert str(own) in box.own_write
+        assert "/big" in box.read
+    finally:
+        await house.world.stop_workers(0.0)
 
 
 async def test_a_killed_worker_is_seen_dead_with_what_is_known(house: House) -> None:

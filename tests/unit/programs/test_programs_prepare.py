@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub import try_to_load_from_cache
 from tests.unit.programs.gang_of_keepers import Bench, surroundings
 
 from muster.contract.checkpoint import Commit
-from muster.contract.names import PREPARED
+from muster.contract.names import PREPARED, Env
 from muster.contract.program import Program
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint.failures import DamagedCommit
@@ -20,6 +21,7 @@ from muster.trainer.errors import UserError
 from muster.trainer.programs import WorkerOrders
 from muster.trainer.programs import prepare as module
 from muster.trainer.programs.archive import unpack
+from muster.trainer.programs.hub_links import link_repositories
 from muster.trainer.programs.prepare import prepare
 
 
@@ -190,3 +192,57 @@ def test_an_input_that_is_not_there_is_named(tmp_path: Path, wanted: dict[str, s
     around = with_program(surroundings(tmp_path), inputs={"base": wanted})
     with pytest.raises(UserError, match=says):
         prepare(around, lambda words: None)
+
+
+def hub_cache(root: Path, revision: str, **files: str) -> Path:
+    """A cache with one model, as the hub's library lays it out."""
+    repository = root / "models--team--tiny"
+    (repository / "blobs").mkdir(parents=True, exist_ok=True)
+    (repository / "snapshots" / revision).mkdir(parents=True)
+    for name, text in files.items():
+        (repository / "blobs" / text).write_text(text)
+        (repository / "snapshots" / revision / name).symlink_to(f"../../blobs/{text}")
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(revision)
+    return root
+
+
+def test_models_that_the_machine_has_are_linked_into_a_programs_own_cache(tmp_path: Path) -> None:
+    """A newer revision can be downloaded beside them: nothing that is written leads to the machine's cache."""
+    machine, own = hub_cache(tmp_path / "machine", "a1", config="old"), tmp_path / "own"
+    (machine / "version.txt").write_text("1")
+    assert link_repositories(machine, own) == 1
+    found = try_to_load_from_cache("team/tiny", "config", cache_dir=own)
+    assert isinstance(found, str)
+    assert (Path(found).read_text(), Path(found).is_relative_to(own)) == ("old", True)
+    hub_cache(own, "b2", config="new")
+    newer = try_to_load_from_cache("team/tiny", "config", cache_dir=own)
+    assert isinstance(newer, str)
+    assert Path(newer).read_text() == "new"
+    assert (machine / "models--team--tiny" / "refs" / "main").read_text() == "a1"
+    assert [path.name for path in (machine / "models--team--tiny" / "blobs").iterdir()] == ["old"]
+    assert link_repositories(machine, own) == 0, "what is there stays"
+    assert sorted(path.name for path in own.iterdir()) == ["models--team--tiny"]
+
+
+@pytest.mark.parametrize(("home", "linked"), [("cache/huggingface", True), ("elsewhere", False)])
+def test_prepare_links_them_unless_the_job_names_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, linked: bool
+) -> None:
+    monkeypatch.setenv(Env.HUB_CACHE, str(hub_cache(tmp_path / "machine", "a1", config="old")))
+    monkeypatch.setenv(Env.CACHE_DIR, str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / home))
+    said: list[str] = []
+    prepare(surroundings(tmp_path), said.append)
+    assert (tmp_path / home / "hub" / "models--team--tiny" / "refs" / "main").exists() == linked
+    assert any("1 repository of the hub" in words for words in said) == linked
+
+
+def test_a_cache_that_can_not_be_linked_stops_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(Env.HUB_CACHE, str(hub_cache(tmp_path / "machine", "a1", config="old")))
+    monkeypatch.setenv(Env.CACHE_DIR, str(tmp_path))
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "taken"))
+    said: list[str] = []
+    prepare(surroundings(tmp_path), said.append)
+    assert any("can't be linked, and are downloaded again" in words for words in said)

@@ -18,6 +18,9 @@ _NO_SUCH_IMAGE = re.compile(
     r"|authentication required|no basic auth credentials|insufficient_scope|403 Forbidden",
     re.IGNORECASE,
 )
+# A name server's answer that there is no host of that name (Go's words for it). One that fails or does not answer is
+# called otherwise: server misbehaving, i/o timeout, connection refused.
+_NO_SUCH_HOST = re.compile(r"lookup (\S+?)(?: on \S+)?: no such host")
 # The same words about the node's own tools and names, not about the image.
 _OF_THE_NODE = re.compile(r"executable file not found|host not found|too ?many ?requests", re.IGNORECASE)
 # A Secret or ConfigMap, or a key of one, that the job names; a user that the image or the job gets wrong.
@@ -34,7 +37,8 @@ def is_refusal(reason: str, message: str) -> bool:
     if reason in _FINAL:
         return True
     if reason in ("ErrImagePull", BACK_OFF):
-        return bool(_NO_SUCH_IMAGE.search(message)) and not _OF_THE_NODE.search(message)
+        answered = _NO_SUCH_IMAGE.search(message) or _NO_SUCH_HOST.search(message)
+        return bool(answered) and not _OF_THE_NODE.search(message)
     if reason == "FailedMount":
         return bool(_NO_SUCH_SOURCE.search(message))
     return reason == "CreateContainerConfigError" and bool(_NO_SUCH_CONFIG.search(message))
@@ -50,6 +54,8 @@ def remedy(trouble: str, image: str | None) -> str:
     """The next step of the job's user. `image` is the one that the job names, if any."""
     if trouble.startswith(("CreateContainerConfigError", "FailedMount")):
         return "create what is missing in the job's namespace, or correct spec.runtime, and submit the job again"
+    if image and (host := _NO_SUCH_HOST.search(trouble)):
+        return f"the nodes know no registry {host[1]}: correct runtime.image, and submit the job again"
     if image:
         return "correct runtime.image (or the pull secret of its service account), and submit the job again"
     return "the job names no image, so this one is the platform's: ask its administrator (workers.image of the chart)"

@@ -77,6 +77,7 @@ def worker_environment(
     device = {Env.DEVICE: "cuda" if gang.gpus_per_node and not pretends(os.environ) else "cpu"}
     temporary = str(state.jobs / meta.uid / "tmp")
     caches = {"TRITON_CACHE_DIR": f"{temporary}/triton", "CUDA_CACHE_PATH": f"{temporary}/cuda"}
+    hub = _hub_variables(inherited, cache_folder(state, job)) if job.spec.program is not None else {}
     ours = (
         visible
         | device
@@ -102,7 +103,10 @@ def worker_environment(
     )
     given = _own(job.spec.runtime, start.secrets)
     own = {f"{Env.OWN_PREFIX}{name}": value for name, value in given.items() if name not in ours}
-    return caches | inherited | threads | {"PYTHONUNBUFFERED": "1"} | own | ours
+    everything = caches | inherited | threads | {"PYTHONUNBUFFERED": "1"} | hub | own | ours
+    if hub:
+        everything.pop("HF_HUB_CACHE", None)  # it comes before HF_HOME
+    return everything
 
 
 def _own(runtime: Runtime, secrets: Mapping[str, str]) -> dict[str, str]:
@@ -133,6 +137,26 @@ def cache_folder(state: StateFolder, job: TrainingJob) -> Path:
     return state.cache / _project_of(job)
 
 
+def _hub_home(inherited: Mapping[str, str]) -> Path:
+    """Return the folder of the Hugging Face libraries of this machine's user."""
+    return Path(inherited.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+
+
+def _hub_variables(inherited: Mapping[str, str], cache: Path) -> dict[str, str]:
+    """Return the variables by which a program's libraries find their downloads.
+
+    They download models and convert data below HF_HOME. This machine's own is shared by all projects, so that a worker
+    may only read it. A program gets one of its project, which outlives its attempts, with links to what this machine's
+    holds. The token is still read from where `hf auth login` has put it.
+    """
+    home = _hub_home(inherited)
+    return {
+        "HF_HOME": str(cache / "huggingface"),
+        "HF_TOKEN_PATH": str(home / "token"),
+        Env.HUB_CACHE: inherited.get("HF_HUB_CACHE") or str(home / "hub"),
+    }
+
+
 def _project_of(job: TrainingJob) -> str:
     return job.metadata.labels.get(Label.PROJECT) or DEFAULT_PROJECT
 
@@ -143,9 +167,8 @@ def _sandbox(
     """Return the worker's access. `inherited` are its variables from our own environment, whose paths we may grant."""
     spec, uid = job.spec, job.metadata.uid
     home = Path.home()
-    hub = inherited.get("HF_HOME") or home / ".cache" / "huggingface"
     # AWS libraries find credentials there, and a store is reached with them, as with the AWS_* variables.
-    shared = (str(hub), str(home / ".aws"))
+    shared = (str(_hub_home(inherited)), str(home / ".aws"))
     given = (value.split(":") for name, value in inherited.items() if not name.startswith(_NO_PATHS))
     named = (origin.uri for origin in input_commits(spec).values() if origin.uri)
     commits = [address.local for address in map(parse_address, named) if address.scheme == "file"]

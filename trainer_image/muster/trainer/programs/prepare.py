@@ -23,7 +23,7 @@ from typing import Final
 
 from muster.contract.address import StorageAddress, parse_address
 from muster.contract.checkpoint import RESUME, Commit
-from muster.contract.names import PREPARED, ExitCode
+from muster.contract.names import PREPARED, Env, ExitCode
 from muster.contract.program import Input
 from muster.storage.errors import NotFound, StorageError
 from muster.storage.listing import steps_in
@@ -38,6 +38,7 @@ from muster.trainer.checkpoint.quarantine import first_good, put_back_newest, se
 from muster.trainer.errors import UserError
 from muster.trainer.programs import INPUTS, KEEPING, SOURCE, WORK, WorkerOrders, read_surroundings
 from muster.trainer.programs.archive import unpack
+from muster.trainer.programs.hub_links import link_repositories
 
 SOURCE_BYTES_MAX: Final = 1 << 30
 BLOCK_BYTES: Final = 16 << 20
@@ -66,6 +67,7 @@ def prepare(around: WorkerOrders, report: Callable[[str], None]) -> dict[str, ob
     (around.worker_dir / KEEPING).mkdir(parents=True)
     work = around.worker_dir / WORK
     source = inputs = None
+    _link_downloads(report)
     if around.program.source:
         source = around.worker_dir / SOURCE
         _fetch_source(str(around.program.source), around.worker_dir / KEEPING / "source.tar.gz", source)
@@ -92,6 +94,22 @@ def prepare(around: WorkerOrders, report: Callable[[str], None]) -> dict[str, ob
         document["entry"] = resumed.entry
     write_whole(around.worker_dir / PREPARED, json.dumps(document))
     return document
+
+
+def _link_downloads(report: Callable[[str], None]) -> None:
+    """Give the program what this machine has downloaded from the hub already. Without it, it downloads it again.
+    A job that names an HF_HOME of its own has what is there."""
+    machine, own = os.environ.get(Env.HUB_CACHE), os.environ.get("HF_HOME")
+    if not machine or not own or not Path(own).is_relative_to(os.environ.get(Env.CACHE_DIR) or own + "/"):
+        return
+    try:
+        count = link_repositories(Path(machine), Path(own) / "hub")
+    except OSError as error:
+        report(f"{machine}: its models can't be linked, and are downloaded again: {error}")
+    else:
+        if count:
+            plural = "y" if count == 1 else "ies"
+            report(f"{count} repositor{plural} of the hub in {own}, as links to {machine}")
 
 
 def _fetch_source(address: str, archive: Path, folder: Path) -> None:
