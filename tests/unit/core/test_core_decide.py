@@ -419,6 +419,23 @@ def test_exits_after_suspension_are_no_preemption() -> None:
 WISHES = ("suspend", "cancel", "delete", "none")
 
 
+def test_a_gang_whose_workers_share_a_node_starts_trains_and_starts_again() -> None:
+    """The audit took every such gang for a mistake, so that none ever started."""
+    together = {"spec": spec(gang={"nodes": 2, "gpusPerNode": 2, "shareNodes": True})}
+    seen = observed(reservations=(granted(nodes=("a", "a")),), **together)
+    seen = write(seen, check(seen))
+    assert (seen.status.phase, seen.status.gang.nodes) == (Phase.STARTING, ("a", "a"))
+    assert [action.node for action in check(seen).actions if isinstance(action, CreateWorker)] == ["a", "a"]
+    seen = replace(seen, workers=tuple(replace(each, node="a") for each in crew()))
+    while (decision := check(seen)).status != seen.status:
+        seen = write(seen, decision)
+    assert seen.status.phase is Phase.RUNNING
+    seen = replace(seen, workers=(replace(exited(0, 1), node="a"), seen.workers[1]))
+    seen = replace(closed(restarting(seen)), now=NOW + 3600.0)  # after the backoff
+    again = check(seen).status
+    assert (again.attempt, again.gang.nodes) == (2, ("a", "a"))
+
+
 def every_phase() -> dict[str, ObservedJob]:
     alive = running()
     failing = with_status(alive, alive.status, workers=(exited(0, 137), crew()[1]))

@@ -81,7 +81,8 @@ def _change(seen: ObservedJob, decision: JobDecision) -> Iterator[str]:
         yield "closes an attempt whose gang may still be there"
     if after.phase in _ALIVE and len(after.gang.nodes) != after.gang.wanted:
         yield f"holds {plural(len(after.gang.nodes), 'node')} for {plural(after.gang.wanted, 'worker')}"
-    if after.phase in _ALIVE and len(set(after.gang.nodes)) != len(after.gang.nodes):
+    alone = not seen.spec.gang.share_nodes
+    if alone and after.phase in _ALIVE and len(set(after.gang.nodes)) != len(after.gang.nodes):
         yield "puts two workers of a gang on one node"
     if after.phase in _EMPTY_HANDED and after.gang.nodes:
         yield f"{after.phase} with nodes in its hands"

@@ -46,7 +46,8 @@ def inconsistent_status(summary: WorkerSummary) -> JobDecision | None:
     status, gang = summary.status, summary.gang
     if status.phase not in (Phase.STARTING, Phase.RUNNING):
         return None
-    if len(set(gang.nodes)) == gang.wanted > 0 and not between_attempts(status):
+    places = gang.nodes if summary.seen.spec.gang.share_nodes else set(gang.nodes)
+    if len(places) == gang.wanted > 0 and not between_attempts(status):
         return None
     what = f"{status.phase} with {plural(len(gang.nodes), 'node')} for {plural(gang.wanted, 'worker')}"
     return write_or_act(
@@ -217,7 +218,8 @@ def _placed(summary: WorkerSummary) -> GangStatus:
         return gang
     nodes = {worker.worker: worker.node for worker in summary.mine}
     chosen = tuple(nodes.get(index, "") for index in range(gang.wanted))
-    if chosen == gang.nodes or not all(chosen) or len(set(chosen)) < len(chosen):
+    doubled = len(set(chosen)) < len(chosen) and not summary.seen.spec.gang.share_nodes
+    if chosen == gang.nodes or not all(chosen) or doubled:
         return gang
     return gang.model_copy(update={"nodes": chosen})
 
