@@ -120,6 +120,26 @@ def test_an_init_container_that_does_not_restart_ends_its_worker() -> None:
 
 
 @pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        ("python3", "the image has no python3 on its PATH: a program's image needs Python 3.9 or newer"),
+        ("python", "the image has no python on its PATH, so it is not one of Muster's trainer"),
+    ],
+)
+def test_an_image_without_python_is_the_users_to_correct(missing: str, says: str) -> None:
+    """The runtime can't start the container: nothing in it can say so, and another try finds the same image."""
+    message = (
+        f'failed to create containerd task: runc create failed: exec: "{missing}": executable file not found in $PATH'
+    )
+    end = {"exitCode": 128, "reason": "StartError", "message": message, "finishedAt": "2026-11-20T09:00:00Z"}
+    after = decide(gang(status("Failed", [], [{"name": "trainer", "state": {"terminated": end}}]), HEALTHY)).status
+    assert after.last_failure is not None
+    assert after.last_failure.cause is Cause.USER_ERROR
+    assert after.last_failure.message == f"{says}; correct runtime.image, and submit the job again"
+    assert after.ends_as is Phase.FAILED
+
+
+@pytest.mark.parametrize(
     ("reason", "message"),
     [
         ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present"),

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from pydantic import ValidationError
 
-from muster.contract.names import LAST_HEARTBEAT
+from muster.contract.names import LAST_HEARTBEAT, ExitCode
 from muster.contract.signals import Heartbeat, Signal, SignalKind, WorkerExit
 from muster.contract.status import Phase
 from muster.operator.core.observed import ObservedWorker, WorkerState
@@ -27,6 +27,8 @@ _PLAIN = frozenset({"", "Completed", "Error", "ContainerStatusUnknown", "StartEr
 # Reasons of a DisruptionTarget or TerminationTarget condition that mean: others need the place more.
 PREEMPTIONS = frozenset({"PreemptionByScheduler", "PreemptionByKubeScheduler", "Preempted", "StoppedByKueue"})
 _PREEMPTION_REASON = re.compile(r"Preempt|Evicted|Kueue|Reclaim", re.IGNORECASE)
+# A container runtime's words about an image without the interpreter that starts the worker (containerd's, CRI-O's).
+_NO_PYTHON = re.compile(r'"(python3?)": executable file not found')
 _STEP_RECORD = re.compile(r'"type":"step"\}$')  # also one whose beginning was cut off
 
 NodeOf = Callable[[str], NodeFacts | None]
@@ -218,6 +220,12 @@ def _exit(end: ContainerEnd, environment: Environment) -> WorkerExit:
         # Records of steps say nothing of an end.
         tail = "\n".join(line for line in end.message.splitlines()[-40:] if not _STEP_RECORD.search(line))
         record = WorkerExit(exit_code=end.exit_code, at=end.at, signal=signal, message=where, log_tail=tail)
+        if missing := _NO_PYTHON.search(end.message):
+            words = f"the image has no {missing[1]} on its PATH: a program's image needs Python 3.9 or newer"
+            if missing[1] == "python":
+                words = "the image has no python on its PATH, so it is not one of Muster's trainer"
+            text = f"{words}; correct runtime.image, and submit the job again"
+            return WorkerExit(exit_code=ExitCode.USER_ERROR, at=end.at, message=text)
     if record.exit_code != end.exit_code:  # it was killed after it had written its record
         record = record.model_copy(update={"exit_code": end.exit_code})
     return record.model_copy(
