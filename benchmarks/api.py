@@ -45,8 +45,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import api_peer  # noqa: E402
 from tests.integration.api.postgres import PostgresServer, postgres_server  # noqa: E402
 
-from muster.contract.layout import StateFolder  # noqa: E402
 from muster.local.cluster import LocalCluster  # noqa: E402
+from muster.words.state_folder import StateFolder  # noqa: E402
 
 READS = 300
 AT_ONCE_MAX = 64  # connections of the one who submits

@@ -209,8 +209,8 @@ def state(megabytes: int) -> tuple[Any, Any]:
 
 
 def train_state(model: Any, optimizer: Any, step: int) -> Any:
-    from muster.contract.checkpoint import DataCursor
     from muster.trainer.checkpoint import TrainState
+    from muster.words.checkpoint import DataCursor
 
     return TrainState(model, optimizer, step, 0, DataCursor(seed=0, epoch=0, sample=0), {}, {}, {}, False)
 
@@ -220,8 +220,8 @@ def muster(where: str, megabytes: int, place: str) -> dict[str, Taken]:
     import botocore.session  # noqa: F401  (as the other peers have it before the clock runs)
     import torch
 
-    from muster.contract.spec import Keep
     from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity, load
+    from muster.words.job import Keep
 
     model, optimizer = state(megabytes)
     saver = CheckpointSaver(SaverIdentity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
@@ -309,8 +309,8 @@ def training(where: str, megabytes: int, saves: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from muster.contract.spec import Keep
     from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity
+    from muster.words.job import Keep
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -370,8 +370,8 @@ def memory(where: str, megabytes: int, saves: int) -> None:
     """What the rank and its upload process hold while they save, above what a rank holds that trains without."""
     import torch
 
-    from muster.contract.spec import Keep
     from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity
+    from muster.words.job import Keep
 
     model, optimizer = state(megabytes)
 
@@ -429,8 +429,8 @@ def fall_back(where: str, megabytes: int, files: Path) -> None:
     """Two commits; one bit of the newest is flipped, in the last part that is read; seconds until the older is in."""
     import torch
 
-    from muster.contract.spec import Keep
     from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity, resume
+    from muster.words.job import Keep
 
     model, optimizer = state(megabytes)
     saver = CheckpointSaver(SaverIdentity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=2), {})
@@ -459,11 +459,11 @@ def export(where: str, megabytes: int, place: str) -> None:
     memory that took."""
     import torch
 
-    from muster.contract.architecture import Architecture
-    from muster.contract.base import dump
-    from muster.contract.spec import Keep
+    from muster.recipe.architecture import Architecture
     from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity
     from muster.trainer.models.decoder import build
+    from muster.words.base import dump
+    from muster.words.job import Keep
 
     layers = max(megabytes * MEGA // (4 * (4 * 1_024 * 1_024 + 3 * 1_024 * 2_816)), 1)
     shape = Architecture(dim=1_024, layers=layers, heads=16, kv_heads=16, ffn_dim=2_816, vocab_size=1_024,

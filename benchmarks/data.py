@@ -36,15 +36,15 @@ import numpy as np
 import psutil
 import torch
 
-from muster.contract.base import parse
-from muster.contract.checkpoint import DataCursor
-from muster.contract.data_config import Source
-from muster.contract.training import TrainingConfig
+from muster.recipe.data_config import Source
+from muster.recipe.training import TrainingConfig
 from muster.storage.sources import STDLIB, find
 from muster.trainer.config import DataParallel
 from muster.trainer.data import RankLoader, SampleSet, load_tokenizer, open_data
 from muster.trainer.data.packing import best_fit
 from muster.trainer.data.prepare import prepared
+from muster.words.base import parse
+from muster.words.checkpoint import DataCursor
 
 SHAPE = {"dim": 128, "layers": 1, "heads": 4, "kvHeads": 4, "ffnDim": 128, "vocabSize": 260}
 BATCHES = ((512, 8), (2048, 8), (8192, 2))  # (tokens per sample, samples per step)

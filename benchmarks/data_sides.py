@@ -17,7 +17,7 @@ def main() -> None:
 
 def muster(corpus: str, tokenizer: str, work: Path) -> dict[str, Any]:
     """What the first rank of a job does before its first step."""
-    from muster.contract.data_config import Source
+    from muster.recipe.data_config import Source
     from muster.trainer.data import load_tokenizer
     from muster.trainer.data.prepare import prepared
 

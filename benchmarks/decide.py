@@ -22,16 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.contract.quotas import ProjectQuota, Quota
-from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
-from muster.contract.spec import JobSpec, parse_job
-from muster.contract.status import CheckpointStatus, GangStatus, JobStatus, Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.audit import audit
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import CreateWorker, JobDecision, RemoveWorker
 from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
 from muster.operator.core.observed import CommittedSteps, NodeReservation, ObservedJob, ObservedWorker, WorkerState
+from muster.recipe.document import JobSpec, parse_job
+from muster.words.quotas import ProjectQuota, Quota
+from muster.words.signals import Heartbeat, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
+from muster.words.status import CheckpointStatus, GangStatus, JobStatus, Phase
 
 NOW = 1_700_000_000.0
 DECIDE_P99_SECONDS, ADMISSION_SECONDS, RESTART_SECONDS = 0.002, 1.0, 10.0

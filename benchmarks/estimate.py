@@ -1,4 +1,4 @@
-"""How far the memory arithmetic (muster.contract.memory) is from what a rank takes: real steps, measured peaks.
+"""How far the memory arithmetic (muster.plan.memory) is from what a rank takes: real steps, measured peaks.
 
     python benchmarks/estimate.py [--gpu] [--only bf16] [--table] [--json FILE]
 
@@ -302,15 +302,15 @@ def train_steps(case: Case, steps: int) -> Ran:
 
 def _train(case: Case, ranks: Any, device: Any, small: bool, steps: int) -> Ran:
     """A few steps of the trainer's own."""
-    from muster.contract.base import parse
-    from muster.contract.checkpoint import DataCursor
-    from muster.contract.training import TrainingConfig
+    from muster.recipe.training import TrainingConfig
     from muster.trainer.config import data_parallel
     from muster.trainer.data import RankLoader
     from muster.trainer.models import sharding
     from muster.trainer.train.rank_state import RankState
     from muster.trainer.train.reduction import StepRequests
     from muster.trainer.train.step import TrainStep
+    from muster.words.base import parse
+    from muster.words.checkpoint import DataCursor
 
     training = parse(TrainingConfig, {k: v for k, v in case.training(small).items() if v is not None})
     definition = _definition(case, training.adapter, small)
@@ -335,13 +335,13 @@ def _definition(case: Case, adapter: Any, small: bool) -> Any:
     """The model, random; a small one warms the process up."""
     import torch
 
-    from muster.contract.architecture import Architecture
-    from muster.contract.base import parse
+    from muster.recipe.architecture import Architecture
     from muster.trainer.models.decoder_model import DecoderModel
     from muster.trainer.models.nf4 import NF4Linear, encode
     from muster.trainer.models.self_test import examine
     from muster.trainer.models.transformers_model import TransformersModel
     from muster.trainer.parallel.shards import local
+    from muster.words.base import parse
 
     if not case.family:
         shape = {**case.model, "layers": 1, "dim": 128, "heads": 2, "ffnDim": 64, "vocabSize": 260, "kvHeads": 2}

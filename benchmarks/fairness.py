@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.fleet_replay import POLICIES, WEIGHTS, Assumed, Job, Policy, Replay, trace
 
-from muster.contract.quotas import ProjectQuota
+from muster.words.quotas import ProjectQuota
 
 LIMITS = {"lost": 0.2, "wait": 1.05, "put out": 1.25, "fairness": 2.0}
 

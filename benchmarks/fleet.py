@@ -31,14 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run as 
 
 from benchmarks.ettr import best_interval, formula
 
-from muster.contract.signals import Heartbeat, Signal, SignalKind, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
-from muster.contract.spec import JobSpec, parse_job
-from muster.contract.status import JobStatus, Phase
 from muster.operator.core.decision import Action, CreateWorker, RemoveWorker
 from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
 from muster.operator.core.observed import CommittedSteps, NodeReservation, ObservedJob, ObservedWorker, WorkerState
 from muster.operator.runner import JobRunner, RunnerListener
 from muster.operator.world import ReservationSet
+from muster.recipe.document import JobSpec, parse_job
+from muster.words.signals import Heartbeat, Signal, SignalKind, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
+from muster.words.status import JobStatus, Phase
 
 DAY = 86_400.0
 

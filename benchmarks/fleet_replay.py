@@ -12,14 +12,14 @@ from pathlib import Path
 from benchmarks import traces
 from benchmarks.traces import GPUS
 
-from muster.contract.quotas import ProjectQuota
-from muster.contract.spec import JobSpec, parse_job
-from muster.contract.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
 from muster.operator.core import preemption, victims
 from muster.operator.core.admit import BACKFILL_SECONDS, admit
 from muster.operator.core.evictions import FIRST_SECONDS, PreemptionOption, began
 from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
 from muster.operator.core.observed import NodeReservation
+from muster.recipe.document import JobSpec, parse_job
+from muster.words.quotas import ProjectQuota
+from muster.words.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
 
 NOW = 1_700_000_000.0
 ASKED_SECONDS, ENDED_SECONDS = 30.0, 5.0  # until a gang that is asked to commit, or is ended at once, is gone

@@ -30,9 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run as 
 from benchmarks.ettr import formula
 from benchmarks.fleet import Site, muster
 
-from muster.contract.spec import JobSpec, Past, parse_job, past_of
-from muster.contract.status import JobStatus
+from muster.recipe.document import JobSpec, parse_job
 from muster.trainer.checkpoint.policy import SaveHistory, SavePolicy
+from muster.words.job import Past, past_of
+from muster.words.status import JobStatus
 
 FAULT_EVERY_SECONDS = 300.0
 # Of a measured recovery, what comes before the processes' start: until the gang is gone, and the mean pause.

@@ -183,8 +183,8 @@ def _muster(seed: int, given: argparse.Namespace, home: Path, work: Path) -> tup
 
 
 def _muster_rewards(work: Path) -> Curve:
-    from muster.contract.names import STEP_LOG
-    from muster.contract.signals import StepRecord
+    from muster.words.names import STEP_LOG
+    from muster.words.signals import StepRecord
 
     records = map(StepRecord.model_validate_json, (work / STEP_LOG).read_text().splitlines())
     return [record.values["reward"] for record in records if record.step]

@@ -21,12 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from muster.contract.spec import parse_job
-from muster.contract.status import JobStatus, Phase
 from muster.operator import runner as running
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
 from muster.operator.runner import JobRunner, serve
+from muster.recipe.document import parse_job
+from muster.words.status import JobStatus, Phase
 
 SHARE_MAX = 0.01
 QUIET_SECONDS = 3.0  # without a turn: the first look at everything is over

@@ -33,7 +33,6 @@ sys.path.insert(0, str(ROOT))
 
 from tests.cluster.controlplane import ControlPlane, missing  # noqa: E402
 
-from muster.contract.names import FINALIZER  # noqa: E402
 from muster.kube import paths  # noqa: E402
 from muster.kube.client import STRATEGIC, ApiClient, Object  # noqa: E402
 from muster.kube.connection import from_kubeconfig  # noqa: E402
@@ -46,6 +45,7 @@ from muster.operator.core.decision import CreateWorker  # noqa: E402
 from muster.operator.kubernetes.jobs import JobStore  # noqa: E402
 from muster.operator.kubernetes.render import SiteSettings, pin, render_pod  # noqa: E402
 from muster.operator.kubernetes.settings import TOLERATIONS  # noqa: E402
+from muster.words.names import FINALIZER  # noqa: E402
 
 NAMESPACE = "scale"
 AT_ONCE = 64

@@ -28,9 +28,9 @@ from tests.cluster.controlplane import ControlPlane, missing  # noqa: E402
 from tests.cluster.house import House, quick_job  # noqa: E402
 from tests.polling import eventually  # noqa: E402
 
-from muster.contract.names import STEP_LOG, worker_name  # noqa: E402
-from muster.contract.signals import StepRecord  # noqa: E402
-from muster.contract.times import epoch_seconds  # noqa: E402
+from muster.words.names import STEP_LOG, worker_name  # noqa: E402
+from muster.words.signals import StepRecord  # noqa: E402
+from muster.words.times import epoch_seconds  # noqa: E402
 
 JOB = "recovery"
 SECONDS_MAX = 30.0

@@ -27,14 +27,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from muster.contract.layout import StateFolder
-from muster.contract.names import HEARTBEAT, STEP_LOG, Env
-from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase
-from muster.contract.spec import parse_job
-from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
+from muster.recipe.document import parse_job
+from muster.words.names import HEARTBEAT, STEP_LOG, Env
+from muster.words.signals import Heartbeat, StepRecord, TrainerPhase
+from muster.words.state_folder import StateFolder
+from muster.words.status import JobStatus, Phase
 
 WORKERS = 2
 TOTAL_SECONDS_MAX, DETECTION_SECONDS_MAX = 15.0, 1.0

@@ -24,8 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from muster.contract.names import STEP_LOG
-from muster.contract.signals import StepRecord
+from muster.words.names import STEP_LOG
+from muster.words.signals import StepRecord
 
 BUSY = {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "200"}  # what the two runtimes do where nobody says otherwise
 WARM_UP_STEPS = 3

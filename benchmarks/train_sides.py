@@ -112,7 +112,6 @@ _CONSTANT = {"name": "constant", "warmupSteps": 0}
 
 
 def _muster(gate: Gate, order: dict[str, Any], decoder: bool) -> None:
-    from muster.contract.signals import TrainerPhase
     from muster.trainer.config import read_ranks, read_run
     from muster.trainer.data import open_data
     from muster.trainer.launch.process_control import process_started_at
@@ -121,6 +120,7 @@ def _muster(gate: Gate, order: dict[str, Any], decoder: bool) -> None:
     from muster.trainer.train import loop
     from muster.trainer.train.origin import RunOrigin, find_origin
     from muster.trainer.train.rank_state import RankState
+    from muster.words.signals import TrainerPhase
 
     gate.libraries = _import_transformers(order["method"], peers=False)
     run, ranks = read_run(), read_ranks()
@@ -151,9 +151,9 @@ def _muster(gate: Gate, order: dict[str, Any], decoder: bool) -> None:
 
 def _as_decoder(folder: str, adapter: Any) -> Any:
     """The folder's shape as our own decoder's."""
-    from muster.contract.architecture import Architecture
-    from muster.contract.base import parse
+    from muster.recipe.architecture import Architecture
     from muster.trainer.models.decoder_model import DecoderModel
+    from muster.words.base import parse
 
     config = json.loads((Path(folder) / "config.json").read_text())
     shape = {
@@ -257,9 +257,9 @@ def _data() -> Any:
 def _loader(order: dict[str, Any]) -> Any:
     import torch
 
-    from muster.contract.checkpoint import DataCursor
     from muster.trainer.config import data_parallel, read_ranks
     from muster.trainer.data import RankLoader
+    from muster.words.checkpoint import DataCursor
 
     run, data = _data()
     cursor, division = DataCursor(seed=run.training.seed, epoch=0, sample=0), data_parallel(run.training, read_ranks())

@@ -31,10 +31,10 @@ from typing import Any
 import httpx2
 from playwright.async_api import Browser, Page, async_playwright
 
-from muster.contract.layout import StateFolder
-from muster.contract.names import LOG, STEP_LOG
-from muster.contract.status import Attempt, GangStatus, Phase, Progress
 from muster.local.cluster import LocalCluster
+from muster.words.names import LOG, STEP_LOG
+from muster.words.state_folder import StateFolder
+from muster.words.status import Attempt, GangStatus, Phase, Progress
 
 LOOKS = 5  # at each page, each in a browser that has kept nothing; the median counts
 SUBMISSIONS = 60

@@ -76,13 +76,13 @@ def load_on_two_ranks(training: Mapping[str, Any], environment: Mapping[str, str
 def main() -> None:
     import torch.distributed as dist
 
-    from muster.contract.base import parse
-    from muster.contract.training import TrainingConfig
+    from muster.recipe.training import TrainingConfig
     from muster.storage.model_folder import open_folder
     from muster.trainer.config import RankPosition
     from muster.trainer.models import sharding, transformers_model
     from muster.trainer.models.files import open_files
     from muster.trainer.parallel.groups import connect
+    from muster.words.base import parse
 
     config = parse(TrainingConfig, json.loads(sys.argv[1]), "training")
     assert config.model.source is not None

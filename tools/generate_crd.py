@@ -5,10 +5,10 @@ from pathlib import Path
 
 import yaml
 
-from muster.contract.schema import definition
+from muster.recipe.schema import definition
 
 PLACE = Path(__file__).resolve().parent.parent / "helm" / "muster" / "files" / "trainingjobs.yaml"
-HEADER = "# Made by tools/generate_crd.py from services/muster/contract; change the models instead.\n"
+HEADER = "# Made by tools/generate_crd.py from services/muster/{words,recipe}; change the models instead.\n"
 
 
 def main() -> int:

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from muster.contract.foreign_names import FOREIGN_NAMES
-from muster.contract.reference import DocumentKey, example_lines, flow, job_reference
-from muster.contract.spec import MUTABLE, JobSpec
+from muster.recipe.document import MUTABLE, JobSpec
+from muster.recipe.foreign_names import FOREIGN_NAMES
+from muster.recipe.reference import DocumentKey, example_lines, flow, job_reference
 
 TARGET = Path(__file__).parents[1] / "docs" / "job.md"
 WIDTH = 120
 CONTENTS_DEPTH = 3  # deeper sections are reached from those above them
 HEAD = """# The job's document
 
-Written by `tools/generate_job_docs.py` from `services/muster/contract`; `make generated` fails when they part.
+Written by `tools/generate_job_docs.py` from `services/muster/{words,recipe}`; `make generated` fails when they part.
 
 Every key of a `TrainingJob`, with type, default and meaning. The same is said by `muster explain`, without a server:
 `muster explain training.batch` for a section, `muster explain warmupSteps` for a key by its name alone, and

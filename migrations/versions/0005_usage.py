@@ -6,8 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from muster.contract.quantities import quantity
-from muster.contract.times import epoch_seconds
+from muster.words.quantities import quantity
+from muster.words.times import epoch_seconds
 
 revision = "0005"
 down_revision = "0004"

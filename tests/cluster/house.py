@@ -21,10 +21,10 @@ from tests.tidy.repository import ROOT
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import tool
 
-from muster.contract.names import Label
 from muster.kube import paths
 from muster.kube.client import ApiClient
 from muster.kube.connection import from_kubeconfig
+from muster.words.names import Label
 
 T = TypeVar("T")
 SYSTEM = "muster-system"

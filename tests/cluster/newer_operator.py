@@ -4,7 +4,7 @@ import sys
 
 import pydantic.fields
 
-from muster.contract import status
+from muster.words import status
 
 status.STATUS_VERSION += 1
 status.JobStatus.model_fields["schema_version"].default = status.STATUS_VERSION

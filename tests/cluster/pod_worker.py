@@ -13,11 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from muster.contract.base import dump_json
-from muster.contract.checkpoint import Commit, DataCursor, sealed
-from muster.contract.names import ExitCode
-from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, WorkerExit
 from muster.trainer.launch.report import serve_reports, write_termination_message
+from muster.words.base import dump_json
+from muster.words.checkpoint import Commit, DataCursor, sealed
+from muster.words.names import ExitCode
+from muster.words.signals import Heartbeat, StepRecord, TrainerPhase, WorkerExit
 from muster.worker.fence import FenceUnreachable, StaleAttempt, confirm
 
 FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])

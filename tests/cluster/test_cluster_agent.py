@@ -23,13 +23,13 @@ from tests.unit.agent.mock_imds import ACTION, MockImds, mock_imds
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import chart, helm  # noqa: F401 - fixtures
 
-from muster.contract.notices import AGENT_CONDITION, FAULT_CONDITION, NOTICES, TAINTS
-from muster.contract.signals import SignalKind
 from muster.kube import paths
 from muster.kube.client import ApiClient
 from muster.kube.connection import ApiConnection, BearerCredentials
 from muster.kube.errors import ApiError
 from muster.kube.tls import api_server_context
+from muster.words.notices import AGENT_CONDITION, FAULT_CONDITION, NOTICES, TAINTS
+from muster.words.signals import SignalKind
 
 
 class Agent:

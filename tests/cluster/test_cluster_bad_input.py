@@ -9,9 +9,9 @@ from tests.polling import eventually
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import tool
 
-from muster.contract.status import STATUS_VERSION
 from muster.kube import paths
 from muster.kube.client import STRATEGIC
+from muster.words.status import STATUS_VERSION
 
 
 @pytest.fixture(scope="module")

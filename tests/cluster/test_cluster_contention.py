@@ -10,11 +10,11 @@ from tests.cluster.official import Object
 from tests.polling import eventually
 
 from muster.api.core.cluster.kubernetes_config_maps import write_quotas
-from muster.contract.names import Label
-from muster.contract.quotas import ProjectQuota
 from muster.kube import paths
 from muster.kube.client import ApiClient
 from muster.kube.connection import connect
+from muster.words.names import Label
+from muster.words.quotas import ProjectQuota
 
 QUOTAS = {"vision": ProjectQuota(weight=1), "speech": ProjectQuota(guaranteed_gpus=2, preempts=True)}
 

@@ -10,11 +10,11 @@ from tests.cluster.official import Object
 from tests.polling import eventually
 from tests.unit.kubernetes.making import make_job
 
-from muster.contract.names import Label
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.companions import fence_binding, network_policy, service
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.render import SiteSettings, render_pod
+from muster.words.names import Label
 
 OPERATOR = "--as=system:serviceaccount:muster-system:muster-operator"
 SITE = SiteSettings(image="trainer", preflight=True, report_from=({"namespaceSelector": {}},))

@@ -10,13 +10,13 @@ import pytest
 from tests.cluster.house import House
 from tests.cluster.official import Object, Refused
 from tests.polling import eventually
-from tests.unit.contract.project_limit_cases import CASES, LIMITS, OWN_SECRET, WELL, Case, merged
+from tests.unit.api.project_limit_cases import CASES, LIMITS, OWN_SECRET, WELL, Case, merged
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import tool
 
+from muster.api.core.admission_policy import LimitedProject, limit_entries
 from muster.api.core.cluster.kubernetes_config_maps import write_limits
-from muster.contract.admission import LimitedProject, limit_entries
-from muster.contract.projects import ProjectLimits
+from muster.api.core.limits import ProjectLimits
 from muster.kube import paths
 from muster.kube.client import ApiClient
 from muster.kube.connection import connect

@@ -11,10 +11,10 @@ from tests.cluster.house import House, quick_job
 from tests.cluster.official import Object, Refused
 from tests.polling import eventually
 
-from muster.contract.base import dump
-from muster.contract.schema import document_schema
-from muster.contract.status import STATUS_VERSION, JobStatus, Phase
 from muster.kube import paths
+from muster.recipe.schema import document_schema
+from muster.words.base import dump
+from muster.words.status import STATUS_VERSION, JobStatus, Phase
 
 KIND = {"instanceTypes": ["versions"]}
 NEWER = (str(Path(__file__).with_name("newer_operator.py")),)

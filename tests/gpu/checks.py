@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muster.contract.architecture import Architecture
+from muster.recipe.architecture import Architecture
 from muster.trainer.models import attention
 from muster.trainer.models.decoder import build
 from muster.trainer.models.init import initialize
@@ -152,7 +152,7 @@ def half_precision(device: str) -> str:
 
 def fused_update(device: str) -> str:
     """Our AdamW on the device, against torch's plain one on the CPU."""
-    from muster.contract.optimizer_config import OptimizerConfig
+    from muster.recipe.optimizer_config import OptimizerConfig
     from muster.trainer.train.optimizer import make_optimizer
 
     model, reference = _model(torch.float32, device), _model(torch.float32, "cpu")
@@ -173,7 +173,7 @@ def fused_update(device: str) -> str:
 
 def small_state(device: str) -> str:
     """AdamW in eight bits on the device against the CPU's, also with its state in host memory; rounding at random."""
-    from muster.contract.optimizer_config import OptimizerConfig
+    from muster.recipe.optimizer_config import OptimizerConfig
     from muster.trainer.train.optimizer import make_optimizer
 
     def trained(where: str, dtype: torch.dtype, **changes: Any) -> Tensor:

@@ -71,10 +71,10 @@ def speed_of(name: str, device: str = "cuda") -> str:
     """Tokens per second, MFU and peak memory of a few real steps, beside what the arithmetic says of the memory."""
     from benchmarks.estimate import Case, train_steps
 
-    from muster.contract import flops
-    from muster.contract.adapter_config import Adapter
-    from muster.contract.architecture import PRESETS
-    from muster.contract.base import InvalidDocument, dump, parse
+    from muster.plan import flops
+    from muster.recipe.adapter_config import Adapter
+    from muster.recipe.architecture import PRESETS
+    from muster.words.base import InvalidDocument, dump, parse
 
     case = next(each for each in SPEEDS if each.name == name)
     adapter = None

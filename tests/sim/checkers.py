@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muster.contract.quotas import ProjectQuota
-from muster.contract.signals import Cause, SignalKind
-from muster.contract.status import STATUS_VERSION, Failure, GoodputState, JobStatus, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import NodeReservation
+from muster.words.quotas import ProjectQuota
+from muster.words.signals import Cause, SignalKind
+from muster.words.status import STATUS_VERSION, Failure, GoodputState, JobStatus, Phase
 from tests.sim.months import MonthChecks
 from tests.sim.preemption_checks import ALIVE, QUOTA_SEEN_SECONDS, PreemptionChecks
 

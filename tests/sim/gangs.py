@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from muster.contract.names import ExitCode
-from muster.contract.signals import Cause, Signal, WorkerExit
 from muster.local.cluster import NotFound
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.observed import Rejection, WorkerState
+from muster.words.names import ExitCode
+from muster.words.signals import Cause, Signal, WorkerExit
 from tests.sim.physics import Process, SimJob, Training
 from tests.sim.store import Store
 

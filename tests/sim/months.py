@@ -9,12 +9,12 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
-from muster.contract.status import JobStatus, Phase
-from muster.contract.usage import month_of, month_range
 from muster.operator.core.codes import Code
 from muster.operator.core.month_budgets import RUNWAY_SECONDS
 from muster.operator.core.observed import NodeReservation
+from muster.words.months import month_of, month_range
+from muster.words.quotas import MonthSpent, ProjectQuota, Quota, Spent
+from muster.words.status import JobStatus, Phase
 from tests.sim.preemption_checks import ALIVE, QUOTA_SEEN_SECONDS
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from muster.contract.status import GoodputAccount, Phase
 from muster.operator import runner
 from muster.operator.core import (
     admit,
@@ -45,6 +44,7 @@ from muster.operator.core.decision import CreateWorker, JobDecision, RemoveJob
 from muster.operator.core.month_budgets import MonthBudgets
 from muster.operator.core.observed import ObservedJob, WorkerState
 from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
+from muster.words.status import GoodputAccount, Phase
 from tests.sim.swarm import run_seed
 from tests.sim.walks import walk
 

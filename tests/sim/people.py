@@ -6,12 +6,13 @@ import functools
 import random
 from typing import Any
 
-from muster.contract.gang import CapacityPreference, Gang, Nodes, Topology
-from muster.contract.program import Hang, Program
-from muster.contract.quotas import ProjectQuota, Quota
-from muster.contract.signals import Cause, Signal, SignalKind
-from muster.contract.spec import JobSpec, Recovery, parse_job
-from muster.contract.status import STATUS_VERSION, JobStatus
+from muster.recipe.document import JobSpec, parse_job
+from muster.words.gang import CapacityPreference, Gang, Nodes, Topology
+from muster.words.job import Recovery
+from muster.words.program import Hang, Program
+from muster.words.quotas import ProjectQuota, Quota
+from muster.words.signals import Cause, Signal, SignalKind
+from muster.words.status import STATUS_VERSION, JobStatus
 from tests.sim.faults import Weather
 from tests.sim.months import settle_months
 from tests.sim.physics import SimJob, SimNode

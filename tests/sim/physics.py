@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from muster.contract.program import Program
-from muster.contract.signals import (
+from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
+from muster.recipe.document import JobSpec
+from muster.words.program import Program
+from muster.words.signals import (
     Cause,
     Heartbeat,
     Signal,
@@ -18,9 +20,7 @@ from muster.contract.signals import (
     TrainerSeconds,
     WorkerExit,
 )
-from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus
-from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
+from muster.words.status import JobStatus
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster.contract.quotas import ProjectQuota
-from muster.contract.signals import Cause
-from muster.contract.status import Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import NodeReservation
+from muster.words.quotas import ProjectQuota
+from muster.words.signals import Cause
+from muster.words.status import Phase
 
 if TYPE_CHECKING:
     from tests.sim.physics import SimJob

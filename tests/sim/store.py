@@ -10,13 +10,13 @@ import heapq
 import random
 from collections.abc import Callable
 
-from muster.contract.quotas import ProjectQuota
-from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus
 from muster.local.cluster import NotFound, VersionConflict
 from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
 from muster.operator.core.observed import NodeReservation, ObservedWorker
 from muster.operator.world import FLEET
+from muster.recipe.document import JobSpec
+from muster.words.quotas import ProjectQuota
+from muster.words.status import JobStatus
 from tests.sim.checkers import Checkers
 from tests.sim.faults import Weather
 from tests.sim.physics import SimJob, SimNode, seen_worker

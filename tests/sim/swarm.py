@@ -9,13 +9,13 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from muster.contract.status import STATUS_VERSION, Phase
 from muster.operator.core.audit import AuditFailed
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import Action, JobDecision
 from muster.operator.core.observed import ObservedJob, WorkerState
 from muster.operator.runner import JobRunner, RunnerListener
 from muster.operator.world import FLEET
+from muster.words.status import STATUS_VERSION, Phase
 from tests.sim.checkers import Violation
 from tests.sim.faults import draw, heal
 from tests.sim.months import lift_later

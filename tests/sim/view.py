@@ -10,13 +10,13 @@ import types
 from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, TypeVar
 
-from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus
 from muster.local.cluster import VersionConflict
 from muster.operator.core.decision import Action
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import CommittedSteps, NodeReservation, ObservedJob
 from muster.operator.world import ReservationSet
+from muster.recipe.document import JobSpec
+from muster.words.status import JobStatus
 
 if TYPE_CHECKING:
     from tests.sim.physics import SimJob

@@ -21,15 +21,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from muster.contract.quotas import ProjectQuota
-from muster.contract.signals import WorkerExit
-from muster.contract.spec import JobSpec
-from muster.contract.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
 from muster.operator.core.admit import AdmissionPlan, admit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
 from muster.operator.core.observed import NodeReservation, ObservedJob, ObservedWorker, WorkerState
+from muster.recipe.document import JobSpec
+from muster.words.quotas import ProjectQuota
+from muster.words.signals import WorkerExit
+from muster.words.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
 from tests.sim.people import make_spec
 
 NOW = 1_700_000_000.0

@@ -5,8 +5,8 @@ Nothing here knows how the operator thinks.
 
 from __future__ import annotations
 
-from muster.contract.signals import Cause, Signal, SignalKind, WorkerExit
 from muster.operator.core.observed import WorkerState
+from muster.words.signals import Cause, Signal, SignalKind, WorkerExit
 from tests.sim.gangs import Gangs
 from tests.sim.physics import Process, SimJob, SimNode
 

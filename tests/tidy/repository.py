@@ -17,7 +17,9 @@ SHARED = {
     "secrets": ("api", "operator"),
     "web": ("api",),  # served by the same process
 }
-ROOMS = ("contract", *SHARED, "api", "client", "cli", "agent", "operator", "trainer", "worker")
+# The floor under all packages, the upper ones first: each may import those after it.
+BOOKS = ("replies", "plan", "recipe", "words")
+ROOMS = (*BOOKS, *SHARED, "api", "client", "cli", "agent", "operator", "trainer", "worker")
 CODE_FOLDERS = (*SOURCE_ROOTS, "tests", "tools", "benchmarks", "migrations", "examples")
 
 

@@ -11,9 +11,9 @@ CORE = "operator/muster/operator/core"
 # Everything the core may import. More needs an argument: the simulation replays decisions by seed.
 ALLOWED_IMPORTS = {
     "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "itertools", "math", "muster.contract", "muster.operator.core",
-    "muster.operator.pacing", "operator", "pydantic", "re", "statistics", "string", "textwrap", "types", "typing",
-    "typing_extensions",
+    "functools", "hashlib", "heapq", "itertools", "math", "muster.operator.core",
+    "muster.operator.pacing", "muster.recipe", "muster.words", "operator", "pydantic", "re", "statistics", "string",
+    "textwrap", "types", "typing", "typing_extensions",
 }  # fmt: skip
 # `hash` and `id` differ from one process to the next; the others reach outside.
 FORBIDDEN_CALLS = {
@@ -48,7 +48,7 @@ def _bad_imports(tree: ast.Module, package: str) -> set[tuple[int, str]]:
         (line, f"the core may not import {name}")
         for line, name in imported_names(tree, package)
         if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in ALLOWED_IMPORTS)
-        # `from muster import contract` names the bare namespace on its way.
+        # `from muster import words` names the bare namespace on its way.
         and name not in ("muster", "muster.operator")
     }
 
@@ -98,7 +98,7 @@ def test_an_impurity_is_found(tmp_path: Path, code: str, fault: str) -> None:
 def test_pure_code_passes(tmp_path: Path) -> None:
     code = (
         "from dataclasses import dataclass\nfrom datetime import datetime, timedelta\n"
-        "from muster.contract.status import Phase\nfrom . import budgets\nfrom .observed import ObservedJob\n"
+        "from muster.words.status import Phase\nfrom . import budgets\nfrom .observed import ObservedJob\n"
     )
     plant(tmp_path, {f"{CORE}/decide.py": code})
     assert impurities(tmp_path) == []

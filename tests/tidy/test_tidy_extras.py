@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.tidy.repository import (
+    BOOKS,
     ROOMS,
     ROOT,
     SHARED,
@@ -24,7 +25,7 @@ from tests.tidy.repository import (
 
 # What may not even be loaded, however indirectly, by importing every module of the room.
 FOREIGN = {
-    "contract": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml"),
+    **dict.fromkeys(BOOKS, ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml")),
     "documents": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2"),
     "charts": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "aiohttp"),
     "kube": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml"),

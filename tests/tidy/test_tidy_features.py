@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from tests.tidy.repository import ROOT, expect_none
 
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 
 NAMED = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 DEFINED = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)

@@ -99,7 +99,7 @@ muster-operator-nodes{{ with .Values.operator.watchNamespace }}-{{ . }}{{ end }}
 {{- and (ne (toString .Values.operator.policy) "false") (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) -}}
 {{- end }}
 
-{{/* CEL: this namespace may be a job's: it is neither Kubernetes' own nor the release's (muster.contract.cluster_objects). */}}
+{{/* CEL: this namespace may be a job's: it is neither Kubernetes' own nor the release's (muster.api.core.cluster_objects). */}}
 {{- define "muster.jobsNamespace" -}}
 !request.namespace.matches('^(kube|openshift)-') && request.namespace != '{{ .Release.Namespace }}'
 {{- end }}
@@ -118,7 +118,7 @@ each != "" && (each == {{ . }} || (each.endsWith("*") && {{ . }}.startsWith(each
 {{- end }}
 {{- end }}
 
-{{/* Where a volume names a Secret: SECRET_PATHS of muster.contract.cluster_objects. */}}
+{{/* Where a volume names a Secret: SECRET_PATHS of muster.api.core.cluster_objects. */}}
 {{- define "muster.volumeSecrets" -}}
 - secret.secretName
 - csi.nodePublishSecretRef.name

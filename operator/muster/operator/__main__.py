@@ -106,11 +106,11 @@ def _dump(words: Sequence[str]) -> int:
     parser.add_argument("job", metavar="JOB", help="its name, namespace/name or uid")
     given = parser.parse_args(words)
 
-    from muster.contract.layout import StateFolder
     from muster.operator.core.observed import to_json
     from muster.operator.local.claim import read_claim
     from muster.operator.local.nodes import VirtualNodes
     from muster.operator.local.world import LocalWorld
+    from muster.words.state_folder import StateFolder
 
     folder = Path(os.path.realpath(given.state.expanduser()))
     if not StateFolder(folder).cluster.exists():

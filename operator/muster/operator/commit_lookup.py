@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from muster.contract.base import UserError
 from muster.operator.core.observed import CommittedSteps
 from muster.operator.pacing import COMMITS_ANSWER_SECONDS
 from muster.storage.errors import StorageError
 from muster.storage.listing import CommitSummary
+from muster.words.base import UserError
 
 WHY_LENGTH_MAX = 500
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from muster.contract.prices import Prices, bill
 from muster.operator.core.fleet import JobSummary
+from muster.words.prices import Prices, bill
 
 FINISHED_SECONDS = 900.0  # an ended job is still told, so that its last values are scraped
 PREFIX = "muster_operator_job_"

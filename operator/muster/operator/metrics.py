@@ -19,9 +19,6 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from muster.contract.prices import Prices
-from muster.contract.signals import Cause
-from muster.contract.status import Phase
 from muster.operator.core.decision import Action, JobDecision
 from muster.operator.core.fleet import JobSummary
 from muster.operator.core.observed import NodeReservation, ObservedJob
@@ -29,6 +26,9 @@ from muster.operator.job_metrics import job_page
 from muster.operator.runner import RunnerListener
 from muster.operator.server import GetPage
 from muster.operator.sources.alerts import Outcome
+from muster.words.prices import Prices
+from muster.words.signals import Cause
+from muster.words.status import Phase
 
 # A recovery is seconds on a laptop and minutes in a cluster.
 _RECOVERY_BUCKETS = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800)

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from muster.contract.fleet import FleetReport, NodeReport
 from muster.operator.pacing import NODE_REPORT_AGAIN_SECONDS, NODE_REPORT_SECONDS
+from muster.words.fleet import FleetReport, NodeReport
 
 
 class NodeReporter:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 
 from pydantic import ValidationError
 
-from muster.contract.base import dump_json
-from muster.contract.preview import PreviewQuestion
-from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import NodeReservation
 from muster.operator.core.preview import preview
 from muster.operator.server import HttpReply, HttpRequest, refusal, words
 from muster.operator.world import World
+from muster.recipe.document import JobSpec
+from muster.words.base import dump_json
+from muster.words.preview import PreviewQuestion
+from muster.words.status import JobStatus
 
 BODY_BYTES_MAX = 4_000_000  # a job is smaller: the API takes no larger document
 # A pass over a large fleet takes a second; longer than this the API does not wait either.
@@ -60,6 +60,7 @@ class PreviewHandler:
             return HttpReply(503, words("this operator does not lead; try again"))
         try:
             asked = PreviewQuestion.model_validate_json(request.body())
+            spec = JobSpec.model_validate(asked.spec)
         except ValidationError as error:
             return HttpReply(
                 400, words(f"this is no question that this version understands: {error.error_count()} faults")
@@ -69,7 +70,7 @@ class PreviewHandler:
         try:
             fleet, reservations = self._seen(*self._world)
             return HttpReply(
-                200, dump_json(preview(fleet, reservations, _summary(asked, self._complete(asked.spec)))).encode()
+                200, dump_json(preview(fleet, reservations, _summary(asked, self._complete(spec)))).encode()
             )
         except (TimeoutError, asyncio.CancelledError, RuntimeError) as error:  # the loop is busy, or ends
             return HttpReply(503, words(f"this operator can't say now: {type(error).__name__}"))

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from muster.contract.base import dump
 from muster.operator.core.audit import audit
 from muster.operator.core.causes import diagnose
 from muster.operator.core.decide import RULES, decide
 from muster.operator.core.decision import JobDecision
 from muster.operator.core.observed import ObservedJob, ObservedWorker, from_json
 from muster.operator.core.worker_summary import summarize_workers
+from muster.words.base import dump
 
 
 def main_replay(path: str) -> int:

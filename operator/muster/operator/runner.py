@@ -10,7 +10,6 @@ import contextlib
 import zlib
 from dataclasses import replace
 
-from muster.contract.status import JobStatus, Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.audit import AuditFailed, audit
 from muster.operator.core.codes import Code
@@ -34,6 +33,7 @@ from muster.operator.pacing import (
     WORKERS_SECONDS_MAX,
 )
 from muster.operator.world import FLEET, NotFound, VersionConflict, World
+from muster.words.status import JobStatus, Phase
 
 TROUBLE_LENGTH_MAX = 500
 FAILURES_UNTIL_WARNING = 3  # in a row, within the first second; fewer pass by themselves and would only make noise

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from muster.contract.status import JobStatus
 from muster.local.cluster import NotFound, VersionConflict
 from muster.operator.core.decision import Action
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import NodeReservation, ObservedJob
+from muster.words.status import JobStatus
 
 __all__ = ["FLEET", "NotFound", "ReservationSet", "UnreadableDocument", "VersionConflict", "World"]
 

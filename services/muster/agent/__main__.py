@@ -27,7 +27,7 @@ from muster.agent.server import serve
 from muster.agent.source import NoticeSource, log
 from muster.agent.watching import SourcePoller, boot_id, end_at_once, keep_file, keep_node
 from muster.agent.xid import BadTable, XidSource, read_table
-from muster.contract.base import dump_json
+from muster.words.base import dump_json
 
 OK, BAD_USAGE, PORT_TAKEN = 0, 2, 5
 STOP_SECONDS = 5.0  # for the last word to the API server

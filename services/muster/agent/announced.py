@@ -7,8 +7,8 @@ from pathlib import Path
 
 from muster.agent import folder as folders
 from muster.agent.xid import Entry, XidSource
-from muster.contract.notices import NodeNotices, Notice, Remedy
-from muster.contract.signals import SignalKind
+from muster.words.notices import NodeNotices, Notice, Remedy
+from muster.words.signals import SignalKind
 
 SPOT_SECONDS = 120.0
 _DEVICE = "0000:00:00"

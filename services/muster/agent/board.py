@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from muster.contract.notices import NodeNotices, Notice
+from muster.words.notices import NodeNotices, Notice
 
 
 class NoticeBoard:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.contract.notices import Notice, Remedy
-from muster.contract.signals import SignalKind
+from muster.words.notices import Notice, Remedy
+from muster.words.signals import SignalKind
 
 PAUSE_SECONDS = 10.0
 

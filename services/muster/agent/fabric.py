@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from muster.contract.notices import Notice
+from muster.words.notices import Notice
 
 PAUSE_SECONDS = 15.0
 # Of the many hardware counters, those that tell of trouble or of the traffic (efa and mlx5 have names of their own).

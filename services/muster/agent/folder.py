@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from muster.contract.base import dump_json
-from muster.contract.notices import NodeNotices
+from muster.words.base import dump_json
+from muster.words.notices import NodeNotices
 
 
 def write(folder: Path, notices: NodeNotices) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from muster.agent.source import LogOnChange
 from muster.agent.xid import recovery_remedy
-from muster.contract.notices import Notice, Remedy
-from muster.contract.signals import SignalKind
+from muster.words.notices import Notice, Remedy
+from muster.words.signals import SignalKind
 
 PAUSE_SECONDS, ABSENT_SECONDS = 5.0, 60.0
 LINKS_MAX = 18  # of an H100

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 from muster.agent.source import LogOnChange
-from muster.contract.notices import Notice, Remedy
-from muster.contract.signals import SignalKind
+from muster.words.notices import Notice, Remedy
+from muster.words.signals import SignalKind
 
 PAUSE_SECONDS = 1.0
 ABSENT_SECONDS = 60.0  # no such service here: most likely there never will be one

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from muster.agent.source import LogOnChange
 from muster.agent.xid import XidSource
-from muster.contract.notices import Notice
+from muster.words.notices import Notice
 
 PAUSE_SECONDS, ABSENT_SECONDS = 0.25, 60.0
 _RECORD_BYTES_MAX = 8192  # what the kernel gives in one read

@@ -12,7 +12,7 @@ from muster.agent.disks import DiskSource
 from muster.agent.fabric import FabricSource
 from muster.agent.gpus import GpuReading, GpuSource
 from muster.agent.xid import XidSource
-from muster.contract.notices import NodeNotices
+from muster.words.notices import NodeNotices
 
 # metric of a reading → what it means, and the name of the label that its second part fills
 _GPU: dict[str, tuple[str, str]] = {

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from muster.contract.base import dump_json
-from muster.contract.notices import AGENT_CONDITION, FAULT_CONDITION, NOTICES, TAINTS, NodeNotices, Notice, Remedy
 from muster.kube import paths
 from muster.kube.client import STRATEGIC, ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.kube.timestamps import now
+from muster.words.base import dump_json
+from muster.words.notices import AGENT_CONDITION, FAULT_CONDITION, NOTICES, TAINTS, NodeNotices, Notice, Remedy
 
 
 class NodeObject:

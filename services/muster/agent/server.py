@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from muster.contract.base import dump_json
-from muster.contract.notices import NOTICES_PATH, NodeNotices
+from muster.words.base import dump_json
+from muster.words.notices import NOTICES_PATH, NodeNotices
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 IDLE_SECONDS = 30.0  # a connection that asks nothing for so long is closed

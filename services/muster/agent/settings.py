@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from muster.contract.notices import AGENT_PORT
 from muster.kube.connection import SERVICE_ACCOUNT
+from muster.words.notices import AGENT_PORT
 
 PREFIX = "MUSTER_AGENT_"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from muster.contract.notices import Notice
+from muster.words.notices import Notice
 
 log = logging.getLogger("muster.agent")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from muster.contract.base import Spec
-from muster.contract.notices import Notice, Remedy
-from muster.contract.signals import SignalKind
+from muster.words.base import Spec
+from muster.words.notices import Notice, Remedy
+from muster.words.signals import SignalKind
 
 FATAL_MAX, DAY_SECONDS = 5, 86_400.0
 SUSPICIOUS = frozenset({13, 31})  # mostly the program's fault; on the same GPU again and again, the GPU's

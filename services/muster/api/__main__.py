@@ -29,9 +29,9 @@ from muster.api.core.http.connections import timed_protocol
 from muster.api.core.hub import NotificationHub
 from muster.api.core.log import set_up_logs
 from muster.api.core.settings import ApiSettings
-from muster.contract.redaction import redact
 from muster.local.cluster import UnusableFile
 from muster.web.app import create_app
+from muster.words.redaction import redact
 
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from muster.contract.status import GoodputState
+from muster.words.status import GoodputState
 
 # One word for one thing: those of the job's phase, where a state of the account is one.
 WORDS: Mapping[str, str] = {

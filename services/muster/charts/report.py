@@ -21,9 +21,9 @@ from markupsafe import Markup
 
 from muster.charts import assets, goodput, svg
 from muster.charts.timeline import timeline
-from muster.contract.text import amount, duration, loss, plural, readable, share, size
-from muster.contract.times import epoch_seconds
 from muster.documents.yaml_text import write_yaml
+from muster.words.text import amount, duration, loss, plural, readable, share, size
+from muster.words.times import epoch_seconds
 
 Document = Mapping[str, Any]
 

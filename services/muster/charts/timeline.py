@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.contract.status import LIVING
-from muster.contract.text import duration
-from muster.contract.times import epoch_seconds
+from muster.words.status import LIVING
+from muster.words.text import duration
+from muster.words.times import epoch_seconds
 
 # The state that each event begins; all others begin none.
 BEGINS: Mapping[str, str] = {

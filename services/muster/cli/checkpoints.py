@@ -179,7 +179,7 @@ def must_be_committed(client: JobsClient, job_id: str, name: str, step: int) -> 
 
 def _refuse_without_commit(client: JobsClient, name: str, job_id: str) -> None:
     """A name means the newest job of that name. An older one with commits is offered by its id, never taken instead."""
-    from muster.contract.text import plural
+    from muster.words.text import plural
 
     if client.get(f"jobs/{job_id}")["status"].get("checkpoint"):
         return
@@ -208,7 +208,7 @@ def folder_of(where: str, server: str | None, step: str = "") -> str:
     the number of a `step` of which the job has no checkpoint."""
     if is_folder(where):
         return where
-    from muster.contract.address import parse_address  # pydantic is not for --help to wait for
+    from muster.words.address import parse_address  # pydantic is not for --help to wait for
 
     with connect(server) as client:
         job_id = client.job_id(where)

@@ -12,9 +12,9 @@ from muster.cli.cluster_rights import operator_rights, own_rights
 from muster.cli.examined_cluster import ExaminedCluster
 from muster.cli.findings import Finding, Lines
 from muster.cli.store_probe import checkpoint_store
-from muster.contract.names import GROUP, VERSION
-from muster.contract.schema import definition
-from muster.contract.text import plural
+from muster.recipe.schema import definition
+from muster.words.names import GROUP, VERSION
+from muster.words.text import plural
 
 # CEL rules in definitions are general since 1.29, and the TrainingJob has some.
 MINOR_MIN = 29

@@ -15,13 +15,13 @@ from muster.cli.cluster_objects import PAGE_JOBS, ClusterObjects
 from muster.cli.cluster_streams import ENDED, StreamEvent, events_after, follow_events, follow_logs
 from muster.cli.cluster_views import id_of, job_view, status_of, summary_of, why_view
 from muster.cli.errors import CliError, DocumentFault, ExitStatus, usage
-from muster.contract.base import DocumentProblem, InvalidDocument
-from muster.contract.job_inputs import input_commits, with_input_folder
-from muster.contract.names import Label
-from muster.contract.spec import Submission, parse_job
-from muster.contract.status import Phase
-from muster.contract.text import nearest
-from muster.contract.views import plan_view, status_view
+from muster.recipe.document import Submission, parse_job
+from muster.recipe.job_inputs import input_commits, with_input_folder
+from muster.replies.views import plan_view, status_view
+from muster.words.base import DocumentProblem, InvalidDocument
+from muster.words.names import Label
+from muster.words.status import Phase
+from muster.words.text import nearest
 
 # The queue is the operator's, which answers the API alone: whoever has a kubeconfig may see less of others' jobs.
 _UNFORESEEN = {

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.cli.errors import CliError, ExitStatus, usage
-from muster.contract.names import GROUP, VERSION
-from muster.contract.text import nearest
 from muster.kube.tls import api_server_context
+from muster.words.names import GROUP, VERSION
+from muster.words.text import nearest
 
 PLURAL = "trainingjobs"
 # (to connect, to read): a server that accepts and never answers is not waited for without end.

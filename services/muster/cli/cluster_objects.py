@@ -9,9 +9,9 @@ from typing import Any
 from muster.cli.cluster_connection import TIMEOUT_SECONDS, NamedCluster, cluster_errors, jobs_arguments
 from muster.cli.cluster_views import event_at, id_of
 from muster.cli.errors import CliError
-from muster.contract.base import dump
-from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
-from muster.contract.spec import Submission
+from muster.recipe.document import Submission
+from muster.words.base import dump
+from muster.words.names import FINALIZER, GROUP, KIND, VERSION, Label
 
 PAGE_JOBS = 500
 CONTAINER = "trainer"

@@ -9,7 +9,7 @@ from typing import Any
 from muster.cli.cluster_connection import PLURAL
 from muster.cli.examined_cluster import ExaminedCluster
 from muster.cli.findings import Lines
-from muster.contract.names import GROUP
+from muster.words.names import GROUP
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.contract.advice import advice, unreadable
-from muster.contract.names import Label
-from muster.contract.redaction import redact_spec
-from muster.contract.status import JobStatus
-from muster.contract.times import epoch_seconds, rfc3339
-from muster.contract.views import status_view, summary_view
+from muster.plan.advice import advice, unreadable
+from muster.replies.views import status_view, summary_view
+from muster.words.names import Label
+from muster.words.redaction import redact_spec
+from muster.words.status import JobStatus
+from muster.words.times import epoch_seconds, rfc3339
 
 
 def id_of(item: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from muster.contract.text import readable
+from muster.words.text import readable
 
 
 class SafeConsole(Console):

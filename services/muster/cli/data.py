@@ -16,7 +16,7 @@ from muster.cli.errors import CliError, ExitStatus, usage
 from muster.cli.options import Json, Server, Settings, connect
 from muster.cli.output import answers, print_json
 from muster.cli.trainer_tool import run_tool
-from muster.contract.names import FILE_ID
+from muster.words.names import FILE_ID
 
 if TYPE_CHECKING:
     from muster.cli.job_file import JobFile
@@ -188,9 +188,9 @@ def _is_job(target: str) -> bool:
 
 def _training(file: JobFile) -> dict[str, Any]:
     """The training configuration of a job's document. Raises CliError with the line of every fault."""
-    from muster.contract.base import DocumentProblem, InvalidDocument, dump
-    from muster.contract.program import NO_DATA_TO_INSPECT
-    from muster.contract.spec import parse_job
+    from muster.recipe.document import parse_job
+    from muster.words.base import DocumentProblem, InvalidDocument, dump
+    from muster.words.program import NO_DATA_TO_INSPECT
 
     try:
         spec = parse_job(file.data).spec
@@ -235,8 +235,8 @@ def _ask(file: JobFile, server: str | None, json: bool, samples: int, no_color: 
 
 
 def _show(document: dict[str, Any], json: bool, samples: int, no_color: bool) -> None:
-    from muster.contract.data_report import DataReport, report_lines
-    from muster.contract.shown_samples import sample_text
+    from muster.words.data_report import DataReport, report_lines
+    from muster.words.shown_samples import sample_text
 
     if json:
         return print_json(document)

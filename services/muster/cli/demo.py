@@ -26,10 +26,10 @@ from muster.cli.errors import CliError, ExitStatus, usage
 from muster.cli.output import say
 from muster.client.address import Server, own_token
 from muster.client.errors import MusterError
-from muster.contract.layout import StateFolder
-from muster.contract.names import HEARTBEAT, heartbeat_rank
-from muster.contract.signals import Heartbeat
 from muster.documents.examples import examples_folder
+from muster.words.names import HEARTBEAT, heartbeat_rank
+from muster.words.signals import Heartbeat
+from muster.words.state_folder import StateFolder
 
 if TYPE_CHECKING:
     from muster.cli.follow import JobMoment

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from muster.contract.times import epoch_seconds
+from muster.words.times import epoch_seconds
 
 # The books are kept by two processes that look a few times a second, so they agree within that and not to the bit.
 BOOKS_SECONDS = 3.0

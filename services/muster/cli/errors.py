@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from muster.client.errors import InvalidRequest, MusterError, Unavailable
 
 if TYPE_CHECKING:  # pydantic comes with it, and `--help` should not wait for that
-    from muster.contract.base import DocumentProblem
+    from muster.words.base import DocumentProblem
 
 
 class ExitStatus(IntEnum):

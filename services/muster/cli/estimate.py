@@ -12,8 +12,8 @@ from muster.cli.options import JobsClient
 from muster.cli.output import answers, say
 from muster.cli.submit import placed
 from muster.cli.table import StyledCell, TextTable
-from muster.contract.memory import USABLE
-from muster.contract.plan_words import describe_speed, estimate_facts
+from muster.plan.memory import USABLE
+from muster.plan.plan_words import describe_speed, estimate_facts
 
 
 def ask(client: JobsClient, file: JobFile) -> dict[str, Any]:
@@ -25,12 +25,12 @@ def ask(client: JobsClient, file: JobFile) -> dict[str, Any]:
 
 def work_out(file: JobFile) -> dict[str, Any]:
     """The same arithmetic on this machine: no server's records, this person's own access to storage."""
-    from muster.contract.base import DocumentProblem, InvalidDocument, UserError, dump
-    from muster.contract.estimate import NO_ESTIMATE
-    from muster.contract.spec import parse_job
     from muster.documents.prices import load_prices
+    from muster.plan.estimate import NO_ESTIMATE
+    from muster.recipe.document import parse_job
     from muster.storage.errors import StorageError
     from muster.storage.estimating import estimate_with_storage
+    from muster.words.base import DocumentProblem, InvalidDocument, UserError, dump
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:

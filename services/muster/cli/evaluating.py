@@ -78,7 +78,7 @@ def evaluate(
             next_step=f"muster logs {result['log']}" if result["log"] else f"muster why {result['evaluation']}",
         )
     if not json:
-        from muster.contract.plan_words import results_words
+        from muster.plan.plan_words import results_words
 
         typer.echo(f"{job}, step {result['step']:,}: {results_words(result['results'])}")
 
@@ -115,7 +115,7 @@ def _document(
 ) -> JobFile:
     """Return the job that scores the checkpoint: the data is prepared as the target's is."""
     from muster.cli.job_file import JobFile
-    from muster.contract.names import DEFAULT_PROJECT, Label
+    from muster.words.names import DEFAULT_PROJECT, Label
 
     training, metadata = target["spec"]["training"], target["metadata"]
     prepared = training["data"]

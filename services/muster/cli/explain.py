@@ -14,7 +14,7 @@ from muster.cli.output import answers, json_wanted, print_json
 from muster.cli.table import StyledCell, TextTable
 
 if TYPE_CHECKING:
-    from muster.contract.reference import DocumentKey
+    from muster.recipe.reference import DocumentKey
 
 
 def explain(
@@ -31,8 +31,8 @@ def explain(
     Of a section all keys are listed; without PATH, those of `spec`. A name of TRL, Axolotl, Hugging Face's Trainer,
     PEFT, Kubeflow or SkyPilot (`learning_rate`, `lora_alpha`) is answered by the key that does the same here.
     """
-    from muster.contract.foreign_names import in_muster
-    from muster.contract.reference import job_reference, look_up
+    from muster.recipe.foreign_names import in_muster
+    from muster.recipe.reference import job_reference, look_up
 
     every = job_reference()
     if path.strip(". ") in ("", "spec"):
@@ -67,7 +67,7 @@ def _names(key: DocumentKey, every: dict[str, DocumentKey]) -> tuple[str, ...]:
 def _show_key(key: DocumentKey, words: str, below: Sequence[DocumentKey]) -> None:
     from rich.text import Text
 
-    from muster.contract.reference import example_lines
+    from muster.recipe.reference import example_lines
 
     if json_wanted():
         print_json(_document(key) | ({"note": words} if words else {}) | {"keys": [_document(each) for each in below]})
@@ -118,7 +118,7 @@ def _kind(key: DocumentKey) -> str:
 
 
 def _default(key: DocumentKey) -> str:
-    from muster.contract.reference import flow
+    from muster.recipe.reference import flow
 
     if key.required:
         return "required"

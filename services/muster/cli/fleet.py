@@ -11,7 +11,7 @@ from muster.cli import formatting
 from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, print_json, say
 from muster.cli.table import StyledCell, TextTable
-from muster.contract.times import epoch_seconds
+from muster.words.times import epoch_seconds
 
 
 def queue(

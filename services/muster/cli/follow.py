@@ -19,8 +19,8 @@ from muster.client import following
 from muster.client.exchange import StreamEvent
 from muster.client.following import JobMoment
 from muster.client.steps import walk
-from muster.contract.log_words import step_words
-from muster.contract.text import readable
+from muster.words.log_words import step_words
+from muster.words.text import readable
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from muster.contract import text
-from muster.contract.text import NOTHING, amount, duration, loss, plural, share
-from muster.contract.times import epoch_seconds
+from muster.words import text
+from muster.words.text import NOTHING, amount, duration, loss, plural, share
+from muster.words.times import epoch_seconds
 
 __all__ = ["NOTHING", "amount", "clock", "duration", "loss", "moment", "plural", "share", "size"]
 

@@ -19,7 +19,7 @@ def hold_gang(file: JobFile, text: str) -> None:
 
     Raises CliError for what is no time, or no document of a job.
     """
-    from muster.contract.spec import duration_seconds
+    from muster.words.job import duration_seconds
 
     try:
         seconds = duration_seconds(text)

@@ -13,7 +13,7 @@ from muster.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from muster.cli.foreign.jobs import ImportedJob
-    from muster.contract.base import DocumentProblem
+    from muster.words.base import DocumentProblem
 
 
 def import_(
@@ -78,8 +78,8 @@ def _imported(file: str | None, torchrun: str | None) -> ImportedJob:
 
 
 def _faults(imported: ImportedJob) -> tuple[DocumentProblem, ...]:
-    from muster.contract.base import InvalidDocument
-    from muster.contract.spec import parse_job
+    from muster.recipe.document import parse_job
+    from muster.words.base import InvalidDocument
 
     try:
         parse_job(imported.document)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.cli.errors import CliError, DocumentFault, ExitStatus
-from muster.contract.base import UNKNOWN_KEY, DocumentProblem
 from muster.documents.document import BYTES_MAX, Document, DocumentError
 from muster.documents.reader import read
+from muster.words.base import UNKNOWN_KEY, DocumentProblem
 
 
 @dataclass

@@ -401,9 +401,9 @@ def _progress(job: dict[str, Any], words: str, final_phases: tuple[str, ...]) ->
 
 def _print_spec(job: dict[str, Any]) -> None:
     """The resolved job as YAML that can be submitted again, once what is hidden in it has been filled in."""
-    from muster.contract.names import DEFAULT_PROJECT, Label
-    from muster.contract.redaction import masked_paths
     from muster.documents.yaml_text import write_yaml
+    from muster.words.names import DEFAULT_PROJECT, Label
+    from muster.words.redaction import masked_paths
 
     metadata = {key: job["metadata"][key] for key in ("name", "namespace", "labels") if job["metadata"].get(key)}
     if job["metadata"].get("project") not in (None, DEFAULT_PROJECT):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.contract.layout import StateFolder
-from muster.contract.status import Phase
 from muster.local.cluster import LocalCluster
+from muster.words.state_folder import StateFolder
+from muster.words.status import Phase
 
 _WITH_WORKERS = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
 

@@ -21,9 +21,9 @@ from typing import Any
 from muster.cli import running
 from muster.cli.findings import Finding, Lines
 from muster.cli.up import NEEDED
-from muster.contract.layout import StateFolder
-from muster.contract.text import plural, size
 from muster.local import gpus, sandbox
+from muster.words.state_folder import StateFolder
+from muster.words.text import plural, size
 
 PYTHON_MIN = (3, 11)
 # A checkpoint of a model of 1B parameters takes 12 GB with its optimizer.

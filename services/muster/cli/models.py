@@ -56,10 +56,10 @@ def add(
     Looks at the model, and chooses the settings of its jobs as `muster finetune` does. The file base-models.yaml of the
     state folder holds them. In a cluster, set the chart's value baseModels.
     """
-    from muster.contract.base import InvalidDocument, parse
-    from muster.contract.model_map import MODEL_NAME, MODEL_NAME_WORDS
-    from muster.contract.proposal import METHODS
-    from muster.contract.spec import JobSpec
+    from muster.plan.proposal import METHODS
+    from muster.recipe.document import JobSpec
+    from muster.words.base import InvalidDocument, parse
+    from muster.words.model_map import MODEL_NAME, MODEL_NAME_WORDS
 
     if not MODEL_NAME.fullmatch(name):
         raise usage(f"{name!r}: {MODEL_NAME_WORDS}", "muster models add gpt-4o-mini SOURCE")
@@ -88,7 +88,7 @@ def add(
 @app.command("rm")
 def rm(name: Name, state: StateFolder = None, json: Json = False) -> None:
     """Remove a name that `muster models add` has mapped. Jobs and fine-tuned models stay."""
-    from muster.contract.text import nearest
+    from muster.words.text import nearest
 
     path = _file(state)
     models = _read(path)
@@ -110,11 +110,11 @@ def _spec_for(source: str, gpus: int | None, method: str | None) -> dict[str, An
     from muster.cli.job_file import JobFile
     from muster.cli.paths import make_absolute
     from muster.cli.proposing import model_setting
-    from muster.contract.base import InvalidDocument
-    from muster.contract.proposal import JobWishes, preliminary, spec_without_data
-    from muster.contract.spec import parse_job
     from muster.local.gpus import gpu_bytes, own_gpu_count
+    from muster.plan.proposal import JobWishes, preliminary, spec_without_data
+    from muster.recipe.document import parse_job
     from muster.storage.proposing import look_at_model
+    from muster.words.base import InvalidDocument
 
     model = model_setting(source, Path.cwd())
     if origin := model.get("from"):
@@ -149,10 +149,10 @@ def _file(state: Path | None) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from muster.contract.base import InvalidDocument, dump, parse
-    from muster.contract.model_map import ModelMapFile
     from muster.documents.document import DocumentError
     from muster.documents.reader import read_file
+    from muster.words.base import InvalidDocument, dump, parse
+    from muster.words.model_map import ModelMapFile
 
     if not path.exists():
         return {}

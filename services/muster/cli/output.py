@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from muster.cli.errors import CliError, DocumentFault
-from muster.contract.text import STEERING
+from muster.words.text import STEERING
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.contract.names import Env
+from muster.words.names import Env
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def run(
     for assignment in settings or []:
         set_value(document, assignment)
     if project is not None:
-        from muster.contract.names import Label
+        from muster.words.names import Label
 
         document.data["metadata"]["labels"] = {str(Label.PROJECT): project}
     if hold is not None:

@@ -20,7 +20,7 @@ from muster.client.errors import MusterError, Unavailable
 if TYPE_CHECKING:
     from muster.cli.job_file import JobFile
     from muster.cli.options import JobsClient
-    from muster.contract.proposal import JobWishes, ProposedJob
+    from muster.plan.proposal import JobWishes, ProposedJob
 
 _SUFFIX_BYTES = 2
 _NAME_LENGTH = 40
@@ -62,7 +62,7 @@ class _Options:
     project: str | None = None
 
     def wishes(self, model: str, data: str, name: str, folder: Path) -> JobWishes:
-        from muster.contract.proposal import METHODS, TASKS, JobWishes
+        from muster.plan.proposal import METHODS, TASKS, JobWishes
 
         for option, value, allowed in (("--task", self.task, TASKS), ("--method", self.method, METHODS)):
             if value is not None and value not in allowed:
@@ -219,10 +219,10 @@ class _Platform:
         """Look at the model and the data, and return the job. Raises CliError for what no job could use."""
         from dataclasses import replace
 
-        from muster.contract.base import InvalidDocument
-        from muster.contract.proposal import preliminary, propose
-        from muster.contract.spec import parse_job
+        from muster.plan.proposal import preliminary, propose
+        from muster.recipe.document import parse_job
         from muster.storage.proposing import look_for_proposal
+        from muster.words.base import InvalidDocument
 
         file = _file_of(preliminary(wishes))
         self._name_checkpoints(file.data["spec"]["training"]["model"])
@@ -282,8 +282,8 @@ class _Platform:
 def model_setting(text: str, folder: Path) -> dict[str, Any]:
     """Return `training.model` for what somebody typed: a preset, a folder, a repository of the hub, or a job's name."""
     from muster.client.documents import RelativePath, missing_repository
-    from muster.contract.architecture import PRESETS
-    from muster.contract.names import JOB_NAME
+    from muster.recipe.architecture import PRESETS
+    from muster.words.names import JOB_NAME
 
     there = (folder / Path(text).expanduser()).exists()
     if there or "://" in text:

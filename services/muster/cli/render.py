@@ -10,8 +10,8 @@ from muster.cli import formatting
 from muster.cli.output import answers
 from muster.cli.plot import PlotPoint, curve, smoothed
 from muster.cli.table import StyledCell, TextTable
-from muster.contract.plan_words import program_facts, results_words
-from muster.contract.times import epoch_seconds
+from muster.plan.plan_words import program_facts, results_words
+from muster.words.times import epoch_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

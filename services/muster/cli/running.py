@@ -12,8 +12,8 @@ from dataclasses import asdict
 from muster.cli.errors import CliError, usage
 from muster.client.address import state_folder
 from muster.client.running import RunningPlatform, read_running, who
-from muster.contract.layout import StateFolder
 from muster.local.private import make_private_folder
+from muster.words.state_folder import StateFolder
 
 __all__ = ["RunningPlatform", "StateLock", "already_running", "stop_command", "who"]
 

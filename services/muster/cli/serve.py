@@ -12,8 +12,8 @@ from muster.cli.options import Job, Json, Server, connect
 from muster.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from muster.contract.spec import JobSpec
-    from muster.contract.training import TrainingConfig
+    from muster.recipe.document import JobSpec
+    from muster.recipe.training import TrainingConfig
 
 # The ranks that vLLM has kernels for; an adapter of another one is served with the next larger.
 VLLM_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -40,7 +40,7 @@ def serve(
 
     An adapter is served together with its base model, which several adapters can share. Nothing is started.
     """
-    from muster.contract.spec import JobSpec
+    from muster.recipe.document import JobSpec
 
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(job)}")
@@ -93,7 +93,7 @@ def commands_for(name: str, spec: JobSpec, job: str, step: str, to: str) -> Serv
 def _base_of_adapter(training: TrainingConfig) -> tuple[tuple[str, ...] | None, str]:
     """The base model as servers name it, with its revision's flag; None where the whole model must be served, and
     why."""
-    from muster.contract.address import parse_address
+    from muster.words.address import parse_address
 
     adapter, source = training.adapter, training.model.source
     if adapter is None:

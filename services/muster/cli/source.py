@@ -14,7 +14,7 @@ from muster.cli.errors import CliError, ExitStatus
 from muster.cli.output import say
 from muster.client.documents import source_folder
 from muster.client.source_folder import SourceArchive, pack
-from muster.contract.base import DocumentProblem
+from muster.words.base import DocumentProblem
 
 if TYPE_CHECKING:
     from muster.cli.job_file import JobFile

@@ -17,9 +17,9 @@ from muster.cli.paths import Send, make_absolute
 from muster.cli.table import TextTable
 from muster.client.documents import project_of
 from muster.client.errors import MusterError
-from muster.contract.base import DocumentProblem
-from muster.contract.names import Label
-from muster.contract.plan_words import does_not_fit, plan_facts
+from muster.plan.plan_words import does_not_fit, plan_facts
+from muster.words.base import DocumentProblem
+from muster.words.names import Label
 
 if TYPE_CHECKING:
     from muster.cli.options import JobsClient

@@ -8,7 +8,7 @@ import typer
 
 from muster.cli.options import Job, Json, Server, connect
 from muster.cli.output import json_wanted, print_json, say
-from muster.contract.text import readable
+from muster.words.text import readable
 
 
 def tag(

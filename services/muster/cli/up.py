@@ -24,11 +24,11 @@ from muster.cli import running
 from muster.cli.errors import CliError, ExitStatus, usage
 from muster.cli.output import json_wanted, print_json_line, say
 from muster.cli.supervise import ChildProcess, how_it_ended
-from muster.contract.layout import StateFolder
-from muster.contract.names import Env
-from muster.contract.notices import MACHINE
-from muster.contract.text import plural
 from muster.local import gpus, sandbox
+from muster.words.names import Env
+from muster.words.notices import MACHINE
+from muster.words.state_folder import StateFolder
+from muster.words.text import plural
 
 READY_SECONDS_MAX = 180.0  # on a machine with other work; a child that dies is reported at once
 STILL_STARTING_SECONDS = 15.0

@@ -24,7 +24,7 @@ def usage(
     json: Json = False,
 ) -> None:
     """Show a project's usage in a month: GPU-hours, cost, savings from spot, and losses from failures."""
-    from muster.contract.usage import COLUMNS
+    from muster.plan.usage import COLUMNS
 
     with connect(server) as client:
         name = project or home(client)

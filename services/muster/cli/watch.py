@@ -11,7 +11,7 @@ from muster.cli.errors import ExitStatus
 from muster.cli.options import Job, Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.table import TextTable
-from muster.contract.log_words import in_words
+from muster.words.log_words import in_words
 
 FollowStream = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
 

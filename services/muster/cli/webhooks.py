@@ -11,7 +11,7 @@ from muster.cli.errors import ExitStatus, usage
 from muster.cli.options import Json, Project, Server, connect, project_of
 from muster.cli.output import answers, print_json, say
 from muster.cli.table import TextTable
-from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
+from muster.words.webhook_kinds import WebhookKind, WebhookPreset
 
 app = typer.Typer(help="Webhooks: notify other programs, or Slack, of events in a project.", no_args_is_help=True)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from muster.client import running
 from muster.client.errors import InvalidRequest, Unavailable
 from muster.client.signed_in import token_for
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 ENV_SERVER = "MUSTER_SERVER"
 ENV_TOKEN = "MUSTER_TOKEN"  # noqa: S105 - the name of a variable

@@ -14,10 +14,10 @@ from muster.client import notebook
 from muster.client.errors import InvalidRequest, MusterError
 from muster.client.exchange import StreamEvent
 from muster.client.following import JobMoment
-from muster.contract.base import known_part
-from muster.contract.replies import Event, History, JobMetadata, Point, Reply
-from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus, Phase, Progress
+from muster.recipe.document import JobSpec
+from muster.replies.jobs import Event, History, JobMetadata, Point, Reply
+from muster.words.base import known_part
+from muster.words.status import JobStatus, Phase, Progress
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -11,7 +11,7 @@ from muster.client.async_connection import AsyncConnection
 from muster.client.async_transfers import transferred
 from muster.client.outgoing import Progress, nobody
 from muster.client.transfers import bring, take_in
-from muster.contract.file_replies import File
+from muster.replies.files import File
 
 
 class AsyncFiles:

@@ -15,10 +15,10 @@ from muster.client.documents import JobSource, job_document, source_folder
 from muster.client.errors import MusterError
 from muster.client.following import moments
 from muster.client.outgoing import Progress, nobody
-from muster.contract.data_report import DataReport
-from muster.contract.estimate import Estimate
-from muster.contract.profiles import ProfileRequest, ProfilesReply
-from muster.contract.replies import AttemptList, CheckpointList, Event, JobSummary, Plan, SamplesReply, Why
+from muster.plan.estimate import Estimate
+from muster.replies.jobs import AttemptList, CheckpointList, Event, JobSummary, Plan, SamplesReply, Why
+from muster.words.data_report import DataReport
+from muster.words.profiles import ProfileRequest, ProfilesReply
 
 
 class AsyncJob(JobView):

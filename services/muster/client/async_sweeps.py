@@ -12,7 +12,7 @@ from muster.client.async_connection import AsyncConnection
 from muster.client.documents import JobSource, job_document
 from muster.client.errors import MusterError
 from muster.client.sweep_view import SweepView
-from muster.contract.sweep_replies import SweepSummary
+from muster.replies.sweeps import SweepSummary
 
 
 class AsyncSweep(SweepView):

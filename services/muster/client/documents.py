@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from muster.client.errors import InvalidRequest, MusterError
-from muster.contract.address import AddressError, parse_address
-from muster.contract.base import DocumentProblem, dump
-from muster.contract.names import FILE_ID, Label
-from muster.contract.program import ARCHIVES
-from muster.contract.spec import Submission, TrainingJob
 from muster.documents.document import Document, DocumentError
 from muster.documents.reader import read, read_file
+from muster.recipe.document import Submission, TrainingJob
+from muster.words.address import AddressError, parse_address
+from muster.words.base import DocumentProblem, dump
+from muster.words.names import FILE_ID, Label
+from muster.words.program import ARCHIVES
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILE_ENDINGS = (".json", ".model", ".tiktoken", ".jinja", ".txt")

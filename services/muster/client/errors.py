@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # pydantic comes with it, and `muster --help` should not wait for that
-    from muster.contract.base import DocumentProblem
+    from muster.words.base import DocumentProblem
 
 BUSY = (429, 502, 503, 504)
 _INVALID = (400, 413, 415, 422)
@@ -81,8 +81,8 @@ class WaitTimeout(MusterError, TimeoutError):
 
 def refusal(status: int, body: Mapping[str, Any], server: str, signed_in: bool = False) -> MusterError:
     """The server's problem+json as an error. `server` is its address."""
-    from muster.contract.base import DocumentProblem
-    from muster.contract.text import plural
+    from muster.words.base import DocumentProblem
+    from muster.words.text import plural
 
     code = str(body.get("code") or f"http-{status}")
     what = str(body.get("detail") or body.get("title") or f"{server} answered with status {status}")

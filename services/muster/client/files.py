@@ -10,7 +10,7 @@ from muster.client.answers import parsed
 from muster.client.connection import Connection
 from muster.client.outgoing import Progress, nobody
 from muster.client.transfers import FileTransfers, bring, take_in
-from muster.contract.file_replies import File
+from muster.replies.files import File
 
 
 class Files:

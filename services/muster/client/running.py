@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 
 @dataclass(frozen=True)

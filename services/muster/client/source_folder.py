@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from muster.client.errors import InvalidRequest
-from muster.contract.text import plural, size
+from muster.words.text import plural, size
 
 if TYPE_CHECKING:
     import pathspec

@@ -10,7 +10,7 @@ from typing import Any
 from muster.client.errors import NotFound, WaitTimeout
 from muster.client.operations import POLL_SECONDS, POLL_SECONDS_MAX, ask
 from muster.client.steps import PauseStep, Steps
-from muster.contract.sweep import SweepPhase
+from muster.recipe.sweep import SweepPhase
 
 ENDED = frozenset(phase.value for phase in SweepPhase if phase.terminal)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from muster.client.answers import parsed
 from muster.client.sweep_operations import ENDED
-from muster.contract.base import known_part
-from muster.contract.sweep import Sweep as SweepSpec
-from muster.contract.sweep_replies import SweepBest, SweepTrial
+from muster.recipe.sweep import Sweep as SweepSpec
+from muster.replies.sweeps import SweepBest, SweepTrial
+from muster.words.base import known_part
 
 
 class SweepView:

@@ -20,7 +20,7 @@ from muster.client.documents import project_of, source_folder
 from muster.client.errors import BUSY, InvalidRequest, MusterError, NotFound, Unreachable, refusal
 from muster.client.outgoing import BLOCK_BYTES, Progress, UploadSource, nobody, opened
 from muster.client.source_folder import PURPOSE, SourceArchive, pack
-from muster.contract.file_replies import File, FileStatus
+from muster.replies.files import File, FileStatus
 
 if TYPE_CHECKING:
     import httpx2

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from muster.contract.base import DocumentProblem
+from muster.words.base import DocumentProblem
 
 # Every limit is checked while the text is read, before the value that goes beyond it is built, so that no text takes
 # more than some tenths of a second. An honest job has some hundred values, eight levels deep; etcd takes 1.5 MB.

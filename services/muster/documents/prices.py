@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.prices import Prices
 from muster.documents.reader import read_file
+from muster.words.base import InvalidDocument, parse
+from muster.words.prices import Prices
 
 _BUILT_IN = Path(__file__).with_name("prices.json")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.contract.names import GROUP, VERSION
+from muster.words.names import GROUP, VERSION
 
 PODS = "/api/v1/pods"
 NODES = "/api/v1/nodes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from muster.contract.times import epoch_seconds
+from muster.words.times import epoch_seconds
 
 
 def seconds_of(timestamp: str | None) -> float:

@@ -17,12 +17,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.contract.base import dump_json
-from muster.contract.fleet import FleetReport
-from muster.contract.quotas import ProjectQuota
-from muster.contract.spec import JobSpec, Metadata, TrainingJob
-from muster.contract.status import JobStatus
 from muster.local.private import make_private_database
+from muster.recipe.document import JobSpec, TrainingJob
+from muster.words.base import dump_json
+from muster.words.fleet import FleetReport
+from muster.words.job import Metadata
+from muster.words.quotas import ProjectQuota
+from muster.words.status import JobStatus
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster.contract.names import Env
+from muster.words.names import Env
 
 DEVICES = Path("/dev")
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -18,12 +18,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.contract.address import AddressError, parse_address
-from muster.contract.base import DocumentProblem, Many, Record, dump
-from muster.contract.layout import StateFolder
-from muster.contract.spec import JobSpec
 from muster.local import capabilities, mounts, seccomp
 from muster.local.landlock import READ, WRITE, FileAccess, LandlockRules, version
+from muster.recipe.document import JobSpec
+from muster.words.address import AddressError, parse_address
+from muster.words.base import DocumentProblem, Many, Record, dump
+from muster.words.state_folder import StateFolder
 
 # Programs, libraries, certificates, name resolution, and what the kernel tells of processes and devices.
 _SYSTEM = (

@@ -11,8 +11,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from muster.contract.base import problems
-from muster.contract.checkpoint import (
+from muster.words.base import problems
+from muster.words.checkpoint import (
     BYTES_MAX,
     COMMITS,
     ITEM_BYTES,

@@ -17,9 +17,9 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from muster.contract.base import UserError, problems
-from muster.contract.checkpoint import FORMAT_VERSION, Commit, seal_of
 from muster.storage.commit_rules import InvalidCommit, check
+from muster.words.base import UserError, problems
+from muster.words.checkpoint import FORMAT_VERSION, Commit, seal_of
 
 __all__ = ["COMMIT_BYTES_MAX", "InvalidCommit", "NewerCommit", "parse_commit", "refuse_folder", "refuse_program"]
 

@@ -12,13 +12,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from muster.contract.address import StorageAddress
 from muster.storage.errors import NotFound
 from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
 from muster.storage.settings import S3Settings
 from muster.storage.sources import COMPRESSED
 from muster.storage.store import Store
+from muster.words.address import StorageAddress
 
 _ENDING = re.compile(r"\.[a-z0-9]{1,12}")
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from muster.contract.data_formats import SHAPES, columns_of
+from muster.recipe.data_formats import SHAPES, columns_of
 
 ROLES: Final = {
     "system": "system",

@@ -26,8 +26,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO, Final, cast
 
-from muster.contract.base import UserError
-from muster.contract.data_formats import CONVERSATIONS, SHAPES, columns_of, shapes_of
+from muster.recipe.data_formats import CONVERSATIONS, SHAPES, columns_of, shapes_of
 from muster.storage import sources
 from muster.storage.conversations import conversation
 from muster.storage.errors import StorageError
@@ -35,6 +34,7 @@ from muster.storage.file_beginnings import begins_as_json, refuse_stand_in
 from muster.storage.records import arrow, broken, is_table, open_bytes, read_records
 from muster.storage.sources import COMPRESSED, SourceFile, ending, is_of_records
 from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
+from muster.words.base import UserError
 
 # Text that people write shrinks 3 to 10 times and logs 30 times; what grows more is made to. Small files may.
 EXPANSION_MAX: Final = 200

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muster.contract.base import UserError
-from muster.contract.data_config import Source
-from muster.contract.data_formats import SHAPES, columns_of, fits_task, looks_like, shapes_of
-from muster.contract.redaction import redact
+from muster.recipe.data_config import Source
+from muster.recipe.data_formats import SHAPES, columns_of, fits_task, looks_like, shapes_of
 from muster.storage.file_beginnings import begins_as_json, may_be_stand_in, refuse_stand_in
 from muster.storage.records import Record, read_records
 from muster.storage.sources import SourceFile, ending, is_glob, is_of_records, split_of
+from muster.words.base import UserError
+from muster.words.redaction import redact
 
 # What lies beside the records in the folders that data sets are published as, and is none of them.
 # Of small files, and of those without an ending of records: a folder of texts may have a million of both.

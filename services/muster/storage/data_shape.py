@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from muster.contract.address import parse_address
-from muster.contract.architecture import BYTE_VOCABULARY
-from muster.contract.base import UserError
-from muster.contract.data_config import DataConfig, Source
-from muster.contract.data_formats import fits_task, wrong_format
-from muster.contract.training import TrainingConfig
-from muster.contract.warnings import DataShape
+from muster.plan.warnings import DataShape
+from muster.recipe.architecture import BYTE_VOCABULARY
+from muster.recipe.data_config import DataConfig, Source
+from muster.recipe.data_formats import fits_task, wrong_format
+from muster.recipe.training import TrainingConfig
 from muster.storage.data_format import UnknownColumns, of_known_format, renamed_columns
 from muster.storage.errors import StorageError
 from muster.storage.records import is_table, read_records, rows_of_table
 from muster.storage.settings import S3Settings
 from muster.storage.sources import SourceFile, find
 from muster.storage.text_size import bytes_per_token, text_bytes, text_tokens
+from muster.words.address import parse_address
+from muster.words.base import UserError
 
 SAMPLE_BYTES: Final = 4 << 20  # that are read of all sources of the training together
 EVALUATION_SAMPLE_BYTES: Final = 1 << 16  # that are read of each source of the evaluation: its first records are enough

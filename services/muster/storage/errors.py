@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from muster.contract.base import UserError
+from muster.words.base import UserError
 
 
 class StorageError(Exception):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.contract.base import UserError
-from muster.contract.estimate import NO_ESTIMATE, Estimate, EstimateInputs, estimate_job
-from muster.contract.prices import Prices
-from muster.contract.spec import JobSpec
-from muster.contract.throughput import MeasuredSpeed
+from muster.plan.estimate import NO_ESTIMATE, Estimate, EstimateInputs, estimate_job
+from muster.plan.throughput import MeasuredSpeed
+from muster.recipe.document import JobSpec
 from muster.storage.data_shape import examine
 from muster.storage.model_source import model_facts
+from muster.words.base import UserError
+from muster.words.prices import Prices
 
 
 def estimate_with_storage(

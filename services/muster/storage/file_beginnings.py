@@ -6,9 +6,9 @@ import json
 import re
 from typing import Final
 
-from muster.contract.base import UserError
 from muster.storage.records import open_bytes
 from muster.storage.sources import SourceFile, ending
+from muster.words.base import UserError
 
 BEGINNING_BYTES: Final = 4_096
 POINTER_BYTES_MAX: Final = 1_024  # a pointer of Git LFS has some 130

@@ -13,11 +13,11 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from muster.contract.checkpoint import FileEntry
 from muster.storage.checksum import PART_BYTES, combine, crc32, crc32_value, parts_of
 from muster.storage.errors import NotAFile, NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
 from muster.storage.folders import make_folder, opened_folder
 from muster.storage.store import SMALL_BYTES_MAX, StoredObject, expect_all, nobody
+from muster.words.checkpoint import FileEntry
 
 _TEMPORARY = ".tmp-"
 _BUFFER_BYTES = 1 << 20

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from muster.contract.address import StorageAddress, parse_address
-from muster.contract.checkpoint import COMMITS, Commit, commit_key, step_of_commit_key
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
 from muster.storage.errors import NotFound, UnfitObject
 from muster.storage.opening import open_store
 from muster.storage.settings import S3Settings, share_client
 from muster.storage.store import Store, StoredObject
+from muster.words.address import StorageAddress, parse_address
+from muster.words.checkpoint import COMMITS, Commit, commit_key, step_of_commit_key
 
 
 @dataclass(frozen=True)

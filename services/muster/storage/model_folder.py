@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, Protocol
 
-from muster.contract.base import UserError
-from muster.contract.checkpoint import ITEM_BYTES
-from muster.contract.model_size import is_embedding, is_token_head
+from muster.plan.model_size import is_embedding, is_token_head
 from muster.storage.errors import NotFound, Refused, Truncated
+from muster.words.base import UserError
+from muster.words.checkpoint import ITEM_BYTES
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"

@@ -7,22 +7,22 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.address import hub_path, parse_address
-from muster.contract.architecture import Architecture
-from muster.contract.base import InvalidDocument, UserError, parse
-from muster.contract.checkpoint import ITEM_BYTES, Commit, commit_key
-from muster.contract.commits_read import second_models
-from muster.contract.model_config import FromCommit
-from muster.contract.model_size import ModelSize, decoder_size, dimensions_of, position_limit, size_of
-from muster.contract.second_model import SecondModel
-from muster.contract.training import TrainingConfig
+from muster.plan.model_size import ModelSize, decoder_size, dimensions_of, position_limit, size_of
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.architecture import Architecture
+from muster.recipe.commits_read import second_models
+from muster.recipe.second_model import SecondModel
+from muster.recipe.training import TrainingConfig
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, parse_commit, refuse_program
 from muster.storage.listing import steps_in
 from muster.storage.model_folder import open_folder
 from muster.storage.opening import open_source, open_store
 from muster.storage.settings import S3Settings
 from muster.storage.store import Store
+from muster.words.address import hub_path, parse_address
+from muster.words.base import InvalidDocument, UserError, parse
+from muster.words.checkpoint import ITEM_BYTES, Commit, commit_key
+from muster.words.model_sources import FromCommit
 
 HUB: Final = "https://huggingface.co"  # where HF_ENDPOINT names no mirror
 _MODEL: Final = "model/"

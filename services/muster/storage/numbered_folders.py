@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from muster.contract.layout import ATTEMPT_FOLDER, WORKER_FOLDER, StateFolder
+from muster.words.state_folder import ATTEMPT_FOLDER, WORKER_FOLDER, StateFolder
 
 
 def attempts(layout: StateFolder, uid: str) -> list[int]:

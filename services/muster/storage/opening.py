@@ -6,9 +6,9 @@ folder needs no TLS and no S3.
 
 from __future__ import annotations
 
-from muster.contract.address import AddressError, StorageAddress, parse_address
 from muster.storage.settings import S3Settings
 from muster.storage.store import ReadOnlyStore, Store
+from muster.words.address import AddressError, StorageAddress, parse_address
 
 
 def open_source(address: StorageAddress, settings: S3Settings | None = None) -> ReadOnlyStore:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from muster.contract.checkpoint import PINS, step_name
 from muster.storage.errors import NotFound
 from muster.storage.store import Store
+from muster.words.checkpoint import PINS, step_name
 
 
 def pin(store: Store, step: int) -> bool:

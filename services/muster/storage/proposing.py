@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from muster.contract.base import UserError
-from muster.contract.proposal import ProposalFacts
-from muster.contract.training import TrainingConfig
+from muster.plan.proposal import ProposalFacts
+from muster.recipe.training import TrainingConfig
 from muster.storage.data_shape import examine
 from muster.storage.errors import StorageError
 from muster.storage.model_source import ModelFacts, model_facts
+from muster.words.base import UserError
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import time
 import uuid
 from collections.abc import Iterator
 
-from muster.contract.checkpoint import READERS, step_name
 from muster.storage.errors import NotFound, StoreError, UnfitObject
 from muster.storage.store import Store, StoredObject
+from muster.words.checkpoint import READERS, step_name
 
 READ_SECONDS_MAX = 3_600.0
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from muster.contract.base import UserError
-from muster.contract.data_formats import columns_of
+from muster.recipe.data_formats import columns_of
 from muster.storage.errors import StorageError
 from muster.storage.sources import BLOCK_BYTES, SourceFile, ending
+from muster.words.base import UserError
 
 # A record is parsed whole, which takes several times its size (a line of 53 MB: the process grew by 290 to 320 MiB);
 # 64 MiB is twenty long novels.

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from muster.contract.address import StorageAddress
 from muster.storage.errors import NotFound, Refused, Replaced, StoreError, Truncated
 from muster.storage.retry import StoreRetry
 from muster.storage.s3_failures import FailureKind, classify
 from muster.storage.settings import S3Settings, s3_client
+from muster.words.address import StorageAddress
 
 T = TypeVar("T")
 

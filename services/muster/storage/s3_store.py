@@ -8,8 +8,6 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from muster.contract.address import StorageAddress
-from muster.contract.checkpoint import FileEntry
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import NotFound, StoreError, TooLarge, Truncated
 from muster.storage.retry import StoreRetry
@@ -18,6 +16,8 @@ from muster.storage.s3_probe import StoreServer, crc32_header
 from muster.storage.s3_upload import S3Uploads
 from muster.storage.settings import S3Settings
 from muster.storage.store import SMALL_BYTES_MAX, ObjectStream, StoredObject, expect_all, nobody
+from muster.words.address import StorageAddress
+from muster.words.checkpoint import FileEntry
 
 WRITES_MAX = 5  # of a small object that reads back differently
 

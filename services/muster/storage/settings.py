@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from muster.contract.base import UserError
+from muster.words.base import UserError
 
 CONNECT_SECONDS_MAX = 5
 READ_SECONDS_MAX = 30.0  # between two packets, not for a whole answer

@@ -16,13 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from muster.contract.address import data_address
-from muster.contract.base import UserError
-from muster.contract.redaction import redact, without_query
 from muster.storage.errors import NotFound, StorageError, final_errors_are_the_users
 from muster.storage.opening import open_source
 from muster.storage.settings import S3Settings
 from muster.storage.store import ReadOnlyStore, StoredObject
+from muster.words.address import data_address
+from muster.words.base import UserError
+from muster.words.redaction import redact, without_query
 
 STDLIB = "builtin://python-stdlib"
 # Tests are more than half of the library and mostly data; the packages beside it are not part of it. What is left:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from muster.contract.checkpoint import FileEntry
 from muster.storage.errors import StoreError
+from muster.words.checkpoint import FileEntry
 
 SMALL_BYTES_MAX = 1 << 30  # of an object that is read whole: the COMMIT of a large model takes tens of MB
 

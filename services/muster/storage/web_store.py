@@ -12,12 +12,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from muster.contract.address import StorageAddress, is_metadata_host
-from muster.contract.redaction import without_query
 from muster.storage.errors import NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
 from muster.storage.retry import StoreRetry
 from muster.storage.settings import S3Settings
 from muster.storage.store import SMALL_BYTES_MAX, ObjectStream, StoredObject
+from muster.words.address import StorageAddress, is_metadata_host
+from muster.words.redaction import without_query
 
 T = TypeVar("T")
 

@@ -46,6 +46,7 @@ from muster.api.core.metrics.curves import CurveQuery
 from muster.api.core.metrics.service import curves
 from muster.api.core.metrics.steps import Axis
 from muster.api.core.projects import visible as visible_projects
+from muster.api.core.roles import Role
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.core.settings import ApiSettings
 from muster.api.core.submission.clone import editable
@@ -66,12 +67,12 @@ from muster.api.tenants.tokens import routes as token_routes
 from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
 from muster.api.tenants.usage import repository as usage_rows
 from muster.api.webhooks import routes as webhook_routes
-from muster.contract.annotations import JobAnnotations
-from muster.contract.projects import Role
-from muster.contract.redaction import redact_spec, without_env_values
-from muster.contract.usage import month_of, month_range, usage
-from muster.contract.webhooks import WebhookRequest
 from muster.documents.document import Document
+from muster.plan.usage import usage
+from muster.words.annotations import JobAnnotations
+from muster.words.months import month_of, month_range
+from muster.words.redaction import redact_spec, without_env_values
+from muster.words.webhooks import WebhookRequest
 
 __all__ = [
     "ANY_JOB",
@@ -91,6 +92,7 @@ __all__ = [
     "JobRow",
     "LogPage",
     "Principal",
+    "Role",
     "RotateRequest",
     "Scope",
     "Services",

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.contract.status import Phase
-from muster.contract.times import epoch_seconds
+from muster.words.status import Phase
+from muster.words.times import epoch_seconds
 
 DAY_SECONDS = 86_400.0
 RECOVERIES_MAX = 30

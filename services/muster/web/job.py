@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from muster.charts import goodput
 from muster.charts.timeline import BEGINS, COMMITTED, WORDS, timeline
-from muster.contract.plan_words import program_facts
 from muster.documents.yaml_text import write_yaml
+from muster.plan.plan_words import program_facts
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Services, ServicesDependency
 from muster.web.chart_data import sources

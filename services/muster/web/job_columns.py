@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.contract import text
-from muster.contract.times import epoch_seconds
 from muster.web.api import ordering
+from muster.words import text
+from muster.words.times import epoch_seconds
 
 JobLine = Mapping[str, Any]  # of api.list_jobs
 CHOSEN_MAX = 24

@@ -6,10 +6,9 @@ import json
 from functools import cache
 from typing import Any
 
-from muster.contract.names import KIND, Label
-from muster.contract.replies import API_VERSION
-from muster.contract.schema import structural
-from muster.contract.spec import JobSpec
+from muster.recipe.document import JobSpec
+from muster.recipe.schema import structural
+from muster.words.names import API_VERSION, KIND, Label
 
 _ABOUT_MAX = 140
 _WHOLE: dict[str, Any] = {

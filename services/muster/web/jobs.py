@@ -17,7 +17,6 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 
-from muster.contract.status import Phase
 from muster.web import api, job_columns
 from muster.web.api import (
     ANY_JOB,
@@ -37,6 +36,7 @@ from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page, query, render
 from muster.web.session import Posted, SentForm, SubmittedForm, Visitor, local_path, must_write
 from muster.web.sparkline import SparklineCache
+from muster.words.status import Phase
 
 router = APIRouter(include_in_schema=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from muster.contract.names import rank_mark
+from muster.words.names import rank_mark
 
 _ANY_RANK = re.compile(re.escape(rank_mark(0)).replace("0", "[0-9]+"))
 

@@ -15,13 +15,13 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BeforeValidator, Field
 from starlette.concurrency import run_in_threadpool
 
-from muster.contract.gang import ranks_per_node
-from muster.contract.log_words import in_words
 from muster.web import api
 from muster.web.api import ApiError, JobLogs, JobRow, Services, ServicesDependency
 from muster.web.job import JobId, show
 from muster.web.log_lines import of_rank
 from muster.web.session import Visitor
+from muster.words.gang import ranks_per_node
+from muster.words.log_words import in_words
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", include_in_schema=False)
 

@@ -15,13 +15,13 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from muster.contract import text
-from muster.contract.plan_words import results_words
-from muster.contract.times import epoch_seconds
+from muster.plan.plan_words import results_words
 from muster.web import assets
 from muster.web.api import Principal
 from muster.web.notes import NOTE_COOKIE, read_notes
 from muster.web.session import form_token
+from muster.words import text
+from muster.words.times import epoch_seconds
 
 # Name of the page (for `aria-current`), its address, its words.
 NAVIGATION = (

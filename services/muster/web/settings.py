@@ -9,13 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
-from muster.contract.names import JOB_NAME, PERSON_NAME
-from muster.contract.projects import Role
 from muster.web import api
-from muster.web.api import ApiError, Principal, Scope, Services, ServicesDependency
+from muster.web.api import ApiError, Principal, Role, Scope, Services, ServicesDependency
 from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor
+from muster.words.names import JOB_NAME, PERSON_NAME
 
 router = APIRouter(prefix="/settings", include_in_schema=False)
 

@@ -14,10 +14,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster.contract.layout import StateFolder
-from muster.contract.names import STEP_LOG
 from muster.storage import numbered_folders
 from muster.storage.small_files import open_regular
+from muster.words.names import STEP_LOG
+from muster.words.state_folder import StateFolder
 
 POINTS = 48  # half the width of the picture in pixels
 _LOOK_BYTES = 2_048  # a record has some 300 bytes, so at least one whole line is in it

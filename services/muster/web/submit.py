@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from muster.contract.plan_words import describe_eviction, does_not_fit, plan_facts
 from muster.documents.examples import ExampleJob, examples, on_this_machine
 from muster.documents.yaml_text import write_yaml
+from muster.plan.plan_words import describe_eviction, does_not_fit, plan_facts
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Scope, Services, ServicesDependency
 from muster.web.notes import PageNote, go_on

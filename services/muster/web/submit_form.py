@@ -1,7 +1,7 @@
 """The form for the common jobs (fine-tune this model on that file; pretrain) and the document that it stands for.
 
 Nothing is checked here: what is typed goes into the document as it is, and the dry run says what is wrong at its line.
-What is not typed follows from the model and the data (contract.proposal), as in `muster init`.
+What is not typed follows from the model and the data (muster.plan.proposal), as in `muster init`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muster.contract.architecture import PRESETS
-from muster.contract.names import JOB_NAME
-from muster.contract.proposal import JobWishes, ProposedJob
 from muster.documents.yaml_text import write_yaml
+from muster.plan.proposal import JobWishes, ProposedJob
+from muster.recipe.architecture import PRESETS
+from muster.words.names import JOB_NAME
 
 FINE_TUNE, PRETRAIN = "fine-tune", "pretrain"
 METHODS = (("", "By model size"), ("lora", "LoRA adapter"), ("whole", "All weights"), ("qlora", "QLoRA (4 bits)"))

@@ -7,14 +7,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from muster.contract.webhook_kinds import WebhookPreset
-from muster.contract.webhooks import KINDS_DEFAULT
 from muster.web import api
 from muster.web.api import ApiError, Principal, Services, ServicesDependency
 from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, SubmittedForm, Visitor
 from muster.web.settings import Id, done, must_manage
+from muster.words.webhook_kinds import WebhookPreset
+from muster.words.webhooks import KINDS_DEFAULT
 
 router = APIRouter(prefix="/settings/projects/{project}/webhooks", include_in_schema=False)
 

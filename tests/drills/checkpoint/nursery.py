@@ -94,9 +94,9 @@ def _live(rank: int, order: dict[str, Any]) -> int:
 
 def _train(order: dict[str, Any], note: Any) -> int:
     """Resume, then train and save; every claim is noted as it is made."""
-    from muster.contract.spec import Keep
     from muster.trainer.checkpoint import CheckpointSaver, TrainState, resume
     from muster.trainer.errors import StorageError
+    from muster.words.job import Keep
     from muster.worker.fence import StaleAttempt
 
     model, optimizer = gang.build(SHARD if order["world"] > 1 else "none", seed=0)
@@ -195,7 +195,7 @@ def _dcp_check(order: dict[str, Any], note: Any) -> int:
 
 
 def _cursor(step: int) -> Any:
-    from muster.contract.checkpoint import DataCursor
+    from muster.words.checkpoint import DataCursor
 
     return DataCursor(seed=0, epoch=0, sample=step)
 

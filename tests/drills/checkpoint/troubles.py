@@ -15,14 +15,14 @@ from tests.drills.checkpoint.faulty_proxy import FAULTS, Plan
 from tests.drills.checkpoint.gangs import Life, Meeting, Nursery
 from tests.drills.checkpoint.scorecard import Scorecard
 
-from muster.contract.address import parse_address
-from muster.contract.checkpoint import QUARANTINE, commit_key, step_name
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
 from muster.storage.s3_store import S3Store
 from muster.storage.settings import S3Settings
 from muster.storage.small_files import write_whole
 from muster.storage.store import Store
+from muster.words.address import parse_address
+from muster.words.checkpoint import QUARANTINE, commit_key, step_name
 
 REFUSALS = (
     (403, "AccessDenied"),

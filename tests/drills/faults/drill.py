@@ -28,7 +28,7 @@ from tests.drills.faults.store import Store
 from tests.drills.faults.watchers import PROMETHEUS
 from tests.polling import eventually
 
-from muster.contract.status import JobStatus, Phase
+from muster.words.status import JobStatus, Phase
 
 
 class Drill:

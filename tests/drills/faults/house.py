@@ -27,13 +27,13 @@ from muster.cli import processes as platform_processes
 from muster.client.address import Server, own_token
 from muster.client.connection import Connection
 from muster.client.errors import Conflict
-from muster.contract.layout import StateFolder
-from muster.contract.names import HEARTBEAT, STEP_LOG
-from muster.contract.signals import Heartbeat, StepRecord
-from muster.contract.status import JobStatus
 from muster.local.cluster import LocalCluster, StatusChange
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
+from muster.words.names import HEARTBEAT, STEP_LOG
+from muster.words.signals import Heartbeat, StepRecord
+from muster.words.state_folder import StateFolder
+from muster.words.status import JobStatus
 
 HOOKS = Path(__file__).parent / "hooks"
 NODES, SPARES = 2, 2

@@ -19,8 +19,8 @@ from tests.drills.faults.store import Store
 from tests.polling import eventually
 from tests.processes import send
 
-from muster.contract.signals import Cause
-from muster.contract.status import Phase
+from muster.words.signals import Cause
+from muster.words.status import Phase
 
 STRUCK_AT = 30  # after the first commit, and far from the second, so that there is something to lose
 VICTIM = 1

@@ -9,8 +9,8 @@ from typing import Any
 from tests.drills.faults.house import Job
 from tests.drills.faults.kinds import Kind
 
-from muster.contract.signals import Cause
-from muster.contract.status import JobStatus, Phase
+from muster.words.signals import Cause
+from muster.words.status import JobStatus, Phase
 
 LEDGER_ERROR_MAX = 0.005
 _CAUSE_OF_FINDING = {"BatchesSkipped": Cause.NUMERIC}

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.drills.faults.kinds import KINDS
 from tests.drills.faults.outcome import LEDGER_ERROR_MAX, Outcome
 
-from muster.contract.signals import Cause
+from muster.words.signals import Cause
 
 RECOVERY_SECONDS_MAX = 15.0
 CAUSES = ("none", *(str(cause) for cause in Cause))

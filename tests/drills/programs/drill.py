@@ -34,7 +34,7 @@ from tests.drills.programs.scorecard import HealthyRun, LauncherOutcome, Outcome
 from tests.polling import eventually
 from tests.s3_servers import BUCKET, KEYS, moto_server
 
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 NOTICE_SECONDS_MAX = 90.0
 HANG_SECONDS_MAX = 60.0  # gloo gives a collective half an hour; another launcher waits for that

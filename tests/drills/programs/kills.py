@@ -19,7 +19,6 @@ from pathlib import Path
 
 from tests.unit.programs.gang_of_keepers import surroundings
 
-from muster.contract.names import PROGRESS
 from muster.storage.file_store import FileStore
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
@@ -29,6 +28,7 @@ from muster.trainer.checkpoint.folder_files import write_folder
 from muster.trainer.programs import WorkerOrders
 from muster.trainer.programs.keeper import FolderKeeper
 from muster.trainer.programs.prepare import prepare
+from muster.words.names import PROGRESS
 
 FILES, SIZE_MAX, SECONDS_MAX = 6, 200_000, 1.2
 fork = multiprocessing.get_context("fork")  # a process that begins anew takes a second to import

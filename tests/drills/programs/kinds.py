@@ -14,8 +14,8 @@ from tests.drills.programs.runs import STATE, MusterRun, Run
 from tests.polling import eventually
 from tests.processes import send
 
-from muster.contract.signals import Cause
-from muster.contract.status import Phase
+from muster.words.signals import Cause
+from muster.words.status import Phase
 
 SAVER, VICTIM = 0, 1  # ranks: rank 0 writes the checkpoints
 LATE_SECONDS = 1.0  # of each request to a slow store

@@ -30,8 +30,8 @@ from tests.integration.local.house import House
 from tests.polling import eventually
 from tests.processes import command_of, send
 
-from muster.contract.names import LOG
-from muster.contract.status import JobStatus, Phase
+from muster.words.names import LOG
+from muster.words.status import JobStatus, Phase
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "programs"
 END_SECONDS_MAX = 400.0

@@ -22,10 +22,10 @@ from tests.polling import eventually
 from tests.processes import command_of, environment_of, kill, others
 
 from muster.agent.announced import announce
-from muster.contract.names import KEEPER_STATE, LOG
-from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import StatusChange
 from muster.operator.core.conditions import TRAINING_CONDITIONS
+from muster.words.names import KEEPER_STATE, LOG
+from muster.words.status import JobStatus, Phase
 
 PROGRAM = Path(__file__).parents[3] / "examples" / "programs" / "plain.py"
 HOOKS = Path(__file__).parent / "hooks"

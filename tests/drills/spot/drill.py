@@ -21,11 +21,11 @@ from tests.drills.spot.house import PATIENCE_SECONDS, Market, market
 from tests.drills.spot.scorecard import Outcome, Scorecard
 from tests.polling import eventually
 
-from muster.contract.signals import Cause
-from muster.contract.status import JobStatus, Phase
 from muster.storage.opening import open_store
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.verify import verify
+from muster.words.signals import Cause
+from muster.words.status import JobStatus, Phase
 
 GANGS = (2, 1)  # workers of each job; they are struck independently of each other
 SPARE_NODES = 2

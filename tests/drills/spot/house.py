@@ -20,8 +20,8 @@ from tests.polling import eventually
 from tests.s3_servers import BUCKET, KEYS, rclone_server
 from tests.unit.agent.mock_imds import ACTION, MockImds, mock_imds
 
-from muster.contract.names import STEP_LOG
-from muster.contract.signals import StepRecord
+from muster.words.names import STEP_LOG
+from muster.words.signals import StepRecord
 
 SHAPE = {"dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 128, "vocabSize": 260, "maxPositions": 256}
 STEPS = 1_000_000  # the drill ends it

@@ -27,10 +27,10 @@ from muster.api.core.database.db import Database
 from muster.api.core.database.migrate import migrate
 from muster.api.core.services import Services
 from muster.api.core.settings import ApiSettings
-from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
-from muster.contract.layout import StateFolder
-from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster, VersionConflict
+from muster.words.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
+from muster.words.state_folder import StateFolder
+from muster.words.status import JobStatus, Phase
 
 Answer = TypeVar("Answer")
 MakeApp = Callable[[ApiSettings, JobCluster | None], FastAPI]

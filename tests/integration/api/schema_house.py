@@ -32,7 +32,7 @@ from tests.integration.api.platform import served
 from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.core.jobs import removal
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 TOKEN = "muster_" + "5c" * 20
 

@@ -23,7 +23,7 @@ from muster.api.core.database.db import Database
 from muster.api.core.database.migrate import migrate
 from muster.api.core.errors import ApiError
 from muster.api.core.settings import ApiSettings
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 

@@ -15,9 +15,9 @@ from muster.api.core.database.tables import MirrorRow
 from muster.api.core.mirror import TOGETHER, ClusterMirror
 from muster.api.core.observability import ApiMetrics
 from muster.api.tenants.usage.repository import UsageRecorder
-from muster.contract.layout import StateFolder
-from muster.contract.spec import parse_job
 from muster.local.cluster import LocalCluster, RawChange
+from muster.recipe.document import parse_job
+from muster.words.state_folder import StateFolder
 
 JOBS = 2 * TOGETHER + 10
 

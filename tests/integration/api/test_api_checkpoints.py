@@ -11,12 +11,12 @@ import pytest
 from tests.integration.api.platform import Platform, document, platform
 from tests.s3_servers import Missing, S3Server, moto_server, rclone_server
 
-from muster.contract.address import parse_address
-from muster.contract.checkpoint import commit_key
-from muster.contract.data_report import DATA_REPORT_KEY
-from muster.contract.samples import samples_key
 from muster.storage.pins import pin, pinned
 from muster.storage.store import Store
+from muster.words.address import parse_address
+from muster.words.checkpoint import commit_key
+from muster.words.data_report import DATA_REPORT_KEY
+from muster.words.samples import samples_key
 
 
 @pytest.fixture(params=["folder", "moto", "rclone"])

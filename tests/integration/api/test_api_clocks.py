@@ -14,7 +14,7 @@ from tests.integration.api.test_api_files import begin
 from muster.api.data.files import service
 from muster.api.data.files.arrivals import FilePlaces, drop_expired
 from muster.api.webhooks.waits import notify_of_waits
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 pytestmark = pytest.mark.postgres
 HOOKS = "/api/v1/projects/default/webhooks"

@@ -11,9 +11,9 @@ import pytest
 from tests.integration.api.platform import Platform, document, platform
 
 from muster.api.core.cluster.cluster import LocalJobCluster
-from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
 from muster.secrets.box import SecretBox
+from muster.words.state_folder import StateFolder
 
 SYSTEM = "platform-system"
 DEFAULT = "/api/v1/projects/default"

@@ -16,8 +16,8 @@ from tests.integration.api.openai_house import chat_file, models_file, without_p
 from tests.integration.api.platform import document
 from tests.polling import eventually
 
-from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
+from muster.words.state_folder import StateFolder
 
 __all__ = ["without_pauses"]
 

@@ -12,7 +12,7 @@ from tests.integration.api.platform import Platform, platform
 from tests.integration.api.test_api_history import record, worker_dir
 
 from muster.cli.report import make_report, write_report
-from muster.contract.status import Attempt, Phase
+from muster.words.status import Attempt, Phase
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from tests.forked import ForkedProgram
 from tests.integration.api.platform import document, platform
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster, UnusableFile
+from muster.words.state_folder import StateFolder
 
 NO_DATABASE = b"not a database, but long enough to be taken for one " * 100
 COMMANDS = {

@@ -13,8 +13,8 @@ from tests.polling import WAIT_SECONDS_MAX
 from tests.s3_servers import silent_server
 
 from muster.api.core.estimates.records import _record
-from muster.contract.base import dump
-from muster.contract.status import Attempt, JobStatus, Progress
+from muster.words.base import dump
+from muster.words.status import Attempt, JobStatus, Progress
 
 
 async def test_an_estimate_stores_nothing_and_knows_what_other_jobs_did(here: Platform) -> None:

@@ -19,8 +19,8 @@ from tests.integration.api.test_api_inputs import base_with, refusal, submitted
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import EvaluationRunRow, JobRow
 from muster.api.core.evaluations import controller
-from muster.contract.checkpoint import READERS
-from muster.contract.status import Phase
+from muster.words.checkpoint import READERS
+from muster.words.status import Phase
 
 
 @pytest.fixture

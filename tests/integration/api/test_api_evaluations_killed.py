@@ -17,8 +17,8 @@ from tests.integration.api.platform import document
 from tests.integration.api.test_api_evaluations import evaluation
 from tests.polling import eventually
 
-from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
-from muster.contract.layout import StateFolder
+from muster.words.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
+from muster.words.state_folder import StateFolder
 
 # Each child serves until the controller of evaluations comes to a write, and dies before it, or after it is committed,
 # or at none; its parent makes the next one. A child that does nothing else dies after some rounds in any case.

@@ -24,10 +24,10 @@ from tests.s3_servers import BUCKET, moto_server
 from muster.api.data.files import arrivals, repository, service, staging
 from muster.api.data.files.arrivals import FilePlaces, drop_expired
 from muster.api.data.tool import ToolEnd
-from muster.contract.base import dump_json
-from muster.contract.layout import StateFolder
-from muster.contract.times import epoch_seconds
 from muster.local.cluster import LocalCluster
+from muster.words.base import dump_json
+from muster.words.state_folder import StateFolder
+from muster.words.times import epoch_seconds
 
 TUS = {"tus-resumable": "1.0.0"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}

@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.integration.api.people import settle
 from tests.integration.api.platform import platform, until
 
-from muster.contract.fleet import FleetReport, NodeReport
-from muster.contract.status import GangStatus, Phase
+from muster.words.fleet import FleetReport, NodeReport
+from muster.words.status import GangStatus, Phase
 
 
 async def test_two_people_see_their_own_jobs_on_the_same_node(tmp_path: Path) -> None:

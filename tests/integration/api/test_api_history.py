@@ -12,10 +12,10 @@ import pytest
 from tests.integration.api.platform import Platform, document, until
 from tests.s3_servers import moto_server
 
-from muster.contract.base import dump_json
-from muster.contract.signals import Cause, StepRecord
-from muster.contract.status import Failure, Phase
-from muster.contract.times import rfc3339
+from muster.words.base import dump_json
+from muster.words.signals import Cause, StepRecord
+from muster.words.status import Failure, Phase
+from muster.words.times import rfc3339
 
 
 def record(attempt: int, step: int, loss: float, **more: Any) -> str:

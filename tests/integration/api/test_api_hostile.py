@@ -19,7 +19,7 @@ from tests.integration.api.platform import document
 from tests.integration.api.test_api_process import Process, api
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 BODY_SECONDS_MAX = 3.0  # of the API's own processor time: what a loaded machine adds is no fault of the body
 HEALTH_SECONDS_MAX = WAIT_SECONDS_MAX  # some 20 ms where nothing else runs; minutes when bodies were read in the loop

@@ -12,10 +12,10 @@ from tests.integration.api.platform import Platform
 
 from muster.api.core.database.tables import InputPinRow, JobRow
 from muster.api.core.submission import input_pins
-from muster.contract.checkpoint import READERS
 from muster.storage.errors import Refused
 from muster.storage.file_store import FileStore
 from muster.storage.readers import READ_SECONDS_MAX, being_read
+from muster.words.checkpoint import READERS
 
 
 def program(name: str, **inputs: Any) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from muster.api.core.events.types import EventType, NewEvent
 from muster.api.core.jobs import ordering, repository
 from muster.api.core.jobs.ordering import JobOrder
 from muster.api.core.jobs.repository import JobFilter
-from muster.contract.base import dump
-from muster.contract.spec import parse_job
-from muster.contract.status import JobStatus
+from muster.recipe.document import parse_job
+from muster.words.base import dump
+from muster.words.status import JobStatus
 
 STATUSES: dict[str, dict[str, Any]] = {
     "slow": {

@@ -12,7 +12,7 @@ from sqlalchemy import update
 from tests.integration.api.platform import Platform, document, until
 
 from muster.api.core.database.tables import JobRow
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 
 async def test_a_submitted_job_is_stored_with_all_defaults_and_handed_over(here: Platform) -> None:

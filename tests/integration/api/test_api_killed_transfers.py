@@ -20,12 +20,12 @@ from tests.integration.api.test_api_process import Process, api
 from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from tests.polling import eventually
 
-from muster.contract.architecture import Architecture
-from muster.contract.base import dump
-from muster.contract.layout import StateFolder
-from muster.contract.spec import Keep
+from muster.recipe.architecture import Architecture
 from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.models.decoder import Decoder, build
+from muster.words.base import dump
+from muster.words.job import Keep
+from muster.words.state_folder import StateFolder
 
 pytestmark = pytest.mark.long
 STEPS = (5, 6, 7)

@@ -12,8 +12,8 @@ from tests.integration.api.platform import platform, until
 
 from muster.api.core.callers import ANONYMOUS
 from muster.api.openai.chat.service import place_of
-from muster.contract.names import LOG, STEP_LOG
 from muster.web.app import create_app
+from muster.words.names import LOG, STEP_LOG
 
 PAGE = {"accept": "text/html"}
 

@@ -19,7 +19,7 @@ from muster.api.core.database.tables import Table
 from muster.api.core.settings import ApiSettings
 from muster.api.tenants.authentication import hash_of
 from muster.api.tenants.usage import repository as usage
-from muster.contract.usage import HeldNodes
+from muster.plan.usage import HeldNodes
 
 
 def opened(url: str) -> Database:

@@ -16,10 +16,12 @@ from tests.integration.api.platform import Platform, document, platform, until
 
 from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, LocalJobCluster, Outcome
 from muster.api.core.database.tables import AttemptRow, JobRow
-from muster.contract.layout import StateFolder
-from muster.contract.signals import Cause
-from muster.contract.spec import parse_job
-from muster.contract.status import (
+from muster.local.cluster import LocalCluster, RawChange
+from muster.recipe.document import parse_job
+from muster.replies.views import TIME_KEYS
+from muster.words.signals import Cause
+from muster.words.state_folder import StateFolder
+from muster.words.status import (
     STATUS_VERSION,
     Attempt,
     CheckpointStatus,
@@ -29,9 +31,7 @@ from muster.contract.status import (
     Phase,
     Progress,
 )
-from muster.contract.times import epoch_seconds, rfc3339
-from muster.contract.views import TIME_KEYS
-from muster.local.cluster import LocalCluster, RawChange
+from muster.words.times import epoch_seconds, rfc3339
 
 
 async def story(here: Platform, uid: str) -> None:

@@ -14,7 +14,7 @@ from tests.integration.api.postgres import PostgresServer
 from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.core import hub
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 pytestmark = pytest.mark.postgres
 _FAR_SECONDS = 3_600.0  # longer than any test may take: what comes was told

@@ -28,7 +28,7 @@ from tests.integration.api.test_api_openai_wrong_fields import ANSWER, EQ
 
 from muster.api.openai.fine_tuning import retries
 from muster.api.openai.models.base_models import ModelMap, load_models
-from muster.contract.status import Phase, Progress
+from muster.words.status import Phase, Progress
 
 __all__ = ["without_pauses"]
 

@@ -16,12 +16,12 @@ from tests.integration.api.platform import Platform, document, platform, until
 from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.core.submission import operator_previews
-from muster.contract.preview import PATH
-from muster.contract.status import CheckpointStatus, GangStatus, Phase
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
 from muster.operator.preview import PreviewHandler
 from muster.operator.server import HttpReply, HttpRequest, LoopLiveness, serve_pages
+from muster.words.preview import PATH
+from muster.words.status import CheckpointStatus, GangStatus, Phase
 
 TOKEN = "a-token-of-some-length"
 

@@ -25,8 +25,8 @@ from tests.forked import ForkedProgram
 from tests.integration.api.platform import document
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
+from muster.words.state_folder import StateFolder
 
 API = "muster.api"
 

@@ -8,9 +8,9 @@ import httpx2
 import pytest
 from tests.integration.api.platform import Platform
 
-from muster.contract.base import dump_json
-from muster.contract.profiles import REQUEST_KEY, Profile, ProfileFile, ProfileRequest, RankProfile
-from muster.contract.status import GangStatus, Phase
+from muster.words.base import dump_json
+from muster.words.profiles import REQUEST_KEY, Profile, ProfileFile, ProfileRequest, RankProfile
+from muster.words.status import GangStatus, Phase
 
 TRACE = bytes(range(256)) * 20_000  # more than one block
 
@@ -137,10 +137,10 @@ async def test_a_request_goes_over_s3(here: Platform, monkeypatch: pytest.Monkey
     """What the API writes into a bucket is what the trainer's watch finds there, and the other way round."""
     from tests.s3_servers import moto_server
 
-    from muster.contract.address import parse_address
     from muster.storage.opening import open_store
     from muster.trainer.train.profiling import RequestWatch
     from muster.trainer.train.tracing import keep_begun, keep_trace
+    from muster.words.address import parse_address
 
     with moto_server() as server:
         for key, value in server.environment().items():

@@ -18,9 +18,9 @@ from tests.polling import WAIT_SECONDS_MAX
 from muster.api.core.database.tables import TokenRow
 from muster.api.tenants.authentication import CallerAuthentication
 from muster.api.tenants.projects.quotas import QuotaWriter
-from muster.contract.names import Label
-from muster.contract.quotas import ProjectQuota, Quota, read_quotas
-from muster.contract.spec import JobSpec, parse_job
+from muster.recipe.document import JobSpec, parse_job
+from muster.words.names import Label
+from muster.words.quotas import ProjectQuota, Quota, read_quotas
 
 ENV = {"runtime": {"env": [{"name": "WANDB_PROJECT", "value": "apollo"}, {"name": "HF_TOKEN", "value": "hf_1"}]}}
 

@@ -13,8 +13,8 @@ from tests.integration.api.platform import Platform, platform
 from tests.integration.api.postgres import PostgresServer
 
 from muster.api.core.cluster.cluster import LocalJobCluster
-from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
+from muster.words.state_folder import StateFolder
 
 pytestmark = pytest.mark.postgres
 ROUNDS = 30

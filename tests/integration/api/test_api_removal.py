@@ -14,7 +14,7 @@ from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.core.jobs import removal
 from muster.api.core.jobs.retention import drop_left, drop_old
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ from tests.integration.api.postgres import PostgresServer
 from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.ports import free_port
 
-from muster.contract.layout import StateFolder
-from muster.contract.status import Phase
 from muster.local.cluster import LocalCluster, VersionConflict
+from muster.words.state_folder import StateFolder
+from muster.words.status import Phase
 
 KILLS, KILL_SECONDS = 3, 2.0  # each replica once, and on until a request and a stream were cut
 

@@ -13,10 +13,10 @@ from tests.integration.api.platform import Platform, document, platform, until
 
 from muster.api.core.events.types import EventType, NewEvent
 from muster.api.core.jobs import repository
-from muster.contract.base import dump
-from muster.contract.names import DEFAULT_PROJECT
-from muster.contract.spec import parse_job
-from muster.contract.status import JobStatus
+from muster.recipe.document import parse_job
+from muster.words.base import dump
+from muster.words.names import DEFAULT_PROJECT
+from muster.words.status import JobStatus
 
 JOBS, BY_HTTP = 4_000, 100
 

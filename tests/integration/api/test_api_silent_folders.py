@@ -13,7 +13,7 @@ from tests.s3_servers import silent_server
 
 from muster.api.core import folder_threads
 from muster.api.core.folder_threads import PER_FOLDER, FolderThreads, StorageSilent
-from muster.contract.address import parse_address
+from muster.words.address import parse_address
 
 FOLDER, OTHER = parse_address("file:///commits/one"), parse_address("file:///commits/two")
 

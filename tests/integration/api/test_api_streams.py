@@ -21,7 +21,7 @@ from muster.api.core.database.tables import TokenRow
 from muster.api.core.errors import ApiError
 from muster.api.tenants import authentication
 from muster.api.tenants.authentication import CallerAuthentication
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 STREAM = {"accept": "text/event-stream"}
 

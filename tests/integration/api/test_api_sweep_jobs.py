@@ -20,8 +20,8 @@ from muster.api.core.submission.service import SubmissionService
 from muster.api.sweeps import controller
 from muster.api.sweeps.controller import SweepWork
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
-from muster.contract.status import CheckpointStatus, Phase
-from muster.contract.sweep_replies import SweepDetail, SweepList
+from muster.replies.sweeps import SweepDetail, SweepList
+from muster.words.status import CheckpointStatus, Phase
 
 LR = "training.optimizer.lr"
 

@@ -14,7 +14,7 @@ from sqlalchemy import text, update
 from tests.integration.api.platform import Platform, document, platform, until
 
 from muster.api.core.database.tables import TokenRow
-from muster.contract.times import epoch_seconds
+from muster.words.times import epoch_seconds
 
 
 def bearer(token: str) -> dict[str, str]:

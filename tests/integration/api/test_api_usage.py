@@ -14,9 +14,9 @@ from tests.integration.api.platform import Platform, platform, until
 
 from muster.api.tenants.projects.accounting import UsageAccounting, spent_of
 from muster.api.tenants.projects.quotas import QuotaWriter
-from muster.contract.quotas import ProjectQuota, read_quotas
-from muster.contract.status import Attempt, Phase
-from muster.contract.usage import month_of, month_range
+from muster.words.months import month_of, month_range
+from muster.words.quotas import ProjectQuota, read_quotas
+from muster.words.status import Attempt, Phase
 
 HOUR = 3600.0
 BEGAN = month_range("2026-03")[0] + 5 * HOUR

@@ -26,9 +26,9 @@ from muster.api.webhooks.delivering import DeliverySender
 from muster.api.webhooks.reach import NetworkReach
 from muster.api.webhooks.service import WebhookServices
 from muster.api.webhooks.waits import notify_of_waits
-from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
-from muster.contract.status import Phase
-from muster.contract.usage import usage
+from muster.plan.usage import usage
+from muster.words.quotas import MonthSpent, ProjectQuota, Quota, Spent
+from muster.words.status import Phase
 
 HOOKS = "/api/v1/projects/default/webhooks"
 LOOPBACK = ["127.0.0.0/8"]

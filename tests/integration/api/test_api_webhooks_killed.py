@@ -25,9 +25,9 @@ from tests.integration.api.platform import document
 from tests.integration.api.webhook_receiver import receiver
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.layout import StateFolder
-from muster.contract.status import Phase
 from muster.local.cluster import LocalCluster
+from muster.words.state_folder import StateFolder
+from muster.words.status import Phase
 
 pytestmark = pytest.mark.long
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.storage.conftest import moto_s3, rclone_s3
 
-from muster.contract.names import Env
+from muster.words.names import Env
 
 __all__ = ["moto_s3", "rclone_s3"]
 

@@ -89,8 +89,8 @@ def _rank(rank: int, order: dict[str, Any]) -> None:
 
 def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
     """Train and save after each step; the outcomes, a digest of the state at each, and the samples of each step."""
-    from muster.contract.spec import Keep
     from muster.trainer.checkpoint import CheckpointSaver, TrainState, resume
+    from muster.words.job import Keep
 
     model, optimizer = build(order["shard"], seed=0, frozen=order.get("frozen", False), ours=order.get("ours", False))
     saver = CheckpointSaver(identity(order), Keep(last=order.get("last", 3)), {"shard": order["shard"]})
@@ -220,7 +220,7 @@ def build(shard: str, seed: int, extra: bool = False, frozen: bool = False, ours
             fully_shard(block, mesh=mesh, reshard_after_forward=shard != "zero2")
         fully_shard(model, mesh=mesh, reshard_after_forward=shard != "zero2")
     if ours:
-        from muster.contract.optimizer_config import OptimizerConfig
+        from muster.recipe.optimizer_config import OptimizerConfig
         from muster.trainer.train.optimizer import make_optimizer
 
         return model, make_optimizer(model, OptimizerConfig(lr=1e-2))
@@ -269,10 +269,10 @@ def samples(rank: int, ranks: int, cursor: Any) -> Any:
     """The data loader of the trainer over a data set whose samples are nothing but their number."""
     import numpy as np
 
-    from muster.contract.checkpoint import DataCursor
     from muster.trainer.config import DataParallel
     from muster.trainer.data.loader import RankLoader
     from muster.trainer.data.packing import PackedSample
+    from muster.words.checkpoint import DataCursor
 
     class Numbered:
         seed, samples_per_epoch = 0, SAMPLES_PER_EPOCH

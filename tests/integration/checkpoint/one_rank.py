@@ -11,9 +11,9 @@ from tests.integration.checkpoint import gang
 from tests.polling import WAIT_SECONDS_MAX
 from torch import nn
 
-from muster.contract.checkpoint import DataCursor
-from muster.contract.spec import Keep
 from muster.trainer.checkpoint import CheckpointSaver, SaveOutcome, SaverIdentity, TrainState
+from muster.words.checkpoint import DataCursor
+from muster.words.job import Keep
 
 
 def identity(folder: str, attempt: int = 1, fence: str | None = None) -> SaverIdentity:

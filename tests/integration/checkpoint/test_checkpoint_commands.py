@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.integration.checkpoint.one_rank import trained
 
-from muster.contract.names import ExitCode
 from muster.trainer.checkpoint import list_commits
 from muster.trainer.checkpoint.__main__ import main
+from muster.words.names import ExitCode
 
 
 @pytest.fixture

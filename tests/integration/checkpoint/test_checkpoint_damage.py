@@ -15,8 +15,6 @@ from tests.drills.checkpoint.damage import damage
 from tests.integration.checkpoint import gang, one_rank
 from tests.integration.checkpoint.one_rank import trained
 
-from muster.contract.checkpoint import QUARANTINE, canonical, commit_key, seal_of, step_name
-from muster.contract.spec import Keep
 from muster.storage.checksum import PART_BYTES
 from muster.storage.errors import StoreError
 from muster.storage.file_store import FileStore
@@ -37,6 +35,8 @@ from muster.trainer.checkpoint.commits import commit_in, read_commit
 from muster.trainer.checkpoint.failures import UnknownFormat
 from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.errors import StorageError
+from muster.words.checkpoint import QUARANTINE, canonical, commit_key, seal_of, step_name
+from muster.words.job import Keep
 
 DAMAGES = 200
 

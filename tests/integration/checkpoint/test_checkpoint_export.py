@@ -15,11 +15,7 @@ from safetensors.torch import load_file
 from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from transformers import AutoModelForCausalLM
 
-from muster.contract.architecture import Architecture, RopeScaling
-from muster.contract.base import dump
-from muster.contract.checkpoint import Slice
-from muster.contract.names import ExitCode
-from muster.contract.spec import Keep
+from muster.recipe.architecture import Architecture, RopeScaling
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.convert import hugging_face
@@ -28,6 +24,10 @@ from muster.trainer.convert.pieces import runs_of
 from muster.trainer.convert.tensor_files import to_bf16
 from muster.trainer.errors import UserError
 from muster.trainer.models.decoder import Decoder, build
+from muster.words.base import dump
+from muster.words.checkpoint import Slice
+from muster.words.job import Keep
+from muster.words.names import ExitCode
 
 
 def decoder(tied: bool) -> Decoder:

@@ -16,11 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.integration.checkpoint.one_rank import identity, outcomes, state
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.architecture import Architecture
-from muster.contract.base import dump
-from muster.contract.names import ExitCode
-from muster.contract.spec import Keep
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.architecture import Architecture
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.convert import hugging_face, merge
@@ -28,6 +25,9 @@ from muster.trainer.convert.export import export, main
 from muster.trainer.errors import UserError
 from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.lora import attach
+from muster.words.base import dump
+from muster.words.job import Keep
+from muster.words.names import ExitCode
 
 SHAPE = Architecture(dim=48, layers=2, heads=6, kv_heads=2, ffn_dim=80, vocab_size=260, max_positions=64)
 ADAPTER = Adapter(rank=3, alpha=7.5, targets=("q_proj", "up_proj"))

@@ -10,9 +10,7 @@ import torch
 from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from tests.model_families import write_model
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.base import dump
-from muster.contract.spec import Keep
+from muster.recipe.adapter_config import Adapter
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.trainer.checkpoint import CheckpointSaver
@@ -20,6 +18,8 @@ from muster.trainer.convert.export import export
 from muster.trainer.convert.load_model import of_commit
 from muster.trainer.data import load_tokenizer
 from muster.trainer.models.transformers_model import from_folder
+from muster.words.base import dump
+from muster.words.job import Keep
 
 TOKENS = torch.randint(3, 250, (2, 24), generator=torch.Generator().manual_seed(1))
 

@@ -11,12 +11,9 @@ from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from tests.model_families import write_model
 from torch import Tensor, nn
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.architecture import Architecture
-from muster.contract.base import dump
-from muster.contract.model_config import FromCommit
-from muster.contract.spec import Keep
-from muster.contract.training import TrainingConfig
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.architecture import Architecture
+from muster.recipe.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.storage.model_source import model_facts
@@ -31,6 +28,9 @@ from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.from_commit import definition_of
 from muster.trainer.models.scoring import ScoreHead
 from muster.trainer.models.transformers_model import from_folder
+from muster.words.base import dump
+from muster.words.job import Keep
+from muster.words.model_sources import FromCommit
 
 SHAPE = Architecture(dim=48, layers=2, heads=6, kv_heads=2, ffn_dim=80, vocab_size=260, max_positions=64)
 LORA = Adapter(rank=2, targets=("all-linear",))

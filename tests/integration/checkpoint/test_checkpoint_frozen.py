@@ -16,13 +16,13 @@ from tests.integration.checkpoint.gang import run_gang
 from tests.integration.checkpoint.one_rank import fence, outcomes, saver, state
 from tests.s3_servers import BUCKET, S3Server
 
-from muster.contract.checkpoint import is_frozen_key
-from muster.contract.spec import Keep
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import CheckpointSaver, load, read_commit, resume
 from muster.trainer.checkpoint.__main__ import main
 from muster.trainer.checkpoint.commits import commit_in, list_commits
 from muster.trainer.checkpoint.verify import verify
+from muster.words.checkpoint import is_frozen_key
+from muster.words.job import Keep
 
 Model = tuple[Any, Any]
 

@@ -24,9 +24,6 @@ from tests.integration.checkpoint.one_rank import saver, state
 from tests.polling import WAIT_SECONDS_MAX
 from torch import nn
 
-from muster.contract.address import parse_address
-from muster.contract.checkpoint import commit_key
-from muster.contract.spec import Keep
 from muster.storage.listing import CommitListing
 from muster.storage.opening import open_store
 from muster.trainer.checkpoint import load_weights, resume
@@ -34,6 +31,9 @@ from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.convert.pieces import whole
+from muster.words.address import parse_address
+from muster.words.checkpoint import commit_key
+from muster.words.job import Keep
 
 PARTS = 2
 TORCH = {"F32": torch.float32, "I64": torch.int64}

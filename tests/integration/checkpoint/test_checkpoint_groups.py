@@ -9,9 +9,9 @@ from tests.integration.checkpoint.one_rank import saver, state
 from tests.polling import WAIT_SECONDS_MAX
 from torch import nn
 
-from muster.contract.checkpoint import Commit, OptimizerGroup
 from muster.trainer.checkpoint import CheckpointMismatch, load, read_commit
 from muster.trainer.checkpoint.optimizer_state import settings_to_adopt
+from muster.words.checkpoint import Commit, OptimizerGroup
 
 Schedule = torch.optim.lr_scheduler.LRScheduler
 

@@ -11,7 +11,7 @@ from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.integration.checkpoint.gang import SAMPLES_PER_EPOCH, SAMPLES_PER_STEP, run_gang
 from tests.s3_servers import BUCKET, S3Server
 
-from muster.contract.names import Env
+from muster.words.names import Env
 
 STEPS = 7  # more than an epoch's samples, so that the cursor has wrapped
 

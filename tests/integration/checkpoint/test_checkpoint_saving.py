@@ -14,12 +14,12 @@ from tests.integration.checkpoint.one_rank import fence, outcomes, saver, state
 from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.s3_servers import BUCKET, S3Server
 
-from muster.contract.checkpoint import commit_key
-from muster.contract.spec import Keep
 from muster.storage.commits import parse_commit
 from muster.trainer.checkpoint import list_commits, load, read_commit, upload_process
 from muster.trainer.checkpoint.channel import MessageChannel
 from muster.trainer.errors import StaleAttempt
+from muster.words.checkpoint import commit_key
+from muster.words.job import Keep
 
 
 def test_a_commit_says_what_was_saved(tmp_path: Path) -> None:

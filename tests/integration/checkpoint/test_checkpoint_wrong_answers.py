@@ -13,9 +13,6 @@ from tests.integration.checkpoint import gang
 from tests.integration.checkpoint.one_rank import outcomes, saver, state, trained
 from tests.s3_servers import BUCKET, KEYS, S3Server
 
-from muster.contract.checkpoint import Commit, FileEntry, is_frozen_key
-from muster.contract.names import ExitCode
-from muster.contract.spec import Keep
 from muster.storage.errors import NotFound, StorageError, StoreError, Truncated
 from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
@@ -28,6 +25,9 @@ from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.quarantine import must_not_lose_all, quarantine
 from muster.trainer.checkpoint.verify import verify
+from muster.words.checkpoint import Commit, FileEntry, is_frozen_key
+from muster.words.job import Keep
+from muster.words.names import ExitCode
 
 STEPS = 3
 

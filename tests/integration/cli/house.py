@@ -18,9 +18,9 @@ from tests import processes
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.cli.up import READY_SECONDS_MAX
-from muster.contract.layout import StateFolder
-from muster.contract.names import HEARTBEAT
-from muster.contract.signals import Heartbeat
+from muster.words.names import HEARTBEAT
+from muster.words.signals import Heartbeat
+from muster.words.state_folder import StateFolder
 
 MUSTER = [sys.executable, "-m", "muster.cli"]
 START_SECONDS_MAX = READY_SECONDS_MAX + 10.0

@@ -20,7 +20,7 @@ from tests.integration.api.test_api_sweep_jobs import ended, started, sweep_docu
 from tests.integration.cli.house import MUSTER
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 TOKEN = f"muster_{'5c' * 20}"
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from muster.cli import output
 from muster.cli.main import app
 from muster.client.errors import MusterError
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 
 @dataclass

@@ -15,7 +15,7 @@ from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.ports import free_port
 from tests.processes import is_alive
 
-from muster.contract.notices import MACHINE
+from muster.words.notices import MACHINE
 
 
 def ready(house: House) -> bool:

@@ -12,8 +12,8 @@ import pytest
 from tests.integration.api.platform import Platform, served, until
 from tests.integration.client.test_client_jobs import step
 
-from muster.contract.spec import TrainingJob
-from muster.contract.status import Phase, Progress
+from muster.recipe.document import TrainingJob
+from muster.words.status import Phase, Progress
 
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

@@ -27,11 +27,11 @@ from muster.client import (
     following,
     operations,
 )
-from muster.contract.base import dump_json
-from muster.contract.samples import Sample, Samples, samples_key
-from muster.contract.signals import Cause, StepRecord
-from muster.contract.spec import parse_job
-from muster.contract.status import Failure, Phase, Progress
+from muster.recipe.document import parse_job
+from muster.words.base import dump_json
+from muster.words.samples import Sample, Samples, samples_key
+from muster.words.signals import Cause, StepRecord
+from muster.words.status import Failure, Phase, Progress
 
 KINDS = ["threads", "asyncio"]
 

@@ -15,12 +15,12 @@ from moto.server import ThreadedMotoServer
 from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.unit.data.making import CHATML, contents, stored, write_tokenizer
 
-from muster.contract.address import parse_address
 from muster.storage import sources
 from muster.storage.errors import Refused, Replaced, StoreError
 from muster.storage.opening import open_source
 from muster.trainer.data import load_tokenizer
 from muster.trainer.errors import StorageError, UserError
+from muster.words.address import parse_address
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 

@@ -22,7 +22,7 @@ from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.processes import is_alive
 from tests.unit.data.making import chat_record, config, contents, opened, stored, write_jsonl, write_texts
 
-from muster.contract.data_config import Source
+from muster.recipe.data_config import Source
 from muster.trainer.data import build, load_tokenizer
 from muster.trainer.data.draft import StoreDraft
 from muster.trainer.data.prepare import Report, prepared

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.layout import StateFolder
-from muster.contract.spec import parse_job
-from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster, NotFound
 from muster.operator.local import processes
+from muster.recipe.document import parse_job
+from muster.words.state_folder import StateFolder
+from muster.words.status import JobStatus, Phase
 
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_worker.py")))
 

@@ -15,7 +15,6 @@ import pytest
 from tests.integration.local.house import FAKE, House
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster
 from muster.operator.core import shutdown
 from muster.operator.core.codes import Code
@@ -23,6 +22,7 @@ from muster.operator.local import processes
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
 from muster.operator.runner import JobRunner, RunnerListener, serve
+from muster.words.status import JobStatus, Phase
 
 STEPS = 40
 

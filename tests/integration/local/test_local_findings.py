@@ -13,10 +13,10 @@ from tests.integration.local.test_local_hangs import HOOKS
 from tests.integration.local.test_local_trainer import reaches, records, submit
 from tests.polling import eventually
 
-from muster.contract.names import HEARTBEAT
-from muster.contract.signals import Heartbeat
-from muster.contract.status import Condition, Phase
 from muster.trainer.train.straggler_timer import WINDOW
+from muster.words.names import HEARTBEAT
+from muster.words.signals import Heartbeat
+from muster.words.status import Condition, Phase
 
 pytestmark = pytest.mark.slow
 FOUND_STEPS = 10

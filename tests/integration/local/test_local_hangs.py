@@ -14,9 +14,9 @@ from tests.integration.local.test_local_trainer import reaches, records, submit
 from tests.polling import eventually
 from tests.processes import send
 
-from muster.contract.names import EXIT_RECORD, ExitCode
-from muster.contract.status import Failure, JobStatus, Phase
 from muster.trainer.launch.stack_dumps import STACKS
+from muster.words.names import EXIT_RECORD, ExitCode
+from muster.words.status import Failure, JobStatus, Phase
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 HOOKS = Path(__file__).parents[2] / "drills" / "faults" / "hooks"

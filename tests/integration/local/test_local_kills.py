@@ -12,8 +12,8 @@ import pytest
 from tests.integration.local.house import House
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.status import JobStatus, Phase
 from muster.operator.local import processes
+from muster.words.status import JobStatus, Phase
 
 STEPS = 40
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGKILL]

@@ -21,12 +21,12 @@ from tests.integration.local.house import House
 from tests.integration.local.test_local_trainer import submit
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.advice import advice
-from muster.contract.base import dump
-from muster.contract.signals import Cause, WorkerExit
-from muster.contract.status import Phase
 from muster.operator.local import processes
+from muster.plan.advice import advice
 from muster.trainer.launch import limits
+from muster.words.base import dump
+from muster.words.signals import Cause, WorkerExit
+from muster.words.status import Phase
 
 # Python runs it in each rank before anything else, from a folder that the job names in its PYTHONPATH.
 GREEDY = """

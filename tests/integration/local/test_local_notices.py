@@ -9,8 +9,8 @@ import pytest
 from tests.integration.local.house import House
 from tests.polling import eventually
 
-from muster.contract.signals import Cause
-from muster.contract.status import JobStatus, Phase
+from muster.words.signals import Cause
+from muster.words.status import JobStatus, Phase
 
 STEPS = 10_000  # no gang is done before it is moved, however long an announcement takes
 

@@ -15,8 +15,8 @@ import pytest
 from tests.integration.local.house import House
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.status import Phase
 from muster.operator.local import processes
+from muster.words.status import Phase
 
 OPERATOR = (sys.executable, "-m", "muster.operator")
 

@@ -17,8 +17,8 @@ from tests.polling import eventually
 from tests.processes import command_of
 
 from muster.client import Muster
-from muster.contract.status import Condition
 from muster.trainer.tracking.processes import FAULTS
+from muster.words.status import Condition
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
 

@@ -13,10 +13,10 @@ from tests.integration.local.house import House, whole_lines
 from tests.polling import eventually
 from tests.processes import kill, send
 
-from muster.contract.names import STEP_LOG, ExitCode
-from muster.contract.signals import StepRecord
-from muster.contract.status import Phase
 from muster.operator.local import processes
+from muster.words.names import STEP_LOG, ExitCode
+from muster.words.signals import StepRecord
+from muster.words.status import Phase
 
 pytestmark = pytest.mark.slow
 STEPS = 150  # far more than a gang trains until its rank is found and killed

@@ -14,7 +14,7 @@ from tests.integration.local.house import House
 from tests.integration.monitoring.servers import Alertmanager, Prometheus, needs_both, needs_prometheus
 from tests.polling import eventually
 
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from tests.ports import free_port
 from tests.unit.programs.gang_of_keepers import Bench, surroundings
 
 import muster.run
-from muster.contract.names import STOP, Env
 from muster.storage.small_files import write_whole
 from muster.trainer.programs import WorkerOrders
 from muster.trainer.programs.prepare import prepare
+from muster.words.names import STOP, Env
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "programs"
 SOURCES = Path(muster.run.__file__).parents[1]  # `import muster.run` as an image has it that knows no other Muster

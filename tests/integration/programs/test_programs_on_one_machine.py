@@ -12,9 +12,9 @@ from tests.integration.local.house import House
 from tests.polling import eventually
 from tests.processes import command_of
 
-from muster.contract.names import EXIT_RECORD, LOG
-from muster.contract.signals import Cause
-from muster.contract.status import GoodputState, JobStatus, Phase
+from muster.words.names import EXIT_RECORD, LOG
+from muster.words.signals import Cause
+from muster.words.status import GoodputState, JobStatus, Phase
 
 STEPS, SAVED = 12, 8
 # As much of torch as the hook of optimizer steps meets; importing the real one takes longer than all the rest.

@@ -10,8 +10,8 @@ import pytest
 from tests.s3_servers import moto_server
 from tests.unit.programs.gang_of_keepers import environment_of
 
-from muster.contract.names import KEEPER_STATE, PREPARED, RANKS_ENDED, SAVE_REQUEST, Env
 from muster.storage.small_files import write_whole
+from muster.words.names import KEEPER_STATE, PREPARED, RANKS_ENDED, SAVE_REQUEST, Env
 
 
 def run(module: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -14,13 +14,13 @@ from tests.unit.programs.gang_of_keepers import Bench
 from torch import nn
 
 import muster.run as run
-from muster.contract.base import UserError
-from muster.contract.names import Env
 from muster.storage.commits import refuse_program
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import DamagedCommit
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.programs.loop_saver import load as load_folder
+from muster.words.base import UserError
+from muster.words.names import Env
 
 STEPS = 16
 

@@ -6,13 +6,13 @@ import torch
 from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from tests.integration.trainer.gangs import ARCHITECTURE, Job
 
-from muster.contract.architecture import Architecture
-from muster.contract.base import dump
-from muster.contract.spec import Keep
+from muster.recipe.architecture import Architecture
 from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.models.decoder import build
 from muster.trainer.models.init import initialize
 from muster.trainer.models.scoring import ScoreHead
+from muster.words.base import dump
+from muster.words.job import Keep
 
 
 def write_base(job: Job, scores: ScoreHead | None = None) -> None:

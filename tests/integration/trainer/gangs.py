@@ -16,8 +16,8 @@ from tests.integration.trainer import rank_pool, young_workers
 from tests.polling import eventually
 from tests.ports import free_port
 
-from muster.contract.names import EXIT_RECORD, HEARTBEAT, STEP_LOG, Env
-from muster.contract.signals import Heartbeat, StepRecord, WorkerExit
+from muster.words.names import EXIT_RECORD, HEARTBEAT, STEP_LOG, Env
+from muster.words.signals import Heartbeat, StepRecord, WorkerExit
 
 Launcher: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 ARCHITECTURE = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "ffnDim": 64, "vocabSize": 260, "maxPositions": 32}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data import SampleSet
 from muster.trainer.train.schedule import learning_rate
 

@@ -18,11 +18,9 @@ import numpy as np
 import torch
 from tests.integration.trainer.gangs import ARCHITECTURE, training
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.base import parse
-from muster.contract.checkpoint import DataCursor
-from muster.contract.evaluation_config import Generation
-from muster.contract.training import TrainingConfig
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.evaluation_config import Generation
+from muster.recipe.training import TrainingConfig
 from muster.trainer.checkpoint import randomness
 from muster.trainer.config import DataParallel, RankPosition, read_ranks
 from muster.trainer.data import PackedSample, RankLoader, load_tokenizer
@@ -34,6 +32,8 @@ from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.reduction import StepRequests
 from muster.trainer.train.samples import SampleMaker
 from muster.trainer.train.step import TrainStep
+from muster.words.base import parse
+from muster.words.checkpoint import DataCursor
 
 LENGTH, STEPS, SEED, HELD_OUT = 32, 4, 3, 7
 # By name: what each of two ranks holds of a step of six samples.

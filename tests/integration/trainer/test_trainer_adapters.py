@@ -14,9 +14,7 @@ from tests.integration.trainer.gangs import Job, Part, samples, train_many, trai
 from tests.integration.trainer.plain_loop import plain_losses
 from tests.model_families import write_model
 
-from muster.contract.base import parse
-from muster.contract.names import ExitCode
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.trainer.convert import peft
@@ -24,6 +22,8 @@ from muster.trainer.convert.export import export
 from muster.trainer.convert.load_model import of_commit
 from muster.trainer.data import load_tokenizer, open_data
 from muster.trainer.models.transformers_model import from_folder
+from muster.words.base import parse
+from muster.words.names import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 

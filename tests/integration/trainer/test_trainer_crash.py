@@ -10,7 +10,7 @@ from tests.integration.trainer.gangs import Job, training, write_corpus
 from tests.polling import eventually
 from tests.processes import environment_of, others
 
-from muster.contract.names import Env
+from muster.words.names import Env
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tests.integration.trainer.gangs import ARCHITECTURE, Job, Part, train_many, training, write_corpus
 
-from muster.contract.architecture import Architecture
-from muster.contract.names import ExitCode
+from muster.recipe.architecture import Architecture
 from muster.trainer.models.decoder import build
 from muster.trainer.models.init import initialize
+from muster.words.names import ExitCode
 
 pytestmark = [
     pytest.mark.gpu,

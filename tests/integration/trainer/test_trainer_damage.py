@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.integration.trainer.gangs import ARCHITECTURE, Job, training, write_corpus
 
-from muster.contract.names import ExitCode
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint.quarantine import quarantine
+from muster.words.names import ExitCode
 
 pytestmark = pytest.mark.timeout(900)
 

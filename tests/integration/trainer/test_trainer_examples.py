@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.integration.trainer.gangs import ARCHITECTURE, Job, Part, train_many
 
-from muster.contract.names import ExitCode
 from muster.documents.reader import load_yaml
 from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
+from muster.words.names import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 

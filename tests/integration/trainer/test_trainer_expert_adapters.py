@@ -13,10 +13,10 @@ from tests.integration.trainer.plain_loop import plain_losses
 from tests.integration.trainer.test_trainer_adapters import open_exports, peft_model
 from tests.model_families import write_model
 
-from muster.contract.base import parse
-from muster.contract.names import ExitCode
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data import load_tokenizer, open_data
+from muster.words.base import parse
+from muster.words.names import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 

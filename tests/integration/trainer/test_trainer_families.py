@@ -14,14 +14,14 @@ from tests.integration.trainer.gangs import Job, Part, samples, train_many, trai
 from tests.integration.trainer.plain_loop import plain_losses
 from tests.model_families import FAMILIES, write_model
 
-from muster.contract.base import parse
-from muster.contract.names import ExitCode
-from muster.contract.signals import StepRecord
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
 from muster.trainer.convert.load_model import of_commit
 from muster.trainer.data import load_tokenizer, open_data
+from muster.words.base import parse
+from muster.words.names import ExitCode
+from muster.words.signals import StepRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

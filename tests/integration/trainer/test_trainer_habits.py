@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from tests.integration.trainer.gangs import Job, Part, samples, train_many, training, write_corpus
 from tests.model_families import write_model
 
-from muster.contract.checkpoint import is_frozen_key
-from muster.contract.names import ExitCode
 from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
+from muster.words.checkpoint import is_frozen_key
+from muster.words.names import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 

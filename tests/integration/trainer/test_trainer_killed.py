@@ -12,7 +12,7 @@ from tests.integration.trainer.test_trainer_preferences import computed, learnin
 from tests.integration.trainer.test_trainer_rollouts import learning as answering
 from tests.integration.trainer.test_trainer_rollouts import scorer_in
 
-from muster.contract.names import ExitCode
+from muster.words.names import ExitCode
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

@@ -14,10 +14,10 @@ import pytest
 from tests.integration.trainer.gangs import ARCHITECTURE, Job, Part, samples, train_many, training, write_corpus
 from tests.polling import eventually
 
-from muster.contract.names import ExitCode
-from muster.contract.signals import Heartbeat, RankFailure
 from muster.storage.small_files import write_whole
 from muster.trainer.convert import generate
+from muster.words.names import ExitCode
+from muster.words.signals import Heartbeat, RankFailure
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.trainer.gangs import Job, Part, train_many, training, write_corpus
 from tests.model_families import write_model
 
-from muster.contract.names import ExitCode
+from muster.words.names import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -10,10 +10,8 @@ import torch
 from tests.integration.trainer.bases import write_base
 from tests.integration.trainer.gangs import ARCHITECTURE, Job, Part, train_many, training
 
-from muster.contract.architecture import Architecture
-from muster.contract.names import ExitCode
-from muster.contract.signals import StepRecord
-from muster.contract.training import TrainingConfig
+from muster.recipe.architecture import Architecture
+from muster.recipe.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import load
 from muster.trainer.convert.export import export
@@ -22,6 +20,8 @@ from muster.trainer.models.adapter import is_part
 from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.lora import attach
 from muster.trainer.train.optimizer import make_optimizer
+from muster.words.names import ExitCode
+from muster.words.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

@@ -10,10 +10,10 @@ import torch
 from tests.integration.trainer.gangs import Job, Part, train_many, training
 from tests.model_families import write_model
 
-from muster.contract.names import ExitCode
 from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
 from muster.trainer.convert.load_model import of_commit
+from muster.words.names import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

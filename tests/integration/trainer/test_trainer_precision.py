@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 from tests.integration.trainer.gangs import Job, Part, samples, train_many, training, write_corpus
 
-from muster.contract.names import ExitCode
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import read_commit
 from muster.trainer.convert.export import export
 from muster.trainer.convert.pieces import whole
+from muster.words.names import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

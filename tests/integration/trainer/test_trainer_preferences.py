@@ -8,9 +8,9 @@ import pytest
 from tests.integration.trainer.bases import write_base
 from tests.integration.trainer.gangs import Job, Part, samples, train_many, training
 
-from muster.contract.names import ExitCode
-from muster.contract.objectives import REFERENCE_TASKS
-from muster.contract.signals import StepRecord
+from muster.recipe.objectives import REFERENCE_TASKS
+from muster.words.names import ExitCode
+from muster.words.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.integration.trainer.gangs import Job, training, write_corpus
 
-from muster.contract.base import dump_json
-from muster.contract.profiles import PROFILES, REQUEST_KEY, Profile, ProfileRequest, RankProfile
+from muster.words.base import dump_json
+from muster.words.profiles import PROFILES, REQUEST_KEY, Profile, ProfileRequest, RankProfile
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -9,8 +9,8 @@ import pytest
 from tests.integration.trainer.gangs import Job, Part, samples, train_many, training, write_corpus
 from tests.integration.trainer.test_trainer_lora import write_chat
 
-from muster.contract.names import ExitCode
-from muster.contract.signals import StepRecord
+from muster.words.names import ExitCode
+from muster.words.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -9,8 +9,8 @@ from tests.integration.trainer.bases import write_base
 from tests.integration.trainer.gangs import Job, Part, samples, train_many, training
 from tests.integration.trainer.test_trainer_preferences import computed
 
-from muster.contract.names import ExitCode
 from muster.trainer.models.scoring import ScoreHead
+from muster.words.names import ExitCode
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

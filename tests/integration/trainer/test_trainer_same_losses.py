@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.integration.trainer.gangs import Job, Part, train_many, training, write_corpus
 
-from muster.contract.signals import StepRecord
+from muster.words.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

@@ -21,7 +21,7 @@ from tests.integration.trainer.gangs import Job, Part, train_many, training, wri
 from tests.model_families import write_model
 from tests.s3_servers import BUCKET, KEYS, moto_server
 
-from muster.contract.names import ExitCode
+from muster.words.names import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -11,7 +11,7 @@ from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.integration.trainer.gangs import Job, training, write_corpus
 from tests.s3_servers import KEYS, S3Server, moto_server
 
-from muster.contract.names import Env, ExitCode
+from muster.words.names import Env, ExitCode
 
 
 class BucketJob(Job):

@@ -7,8 +7,8 @@ import pytest
 from tests.integration.trainer.bases import write_base
 from tests.integration.trainer.gangs import ARCHITECTURE, Job, Part, samples, train_many, training, write_corpus
 
-from muster.contract.names import ExitCode
-from muster.contract.signals import StepRecord
+from muster.words.names import ExitCode
+from muster.words.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

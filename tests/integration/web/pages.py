@@ -16,7 +16,7 @@ from tests.integration.api.platform import Platform
 from muster.api.core.database.tables import EventRow, JobRow
 from muster.api.core.events import repository as events
 from muster.api.core.events.types import EventType, NewEvent
-from muster.contract.data_report import (
+from muster.words.data_report import (
     DATA_REPORT_KEY,
     DataReport,
     LeftOut,
@@ -25,8 +25,8 @@ from muster.contract.data_report import (
     SourceReport,
     Stretch,
 )
-from muster.contract.names import LOG, STEP_LOG
-from muster.contract.status import Attempt, CheckpointStatus, Failure, GangStatus, GoodputAccount, Phase, Progress
+from muster.words.names import LOG, STEP_LOG
+from muster.words.status import Attempt, CheckpointStatus, Failure, GangStatus, GoodputAccount, Phase, Progress
 
 HTML = {"accept": "text/html"}
 

@@ -18,9 +18,9 @@ from tests.integration.web.watching import IN_CHROMIUM, WIDTHS, chromium, lookin
 
 from muster.api.openai.chat.pool import WorkerPool
 from muster.api.openai.chat.worker import ModelPlace, ModelWorker
-from muster.contract.names import LOG
-from muster.contract.status import Phase
 from muster.web.app import create_app
+from muster.words.names import LOG
+from muster.words.status import Phase
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
 SETTINGS = "training.data.train[0].source,training.optimizer.lr,training.model.preset,data,note,submitted,cost"

@@ -13,10 +13,10 @@ from tests.integration.api.platform import Platform, platform
 from tests.integration.web.pages import Browser, data_report, lived, notes
 
 from muster.api.data.exports.making import ExportProgress
-from muster.contract.checkpoint import FileEntry
-from muster.contract.data_report import DATA_REPORT_KEY
-from muster.contract.samples import Sample, Samples, samples_key
 from muster.web.app import create_app
+from muster.words.checkpoint import FileEntry
+from muster.words.data_report import DATA_REPORT_KEY
+from muster.words.samples import Sample, Samples, samples_key
 
 SHARD = b"weights" * 1000
 HOSTILE = "<script>alert(1)</script>\x1b[31m"

@@ -13,8 +13,8 @@ import pytest
 from tests.integration.api.platform import Platform, platform
 from tests.integration.web.pages import Browser, lived
 
-from muster.contract.fleet import FleetReport, NodeNotice, NodeReport
 from muster.web.app import create_app
+from muster.words.fleet import FleetReport, NodeNotice, NodeReport
 
 
 @pytest.fixture

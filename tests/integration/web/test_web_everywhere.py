@@ -12,8 +12,8 @@ from tests.integration.api.platform import Platform, served
 from tests.integration.web.pages import lived
 from tests.integration.web.watching import IN_CHROMIUM, chromium, looking
 
-from muster.contract.status import Phase
 from muster.web.app import create_app
+from muster.words.status import Phase
 
 pytestmark = IN_CHROMIUM
 

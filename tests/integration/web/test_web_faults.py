@@ -16,8 +16,8 @@ from tests.integration.web.watching import IN_CHROMIUM, chromium, looking
 from tests.oidc_provider import oidc_provider
 from tests.ports import free_port
 
-from muster.contract.status import Phase
 from muster.web.app import create_app
+from muster.words.status import Phase
 
 pytestmark = IN_CHROMIUM
 

@@ -15,9 +15,9 @@ from tests.integration.api.platform import Platform, frames, platform, served, u
 from tests.integration.api.test_api_scale import store
 from tests.integration.web.pages import Browser, lived, notes
 
-from muster.contract.names import LOG, rank_mark
-from muster.contract.status import Phase
 from muster.web.app import READING_AT_ONCE, create_app
+from muster.words.names import LOG, rank_mark
+from muster.words.status import Phase
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
 

@@ -15,9 +15,9 @@ from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform
 from tests.integration.web.pages import Browser, notes
 
-from muster.contract.plan_words import describe_memory
-from muster.contract.replies import Plan
 from muster.documents.examples import examples
+from muster.plan.plan_words import describe_memory
+from muster.replies.jobs import Plan
 from muster.web.app import create_app
 from muster.web.submit_form import FIELDS
 

@@ -12,8 +12,8 @@ from tests.integration.api.test_api_sweep_jobs import create, started, train
 from tests.integration.web.pages import Browser, notes
 
 from muster.api.sweeps.controller import SweepWork
-from muster.contract.status import Phase
 from muster.web.app import create_app
+from muster.words.status import Phase
 
 
 async def swept(here: Platform) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from muster.agent.metrics import AgentMetrics
 from muster.agent.server import serve
 from muster.agent.watching import SourcePoller, keep_file
 from muster.agent.xid import XidSource, read_table
-from muster.contract.notices import NodeNotices, Notice, Remedy
-from muster.contract.signals import SignalKind
+from muster.words.notices import NodeNotices, Notice, Remedy
+from muster.words.signals import SignalKind
 
 
 def notice(at: float = 5.0, kind: SignalKind = SignalKind.SPOT_NOTICE, remedy: Remedy = Remedy.DRAIN) -> Notice:

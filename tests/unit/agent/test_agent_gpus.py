@@ -13,8 +13,8 @@ from tests.unit.agent.fake_nvml import FakeNvml
 
 import muster.agent.gpus as module
 from muster.agent.gpus import ABSENT_SECONDS, GpuSource
-from muster.contract.notices import Remedy
-from muster.contract.signals import SignalKind
+from muster.words.notices import Remedy
+from muster.words.signals import SignalKind
 
 
 def look(nvml: FakeNvml) -> tuple[GpuSource, list[tuple[SignalKind, Remedy, str]]]:

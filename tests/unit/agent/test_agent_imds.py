@@ -12,8 +12,8 @@ from tests.unit.agent.mock_imds import ACTION, REBALANCE, MockImds, mock_imds
 
 from muster.agent import imds as module
 from muster.agent.imds import ImdsSource
-from muster.contract.notices import Remedy
-from muster.contract.signals import SignalKind
+from muster.words.notices import Remedy
+from muster.words.signals import SignalKind
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ from tests.polling import eventually
 from muster.agent import watching
 from muster.agent.board import NoticeBoard
 from muster.agent.node import NodeObject
-from muster.contract.base import dump_json
-from muster.contract.notices import (
+from muster.kube.client import MERGE, STRATEGIC
+from muster.kube.errors import ApiError
+from muster.words.base import dump_json
+from muster.words.notices import (
     AGENT_CONDITION,
     FAULT_CONDITION,
     NOTICES,
@@ -24,9 +26,7 @@ from muster.contract.notices import (
     Notice,
     Remedy,
 )
-from muster.contract.signals import SignalKind
-from muster.kube.client import MERGE, STRATEGIC
-from muster.kube.errors import ApiError
+from muster.words.signals import SignalKind
 
 SPOT, FAULT, DRAIN = (TAINTS[kind] for kind in (SignalKind.SPOT_NOTICE, SignalKind.GPU_FAULT, SignalKind.NODE_DRAIN))
 OTHERS = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}

@@ -10,8 +10,8 @@ import pytest
 
 from muster.agent.kernel_log import ABSENT_SECONDS, KernelLog, record
 from muster.agent.xid import FATAL_MAX, BadTable, XidError, XidSource, parse, read_table
-from muster.contract.notices import Remedy
-from muster.contract.signals import SignalKind
+from muster.words.notices import Remedy
+from muster.words.signals import SignalKind
 
 NOW = 1_000_000.0
 LINE = "NVRM: Xid (PCI:0000:3B:00): {code}, pid=1234, name=python, {text}"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from muster.api.core.evaluations.decisions import REFUSED, Decision, Run, Situation, decide
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 THREE = [(10, False), (20, True), (30, False)]
 

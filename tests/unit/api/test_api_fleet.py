@@ -6,9 +6,9 @@ from typing import Any
 
 from muster.api.core.callers import Principal, Scope
 from muster.api.core.fleet.views import LiveJob, node_documents, queue_documents
-from muster.contract.fleet import FleetReport, NodeReport
-from muster.contract.projects import Role
-from muster.contract.times import rfc3339
+from muster.api.core.roles import Role
+from muster.words.fleet import FleetReport, NodeReport
+from muster.words.times import rfc3339
 
 ANN = Principal("t", "ann", frozenset({Scope.READ}), roles={"nlp": Role.VIEWER})
 ADMIN = Principal("t", "root", frozenset({Scope.READ}), admin=True)

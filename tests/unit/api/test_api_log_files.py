@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster.api.core.logs import files
 from muster.api.core.logs.files import JobLogs, LogFollower, page, tail_offset
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 TEXT = st.text(alphabet="ab\nü€", max_size=60)
 

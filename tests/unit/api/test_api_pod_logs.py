@@ -11,7 +11,7 @@ import pytest
 from muster.api.core.cluster import pod_logs
 from muster.api.core.cluster.pod_logs import PodLogs
 from muster.api.core.logs.files import JobLogs, LogFollower, page
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 BYTES_MAX = 256 << 10  # of some blocks, so that there can be holes
 JOB: dict[str, Any] = {

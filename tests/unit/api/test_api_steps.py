@@ -17,7 +17,7 @@ from muster.api.core.metrics.curves import CurveQuery, curves_document
 from muster.api.core.metrics.service import tokens_at
 from muster.api.core.metrics.steps import StepHistory, StepLogs, chosen, finite_only, thinned
 from muster.api.core.metrics.tables import SERIES_MAX
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 Records = list[dict[str, Any]]
 

@@ -16,9 +16,9 @@ from muster.api.sweeps.decisions import Measured, Results, SweepRules, SweepTria
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 from muster.api.sweeps.search import trials_of
 from muster.api.sweeps.service import parse_document
-from muster.contract.evaluation_config import Better
-from muster.contract.sweep import Asha, Sweep, SweepPhase
 from muster.documents.document import Document
+from muster.recipe.evaluation_config import Better
+from muster.recipe.sweep import Asha, Sweep, SweepPhase
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sweep-stdlib.yaml"
 RANGE = {"a": {"min": 1.0, "max": 2.0}}

@@ -21,11 +21,11 @@ from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.settings import ApiSettings, is_loopback
 from muster.api.core.submission.clone import merge_patch
 from muster.api.tenants.authentication import hash_of, is_acceptable, new_token
-from muster.contract.advice import advice
-from muster.contract.names import ExitCode
-from muster.contract.signals import Cause
-from muster.contract.status import Attempt, CheckpointStatus, Condition, Failure, JobStatus, Phase, Progress
 from muster.operator.core.conditions import TRAINING_CONDITIONS
+from muster.plan.advice import advice
+from muster.words.names import ExitCode
+from muster.words.signals import Cause
+from muster.words.status import Attempt, CheckpointStatus, Condition, Failure, JobStatus, Phase, Progress
 
 
 def test_every_step_from_phase_to_phase_is_an_event() -> None:

@@ -18,9 +18,6 @@ import torch
 from safetensors.torch import load_file
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.checkpoint import FileEntry
-from muster.contract.names import STEP_LOG, Env
-from muster.contract.spec import Keep
 from muster.storage.opening import open_store
 from muster.trainer.checkpoint import snapshot
 from muster.trainer.checkpoint.commits import read_commit
@@ -45,6 +42,9 @@ from muster.trainer.checkpoint.optimizer_state import settings_of
 from muster.trainer.checkpoint.staging import StagingMemory
 from muster.trainer.checkpoint.uploader import STEP_LOG_BYTES_BEFORE, ShareUploader
 from muster.trainer.launch.process_control import LAUNCHER
+from muster.words.checkpoint import FileEntry
+from muster.words.job import Keep
+from muster.words.names import STEP_LOG, Env
 from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 
 

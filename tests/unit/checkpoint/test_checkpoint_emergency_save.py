@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.contract.checkpoint_interval import PRIOR_SAVE_SECONDS
+from muster.plan.checkpoint_interval import PRIOR_SAVE_SECONDS
 from muster.storage.checksum import PART_BYTES
 from muster.trainer.checkpoint.emergency_save import EmergencyPlan, EmergencyState, in_flight_seconds, new_seconds, plan
 

@@ -8,11 +8,8 @@ import pytest
 
 from muster.cli.output import answers
 from muster.cli.render import checkpoints_table, show_commit
-from muster.contract.base import UserError
-from muster.contract.checkpoint import PROGRAM_VERSION, Commit, canonical, commit_key, folder_file_key, seal_of, sealed
-from muster.contract.spec import Keep
-from muster.contract.training import TrainingConfig
-from muster.contract.views import commit_view
+from muster.recipe.training import TrainingConfig
+from muster.replies.views import commit_view
 from muster.storage.commits import InvalidCommit, parse_commit
 from muster.storage.file_store import FileStore
 from muster.storage.listing import CommitListing, steps_in
@@ -22,6 +19,9 @@ from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in, publish, read_commit
 from muster.trainer.checkpoint.quarantine import first_good, put_back, quarantined
 from muster.trainer.convert.export import export
+from muster.words.base import UserError
+from muster.words.checkpoint import PROGRAM_VERSION, Commit, canonical, commit_key, folder_file_key, seal_of, sealed
+from muster.words.job import Keep
 
 FILES = {"model.bin": b"weights" * 50, "state/rank-0.pt": b"\x00\x01", "frozen-1.safetensors": b"", "a b/ü.txt": b"x"}
 

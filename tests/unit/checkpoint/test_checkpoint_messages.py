@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.checkpoint import FileEntry
-from muster.contract.spec import Keep
 from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.checkpoint.messages import (
     EndOrder,
@@ -22,6 +20,8 @@ from muster.trainer.checkpoint.messages import (
     decode,
     encode,
 )
+from muster.words.checkpoint import FileEntry
+from muster.words.job import Keep
 
 FILE = FileEntry(key="step-00000007/x", bytes=12, checksum="ab", part_bytes=8, parts=("a", "b"))
 INIT = UploadInit(

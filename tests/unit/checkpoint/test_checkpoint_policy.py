@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from muster.contract.checkpoint import Commit
-from muster.contract.checkpoint_interval import optimal_interval_seconds
-from muster.contract.spec import Keep
+from muster.plan.checkpoint_interval import optimal_interval_seconds
 from muster.trainer.checkpoint.collect import as_kept
 from muster.trainer.checkpoint.policy import (
     RetainedCommit,
@@ -16,6 +14,8 @@ from muster.trainer.checkpoint.policy import (
     retained,
     seconds_between_failures,
 )
+from muster.words.checkpoint import Commit
+from muster.words.job import Keep
 
 
 def test_steps_are_counted_in_multiples_so_that_a_resumed_run_saves_at_the_same_steps() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from muster.contract.checkpoint import Commit, shard_key
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
+from muster.words.checkpoint import Commit, shard_key
 
 Document = dict[str, Any]
 STEP, FOLDER = 7, "uid"

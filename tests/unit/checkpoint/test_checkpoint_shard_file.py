@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from muster.contract.checkpoint import ITEM_BYTES
 from muster.trainer.checkpoint.failures import DamagedCommit
 from muster.trainer.checkpoint.shard_file import header_bytes, lay_out, read_header
 from muster.trainer.checkpoint.tensors import DTYPES
+from muster.words.checkpoint import ITEM_BYTES
 
 TORCH = {name: dtype for dtype, name in DTYPES.items()}
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from muster.contract.checkpoint import Commit, DataCursor, FileEntry, frozen_key, is_frozen_key, shard_key
-from muster.contract.spec import Keep
 from muster.storage.checksum import crc32
 from muster.storage.errors import NotFound
 from muster.storage.listing import steps_in
@@ -23,6 +21,8 @@ from muster.trainer.checkpoint.collect import CollectionState, collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.quarantine import quarantine
+from muster.words.checkpoint import Commit, DataCursor, FileEntry, frozen_key, is_frozen_key, shard_key
+from muster.words.job import Keep
 
 
 class Crash(Exception):

@@ -17,8 +17,8 @@ from muster.cli.demo_checks import (
     run_checks,
     slowest_start_seconds,
 )
-from muster.contract.times import rfc3339
-from muster.contract.views import with_times
+from muster.replies.views import with_times
+from muster.words.times import rfc3339
 
 JOB = "6f1f7a0e-8f0a-4c6e-9a55-0d0f3c1c3a11"
 STEPS = 100

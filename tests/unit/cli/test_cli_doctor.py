@@ -19,7 +19,7 @@ from muster.cli.cluster_rights import OPERATOR_RIGHTS, operator_rights
 from muster.cli.examined_cluster import ExaminedCluster
 from muster.cli.machine_checks import ExaminedMachine, examine_machine, torch_against_driver
 from muster.cli.store_probe import checkpoint_store, probe_pod, verdict
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 IMAGE, URI = "registry.example/muster:1", "s3://checkpoints/team"
 SETTINGS = {

@@ -11,7 +11,7 @@ from tests.tidy.documents import FENCE, documents
 
 from muster.cli.job_file import read_job_file
 from muster.cli.paths import make_absolute
-from muster.contract.spec import parse_job
+from muster.recipe.document import parse_job
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILES = sorted(EXAMPLES.glob("*.yaml"))

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from muster.cli.errors import CliError, ExitStatus
 from muster.cli.job_file import explaining, read_job_file
 from muster.cli.main import app
-from muster.contract.base import DocumentProblem
-from muster.contract.reference import job_reference
-from muster.contract.spec import parse_job
 from muster.documents.reader import read
+from muster.recipe.document import parse_job
+from muster.recipe.reference import job_reference
+from muster.words.base import DocumentProblem
 
 ROOT = Path(__file__).parents[3]
 

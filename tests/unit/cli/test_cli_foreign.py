@@ -9,8 +9,8 @@ import pytest
 
 from muster.cli.foreign.jobs import ImportedJob, NotReadable, import_document, import_torchrun
 from muster.cli.foreign.torchrun import ProgramCommand, read_line, read_words
-from muster.contract.spec import parse_job
 from muster.documents.yaml_text import read_yaml
+from muster.recipe.document import parse_job
 
 PYTORCH_JOB = """
 apiVersion: kubeflow.org/v1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster.cli.errors import CliError, ExitStatus
 from muster.cli.job_file import JobFile, in_place_of_others, read_job_file, set_value
-from muster.contract.base import DocumentProblem
+from muster.words.base import DocumentProblem
 
 
 def read(tmp_path: Path, text: str, name: str = "job.yaml") -> JobFile:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from muster.contract.advice import advice
-from muster.contract.plan_words import program_facts
-from muster.contract.signals import Cause
-from muster.contract.status import CheckpointStatus, Failure, JobStatus, Phase
+from muster.plan.advice import advice
+from muster.plan.plan_words import program_facts
+from muster.words.signals import Cause
+from muster.words.status import CheckpointStatus, Failure, JobStatus, Phase
 
 SPEC: dict[str, Any] = {"program": {"command": ["train.py", "--name", "a b"], "launcher": "torchrun"}}
 

@@ -7,11 +7,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from muster.api.core.limits import ProjectLimits
 from muster.cli import projects
 from muster.client.address import Server
 from muster.client.connection import Connection
-from muster.contract.base import parse
-from muster.contract.projects import ProjectLimits
+from muster.words.base import parse
 
 QUOTA = {"gpus": 64, "gangs": 8, "person": {"gpus": 16}}
 NLP = {"name": "nlp", "namespace": "nlp", "role": "admin", "limits": {"gangSizes": [1, 2], "quota": QUOTA}}

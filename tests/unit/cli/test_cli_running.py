@@ -10,7 +10,7 @@ import pytest
 
 from muster.cli import running
 from muster.cli.errors import CliError, ExitStatus
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 
 def test_the_lock_says_who_holds_it_and_is_free_afterwards(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_whoever_was_killed_holds_nothing_but_is_remembered(tmp_path: Path) -> N
     state = StateFolder(tmp_path)
     code = (
         "import sys, os, signal; from pathlib import Path\n"
-        "from muster.cli import running; from muster.contract.layout import StateFolder\n"
+        "from muster.cli import running; from muster.words.state_folder import StateFolder\n"
         "running.StateLock(StateFolder(Path(sys.argv[1]))); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9

@@ -8,7 +8,7 @@ import pytest
 
 from muster.cli.errors import CliError
 from muster.cli.serve import ServeCommands, commands_for
-from muster.contract.spec import JobSpec, parse_job
+from muster.recipe.document import JobSpec, parse_job
 
 
 def spec(**changes: Any) -> JobSpec:

@@ -284,7 +284,7 @@ def test_what_a_submission_would_be_refused_for_stops_it(file: Path, capsys: pyt
 
 
 def test_the_plan_shows_paths_without_detours() -> None:
-    from muster.contract.plan_words import plan_facts
+    from muster.plan.plan_words import plan_facts
 
     plan = copy.deepcopy(PLAN)
     training = plan["job"]["spec"]["training"]

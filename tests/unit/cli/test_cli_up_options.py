@@ -7,9 +7,9 @@ import pytest
 
 from muster.cli import up
 from muster.cli.errors import CliError, ExitStatus
-from muster.contract.layout import StateFolder
-from muster.contract.notices import MACHINE
 from muster.operator import settings as operator_settings
+from muster.words.notices import MACHINE
+from muster.words.state_folder import StateFolder
 
 
 @pytest.mark.parametrize(

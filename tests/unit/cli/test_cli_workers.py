@@ -22,7 +22,7 @@ from muster.cli.cluster_connection import NamedCluster, connect_cluster
 from muster.cli.errors import CliError
 from muster.cli.workers import WorkerPod, find_worker, read_ports
 from muster.client import running
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 UID = "0b8a7c52-8f6c-4d39-9b1e-6f3f6f1f4a11"
 JOB = {

@@ -7,7 +7,7 @@ import pytest
 from muster.cli import running
 from muster.client.address import Server, find_server, find_token, state_folder
 from muster.client.errors import InvalidRequest, Unavailable
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 
 def environ(tmp_path: Path, **more: str) -> dict[str, str]:

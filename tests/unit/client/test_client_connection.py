@@ -16,9 +16,9 @@ from muster.client import exchange as module
 from muster.client.address import Server
 from muster.client.connection import Connection
 from muster.client.errors import Busy, MusterError, NotFound, Unreachable, refusal
-from muster.contract.base import DocumentProblem
-from muster.contract.status import Phase
-from muster.contract.text import nearest
+from muster.words.base import DocumentProblem
+from muster.words.status import Phase
+from muster.words.text import nearest
 
 JOB_ID = "6f1f7a0e-8f0a-4c6e-9a55-0d0f3c1c3a11"
 

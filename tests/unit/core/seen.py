@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
-from muster.contract.spec import JobSpec, parse_job
-from muster.contract.status import JobStatus, Phase
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import JobDecision
 from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
 from muster.operator.core.observed import CommittedSteps, NodeReservation, ObservedJob, ObservedWorker, WorkerState
+from muster.recipe.document import JobSpec, parse_job
+from muster.words.signals import Heartbeat, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
+from muster.words.status import JobStatus, Phase
 
 NOW = 1_700_000_000.0
 UID = "uid-1"

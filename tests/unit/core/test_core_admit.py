@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.seen import NOW, fleet, node, spec, summary
 
-from muster.contract.quantities import quantity
-from muster.contract.status import (
+from muster.operator.core.admit import BACKFILL_SECONDS, admit
+from muster.operator.core.codes import Code
+from muster.operator.core.fleet import GROW_AFTER_START_SECONDS, Fleet, JobSummary
+from muster.operator.core.observed import NodeReservation
+from muster.operator.core.placement import FleetSpace, GangRequest, WorkerShape, shape_of
+from muster.words.quantities import quantity
+from muster.words.status import (
     STATUS_VERSION,
     Attempt,
     CheckpointStatus,
@@ -20,11 +25,6 @@ from muster.contract.status import (
     JobStatus,
     Phase,
 )
-from muster.operator.core.admit import BACKFILL_SECONDS, admit
-from muster.operator.core.codes import Code
-from muster.operator.core.fleet import GROW_AFTER_START_SECONDS, Fleet, JobSummary
-from muster.operator.core.observed import NodeReservation
-from muster.operator.core.placement import FleetSpace, GangRequest, WorkerShape, shape_of
 
 
 def four() -> list[Any]:

@@ -7,20 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.seen import NOW, beat, spec
 
-from muster.contract.names import ExitCode
-from muster.contract.signals import Cause, TrainerPhase, TrainerSeconds
-from muster.contract.spec import DEFAULT_BUDGETS, Recovery
-from muster.contract.status import (
-    Attempt,
-    Failure,
-    GoodputAccount,
-    GoodputState,
-    JobStatus,
-    NodeFault,
-    Phase,
-    Restart,
-    Restarts,
-)
 from muster.operator.core.budgets import (
     FREE,
     backoff_seconds,
@@ -33,6 +19,20 @@ from muster.operator.core.budgets import (
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import phase_conditions
 from muster.operator.core.goodput import BookedTime, active_seconds, book, lose, opened
+from muster.words.job import DEFAULT_BUDGETS, Recovery
+from muster.words.names import ExitCode
+from muster.words.signals import Cause, TrainerPhase, TrainerSeconds
+from muster.words.status import (
+    Attempt,
+    Failure,
+    GoodputAccount,
+    GoodputState,
+    JobStatus,
+    NodeFault,
+    Phase,
+    Restart,
+    Restarts,
+)
 
 HOUR = 3600.0
 

@@ -27,15 +27,15 @@ from tests.unit.core.test_core_rejections import QUOTA, rejected
 from tests.unit.core.test_core_signals import signal
 from tests.unit.core.test_core_stalls import gang
 
-from muster.contract.quotas import ProjectQuota, Quota
-from muster.contract.signals import Cause, Signal, SignalKind, TrainerPhase
-from muster.contract.status import Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import OF_CAUSE, Code, code_of
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import JobDecision
 from muster.operator.core.observed import ObservedJob, Rejection
+from muster.words.quotas import ProjectQuota, Quota
+from muster.words.signals import Cause, Signal, SignalKind, TrainerPhase
+from muster.words.status import Phase
 
 
 def follow(seen: ObservedJob, obedient: bool = True) -> list[JobDecision]:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tests.unit.core.seen import NOW, beat, exited, granted, observed, running, spec, with_status, worker
 
-from muster.contract.signals import TrainerPhase
-from muster.contract.status import CheckpointStatus, JobStatus, Phase
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.observed import CommittedSteps, ObservedJob
+from muster.words.signals import TrainerPhase
+from muster.words.status import CheckpointStatus, JobStatus, Phase
 
 REMEMBERED = CheckpointStatus(step=30, committed_at=NOW - 60.0, uri="file:///ckpt/uid-1")
 DOWN = {"commits_unreadable": "s3://ckpt does not answer"}

@@ -11,10 +11,10 @@ from tests.unit.core.test_core_decide import check
 from tests.unit.core.test_core_signals import signal
 from tests.unit.core.test_core_stalls import gang
 
-from muster.contract.signals import SignalKind, SlowRank
-from muster.contract.status import Condition, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import ObservedJob
+from muster.words.signals import SignalKind, SlowRank
+from muster.words.status import Condition, Phase
 
 
 def told(seen: ObservedJob, **facts: Any) -> ObservedJob:

@@ -21,11 +21,11 @@ from tests.unit.core.seen import (
 )  # fmt: skip
 from tests.unit.core.test_core_decide import check
 
-from muster.contract.signals import Cause
-from muster.contract.status import DataSkip, GoodputState, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.crash_loops import AT_ONCE_SECONDS
 from muster.operator.core.observed import ObservedJob
+from muster.words.signals import Cause
+from muster.words.status import DataSkip, GoodputState, Phase
 
 PATIENT = {"backoffSeconds": 0, "excludeNodeAfter": 100, "budgets": {"user_error": 5, "out_of_memory": 5, "numeric": 5}}
 

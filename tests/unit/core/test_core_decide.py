@@ -26,10 +26,6 @@ from tests.unit.core.seen import (
     write,
 )
 
-from muster.contract.base import dump_json
-from muster.contract.names import ExitCode
-from muster.contract.signals import Cause, TrainerPhase
-from muster.contract.status import STATUS_VERSION, CheckpointStatus, GangStatus, GoodputState, Phase
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
@@ -37,6 +33,10 @@ from muster.operator.core.decision import CreateWorker, JobDecision, RemoveJob, 
 from muster.operator.core.observed import ObservedJob, QueueWait
 from muster.operator.core.shutdown import FAILURE_SECONDS, STOP_SECONDS
 from muster.operator.pacing import LOOK_SECONDS
+from muster.words.base import dump_json
+from muster.words.names import ExitCode
+from muster.words.signals import Cause, TrainerPhase
+from muster.words.status import STATUS_VERSION, CheckpointStatus, GangStatus, GoodputState, Phase
 
 
 def check(seen: ObservedJob) -> JobDecision:

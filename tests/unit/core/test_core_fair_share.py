@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.unit.core.seen import fleet, spec, summary
 from tests.unit.core.test_core_admit import entry, four, holding
 
-from muster.contract.quotas import ProjectQuota, read_quotas
 from muster.operator.core.admit import admit
 from muster.operator.core.fair_share import FleetShares, ShareClaim, entitlements
 from muster.operator.core.fleet import Fleet, JobSummary
+from muster.words.quotas import ProjectQuota, read_quotas
 
 ONE = spec(gang={"nodes": 1, "gpusPerNode": 8})
 TWO = spec(gang={"nodes": 2, "gpusPerNode": 8})

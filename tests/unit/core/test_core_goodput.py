@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.seen import beat
 
-from muster.contract.signals import TrainerSeconds
-from muster.contract.status import Attempt, GoodputAccount, GoodputState
 from muster.operator.core.goodput import BookedTime, book, lose, opened
+from muster.words.signals import TrainerSeconds
+from muster.words.status import Attempt, GoodputAccount, GoodputState
 
 CREATED = 1_700_000_000.0
 amounts = st.floats(0.0, 5_000.0)

@@ -15,10 +15,6 @@ from hypothesis import strategies as st
 from tests.unit.core.seen import NOW, fleet, gone, node, running, spec, summary, with_status, write
 from tests.unit.core.test_core_admit import entry
 
-from muster.contract.prices import InstancePrice, Prices
-from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
-from muster.contract.status import Attempt, CheckpointStatus, GangStatus, JobStatus, Phase
-from muster.contract.usage import held_of, month_range, usage
 from muster.operator.core import month_budgets
 from muster.operator.core.admit import AdmissionPlan, admit
 from muster.operator.core.audit import audit
@@ -27,6 +23,11 @@ from muster.operator.core.decide import decide
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.month_budgets import MonthBudgets
 from muster.operator.core.observed import ObservedJob, QueueWait
+from muster.plan.usage import held_of, usage
+from muster.words.months import month_range
+from muster.words.prices import InstancePrice, Prices
+from muster.words.quotas import MonthSpent, ProjectQuota, Quota, Spent
+from muster.words.status import Attempt, CheckpointStatus, GangStatus, JobStatus, Phase
 
 HOUR = 3600.0
 BEGINS, ENDS = month_range("2023-11")

@@ -8,13 +8,13 @@ from typing import Any, get_args
 from tests.unit.core.seen import NOW, beat, fleet, node, observed, spec, summary, with_status, worker
 
 from muster.api.core.events.types import events_between
-from muster.contract.prices import Prices, bill
-from muster.contract.signals import TrainerPhase
-from muster.contract.status import LIVING, Attempt, AttemptOutcome, GangStatus, JobStatus, Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.observed import NodeReservation, ObservedJob
+from muster.words.prices import Prices, bill
+from muster.words.signals import TrainerPhase
+from muster.words.status import LIVING, Attempt, AttemptOutcome, GangStatus, JobStatus, Phase
 
 KUEUE = {"nodes": 2, "gpusPerNode": 8, "scheduler": {"kind": "kueue"}}
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from tests.unit.core.seen import NOW, crew, exited, running, with_status
 
-from muster.contract.signals import Cause
-from muster.contract.status import Failure, Phase
 from muster.operator.core.audit import audit
 from muster.operator.core.causes import PEER_REPORT_SECONDS
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.observed import ObservedJob
+from muster.words.signals import Cause
+from muster.words.status import Failure, Phase
 
 PEER_LOST = exited(0, 88, at=NOW - 0.1, message="lost another rank")
 

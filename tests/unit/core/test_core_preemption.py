@@ -10,10 +10,6 @@ from tests.sim.walks import walk
 from tests.unit.core.seen import NOW, fleet, gone, node, running, spec, summary, write
 from tests.unit.core.test_core_admit import entry, four, holding
 
-from muster.contract.quotas import ProjectQuota
-from muster.contract.signals import Cause
-from muster.contract.spec import JobSpec
-from muster.contract.status import Attempt, CheckpointStatus, GoodputAccount, JobStatus, Phase
 from muster.operator.core.admit import AdmissionPlan, admit
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
@@ -22,6 +18,10 @@ from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.evictions import REQUEUE_SECONDS, RESTART_SECONDS, cost, served_seconds
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import NodeReservation
+from muster.recipe.document import JobSpec
+from muster.words.quotas import ProjectQuota
+from muster.words.signals import Cause
+from muster.words.status import Attempt, CheckpointStatus, GoodputAccount, JobStatus, Phase
 
 MAY = {"default": ProjectQuota(preempts=True)}
 

@@ -6,11 +6,11 @@ from tests.unit.core.seen import NOW, summary
 from tests.unit.core.test_core_admit import four
 from tests.unit.core.test_core_preemption import gang, held, runs, seen, served, shared
 
-from muster.contract.preview import Preview, PreviewedEviction
 from muster.operator.core.admit import admit
 from muster.operator.core.codes import Code
 from muster.operator.core.evictions import RESTART_SECONDS
 from muster.operator.core.preview import preview
+from muster.words.preview import Preview, PreviewedEviction
 
 
 def test_whom_a_job_would_have_make_room_what_that_loses_and_what_lets_it() -> None:

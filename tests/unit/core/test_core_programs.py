@@ -10,14 +10,14 @@ import pytest
 from tests.unit.core.seen import NOW, beat, exited, settled, spec, starting, with_status, worker, write
 from tests.unit.core.test_core_decide import check
 
-from muster.contract.hangs import LIMIT_SECONDS
-from muster.contract.names import ExitCode
-from muster.contract.signals import Cause, Heartbeat, TrainerPhase
-from muster.contract.status import Phase
 from muster.operator.core.causes import UNEVEN_END_SECONDS
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import ObservedJob, ObservedWorker
 from muster.operator.core.stalls import STARTING_SECONDS, alarming
+from muster.words.hangs import LIMIT_SECONDS
+from muster.words.names import ExitCode
+from muster.words.signals import Cause, Heartbeat, TrainerPhase
+from muster.words.status import Phase
 
 DAY = 86_400.0
 

@@ -8,12 +8,12 @@ import pytest
 from tests.unit.core.seen import NOW, fleet, node, spec, summary
 from tests.unit.core.test_core_admit import entry, four, holding, placed
 
-from muster.contract.quotas import NOTHING, ProjectQuota, Quota, read_quotas
-from muster.contract.spec import JobSpec
-from muster.contract.status import CheckpointStatus
 from muster.operator.core.admit import BACKFILL_SECONDS, admit
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import Fleet, JobSummary
+from muster.recipe.document import JobSpec
+from muster.words.quotas import NOTHING, ProjectQuota, Quota, read_quotas
+from muster.words.status import CheckpointStatus
 
 MINE: dict[str, Any] = {"project": "nlp", "owner": "ada"}
 

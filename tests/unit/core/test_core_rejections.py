@@ -7,11 +7,11 @@ from typing import Any
 
 from tests.unit.core.seen import NODES, NOW, granted, spec, starting, with_status, worker
 
-from muster.contract.signals import Cause
-from muster.contract.status import Phase
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.observed import ObservedJob, Rejection
+from muster.words.signals import Cause
+from muster.words.status import Phase
 
 QUOTA = 'pods "job-1-1" is forbidden: exceeded quota: two'
 ACCOUNT = 'pods "job-1-0" is forbidden: error looking up service account team/trainer: not found'

@@ -8,10 +8,10 @@ import pytest
 from tests.unit.core.seen import NOW, fleet, node, spec, summary
 from tests.unit.core.test_core_admit import entry, holding
 
-from muster.contract.status import Attempt, Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import FleetNode, JobSummary
+from muster.words.status import Attempt, Phase
 
 HELD = (entry("job", "a", "b"),)
 

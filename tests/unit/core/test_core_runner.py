@@ -25,7 +25,6 @@ from tests.unit.core.seen import (
     worker,
 )
 
-from muster.contract.status import JobStatus, Phase
 from muster.operator import runner as runner_module
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import Action, JobDecision
@@ -35,6 +34,7 @@ from muster.operator.core.work_queue import WorkQueue
 from muster.operator.pacing import RESYNC_RESTING, RETRY_SECONDS, RETRY_SECONDS_MAX
 from muster.operator.runner import JobRunner, RunnerListener, serve
 from muster.operator.world import FLEET, ReservationSet, VersionConflict
+from muster.words.status import JobStatus, Phase
 
 Step = tuple[str, Any]
 

@@ -19,11 +19,11 @@ from tests.unit.core.seen import (
 )
 from tests.unit.core.test_core_decide import check, closed, restarting
 
-from muster.contract.signals import Signal, SignalKind
-from muster.contract.status import STATUS_VERSION, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.shutdown import STOP_SECONDS
+from muster.words.signals import Signal, SignalKind
+from muster.words.status import STATUS_VERSION, Phase
 
 # --- signals ---
 

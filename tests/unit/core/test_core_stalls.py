@@ -9,11 +9,11 @@ import pytest
 from tests.unit.core.seen import NODES, NOW, beat, running, starting, with_status, worker, write
 from tests.unit.core.test_core_decide import check
 
-from muster.contract.signals import Heartbeat, TrainerPhase
-from muster.contract.status import Failure, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import ObservedJob
 from muster.operator.core.stalls import alarming
+from muster.words.signals import Heartbeat, TrainerPhase
+from muster.words.status import Failure, Phase
 
 LEARNT = {"limit_seconds": 15.0, "doing": "backward", "moves": 3}
 

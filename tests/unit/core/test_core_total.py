@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.seen import NOW, beat, committed, exited, granted, observed, running, spec, with_status, worker
 
-from muster.contract.signals import Cause, Signal, SignalKind, TrainerPhase, WorkerExit
-from muster.contract.status import Attempt, Failure, GangStatus, GoodputAccount, JobStatus, Phase, Suspicion
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.observed import ObservedJob, ObservedWorker, WorkerState, from_json, to_json
 from muster.operator.replay import explain, main_replay
+from muster.words.signals import Cause, Signal, SignalKind, TrainerPhase, WorkerExit
+from muster.words.status import Attempt, Failure, GangStatus, GoodputAccount, JobStatus, Phase, Suspicion
 
 NUMBERS = st.integers(-2, 5)
 TIMES = st.sampled_from((-1e9, 0.0, NOW - 1000, NOW, NOW + 1000, 1e15))

@@ -9,9 +9,9 @@ from tests.unit.core.seen import fleet, spec, summary
 from tests.unit.core.test_core_admit import entry, four, holding
 from tests.unit.core.test_core_preemption import gang, held, runs, seen
 
-from muster.contract.quotas import ProjectQuota
 from muster.operator.core.admit import admit
 from muster.operator.core.visibility import describe_jobs
+from muster.words.quotas import ProjectQuota
 
 OURS: dict[str, Any] = {"project": "nlp"}
 

@@ -8,12 +8,12 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from muster.contract.base import parse
-from muster.contract.data_config import Source
-from muster.contract.training import TrainingConfig
+from muster.recipe.data_config import Source
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data import RunData, load_tokenizer, open_data
 from muster.trainer.data.prepare import prepared
 from muster.trainer.data.store import TokenStore
+from muster.words.base import parse
 
 # How Llama 3 and Qwen 2.5 split words (tiktoken's cl100k pattern, but for the length of numbers).
 WORDS = (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.data.making import CHATML, GEMMA, LLAMA3, write_tokenizer
 
-from muster.contract.architecture import END_OF_DOCUMENT, END_OF_TURN
+from muster.recipe.architecture import END_OF_DOCUMENT, END_OF_TURN
 from muster.trainer.data import load_tokenizer, tokenizer_of_folder
 from muster.trainer.data.answers import ends_of_turn, text_of, until
 

@@ -20,15 +20,15 @@ from tests.unit.data.making import (
     write_tokenizer,
 )
 
-from muster.contract.base import parse
-from muster.contract.curation import Curation
-from muster.contract.data_config import Source
+from muster.recipe.curation import Curation
+from muster.recipe.data_config import Source
 from muster.storage import sources
 from muster.storage.conversations import conversation
 from muster.trainer.data import chat_prompt, documents, load_tokenizer, reading
 from muster.trainer.data.prepare import prepared
 from muster.trainer.data.rules import NO_RULES, TextRules
 from muster.trainer.errors import UserError
+from muster.words.base import parse
 
 EOT, USER, ASSISTANT = 257, 258, 259
 

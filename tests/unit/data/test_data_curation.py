@@ -13,8 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from tests.unit.data.making import chat_record, config, contents, opened, write_jsonl, write_texts
 
-from muster.contract.base import InvalidDocument
-from muster.contract.curation import Curation, Quality
+from muster.recipe.curation import Curation, Quality
 from muster.trainer.data import load_tokenizer, reading
 from muster.trainer.data import store as stores
 from muster.trainer.data.duplicates import bands
@@ -22,6 +21,7 @@ from muster.trainer.data.report import data_report
 from muster.trainer.data.rules import EVALUATION_DOCUMENTS_MAX, RuleReader, TextRules
 from muster.trainer.data.words import WORD, ngrams, word_hashes
 from muster.trainer.errors import UserError
+from muster.words.base import InvalidDocument
 
 VOCABULARY = [f"word{n}" for n in range(3000)]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.data.making import contents, stored, write_jsonl, write_texts
 
-from muster.contract.data_config import Source
+from muster.recipe.data_config import Source
 from muster.storage import records, sources
 from muster.trainer.data import documents, load_tokenizer, reading
 from muster.trainer.errors import StorageError, UserError

@@ -17,10 +17,9 @@ import pytest
 from pyarrow import parquet
 from tests.unit.data.making import config, contents, opened, stored, write_jsonl
 
-from muster.contract.base import parse
-from muster.contract.data_config import Source
-from muster.contract.data_formats import FORMATS, looks_like
-from muster.contract.training import TrainingConfig
+from muster.recipe.data_config import Source
+from muster.recipe.data_formats import FORMATS, looks_like
+from muster.recipe.training import TrainingConfig
 from muster.storage import records, sources
 from muster.storage.conversations import conversation
 from muster.storage.data_format import of_known_format
@@ -28,6 +27,7 @@ from muster.storage.data_shape import examine, look_at
 from muster.storage.records import read_records
 from muster.trainer.data import prepare
 from muster.trainer.errors import UserError
+from muster.words.base import parse
 
 CHAT = [
     {"messages": [{"role": "user", "content": f"question {n}, «é»"}, {"role": "assistant", "content": f"answer\n{n}"}]}

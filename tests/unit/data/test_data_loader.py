@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.checkpoint import DataCursor
 from muster.trainer.config import DataParallel
 from muster.trainer.data import PackedSample, RankLoader, StepBatch
 from muster.trainer.data.loader import advanced, dealt
 from muster.trainer.errors import UserError
+from muster.words.checkpoint import DataCursor
 
 T = 4
 ONE = DataParallel(1, (0,))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.contract.data_config import Source
+from muster.recipe.data_config import Source
 from muster.trainer.data.mixture import SourceMixture, shares_of
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=5)

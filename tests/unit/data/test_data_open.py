@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tests.unit.data.making import chat_record, config, opened, write_jsonl, write_texts, write_tokenizer
 
-from muster.contract.checkpoint import DataCursor
 from muster.trainer.config import DataParallel
 from muster.trainer.data import RankLoader, SampleSet, load_tokenizer, open_data
 from muster.trainer.errors import UserError
+from muster.words.checkpoint import DataCursor
 
 
 def texts(dataset: SampleSet, epoch: int = 0) -> Counter[str]:

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.unit.data.making import opened, stored, write_jsonl
 from trl.data_utils import maybe_extract_prompt
 
-from muster.contract.base import parse
-from muster.contract.data_formats import looks_like
-from muster.contract.training import TrainingConfig
+from muster.recipe.data_formats import looks_like
+from muster.recipe.training import TrainingConfig
 from muster.storage.data_shape import look_at
 from muster.trainer.data.pairs import PairStretches, truncated, unlike_prompts
 from muster.trainer.data.preference import pair
 from muster.trainer.data.store import split
 from muster.trainer.errors import UserError
+from muster.words.base import parse
 
 EOS, EOT, USER, ASSISTANT = 256, 257, 258, 259
 ASK = {"role": "user", "content": "ab"}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.unit.data.making import write_jsonl
 
-from muster.contract.base import parse
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data import RunData, load_tokenizer, open_data
 from muster.trainer.errors import UserError
+from muster.words.base import parse
 
 TRAIN = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}]
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tests.unit.data.making import CHATML, chat_record, config, opened, write_jsonl, write_texts, write_tokenizer
 
-from muster.contract.base import dump
-from muster.contract.data_report import DATA_REPORT_KEY, DataReport, report_lines
-from muster.contract.names import ExitCode
-from muster.contract.shown_samples import lines
 from muster.trainer.data import load_tokenizer
 from muster.trainer.data.rendering import render
 from muster.trainer.data.report import data_report
 from muster.trainer.train import data_report as keeping
 from muster.trainer.train.inspection import main
+from muster.words.base import dump
+from muster.words.data_report import DATA_REPORT_KEY, DataReport, report_lines
+from muster.words.names import ExitCode
+from muster.words.shown_samples import lines
 
 
 def chats(count: int) -> list[dict[str, Any]]:

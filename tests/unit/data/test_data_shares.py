@@ -11,10 +11,10 @@ import pytest
 from pydantic import ValidationError
 from tests.unit.data.making import config, contents, opened, stored, write_jsonl
 
-from muster.contract.base import InvalidDocument
 from muster.storage.data_shape import look_at
 from muster.trainer.data.store import capped, split
 from muster.trainer.errors import UserError
+from muster.words.base import InvalidDocument
 
 
 def texts(path: Path, count: int, letter: str, length: int = 15) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.data.making import CHATML, chat_record, contents, stored, write_jsonl, write_texts, write_tokenizer
 
-from muster.contract.data_config import Source
+from muster.recipe.data_config import Source
 from muster.storage import sources
 from muster.storage.records import RawRecord
 from muster.trainer.data import build, encode, load_tokenizer, prepare, processes, reading

@@ -14,12 +14,12 @@ from tests.unit.data.making import chat_record, config, opened, stored, write_js
 from tests.unit.data.test_data_templates import shown
 from tokenizers import decoders, models, pre_tokenizers
 
-from muster.contract.data_report import report_lines
 from muster.storage.conversations import conversation
 from muster.trainer.data import chat, preference, tokenizer_of_folder
 from muster.trainer.data.hugging_face_tokenizer import HuggingFaceTokenizer
 from muster.trainer.data.report import data_report
 from muster.trainer.errors import UserError
+from muster.words.data_report import report_lines
 
 IM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 OSS_TOKENS = ["<|endoftext|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"]

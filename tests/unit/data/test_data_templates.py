@@ -14,8 +14,7 @@ from tests.unit.data.chat_templates import FAMILIES, MARKED
 from tests.unit.data.making import CHATML, chat_record, stored, write_jsonl, write_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.data_config import DataConfig
+from muster.recipe.data_config import DataConfig
 from muster.storage.conversations import ChatConversation, ChatTurn, conversation
 from muster.trainer.data import (
     chat_prompt,
@@ -29,6 +28,7 @@ from muster.trainer.data.chat import parts
 from muster.trainer.data.chat_template import ChatTemplate
 from muster.trainer.data.hugging_face_tokenizer import HuggingFaceTokenizer
 from muster.trainer.errors import UserError
+from muster.words.base import InvalidDocument, parse
 
 GOLDEN = Path(__file__).parent / "golden_templates.txt"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.data.making import CHATML, GEMMA, LLAMA3, write_tokenizer
 
-from muster.contract.architecture import BYTE_VOCABULARY
+from muster.recipe.architecture import BYTE_VOCABULARY
 from muster.trainer.data import load_tokenizer, tokenizer_from_commit
 from muster.trainer.errors import StorageError, UserError
 

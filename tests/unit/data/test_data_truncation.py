@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from tests.unit.data.making import chat_record, config, opened, write_jsonl
 
-from muster.contract.base import InvalidDocument
 from muster.trainer.data import load_tokenizer
 from muster.trainer.data.rendering import render
 from muster.trainer.data.report import data_report
 from muster.trainer.errors import UserError
+from muster.words.base import InvalidDocument
 
 POLICIES = ("right", "left", "drop")
 LONG = "abcdefghijklmnopqrstuvwxyz"

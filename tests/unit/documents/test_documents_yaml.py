@@ -5,10 +5,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.contract.base import DocumentProblem
 from muster.documents.document import DEPTH_MAX, VALUES_MAX, DocumentError, TextPlace
 from muster.documents.reader import read
 from muster.documents.yaml_text import read_yaml, write_yaml
+from muster.words.base import DocumentProblem
 
 
 @pytest.mark.parametrize(

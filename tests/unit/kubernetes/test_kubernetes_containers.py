@@ -7,8 +7,6 @@ import pytest
 from tests.unit.core.seen import NODES, running, settled, starting, with_status
 from tests.unit.kubernetes.making import make_job, node_item, pod_item
 
-from muster.contract.signals import Cause
-from muster.contract.status import Attempt, Phase
 from muster.operator.core.decide import decide
 from muster.operator.core.observed import ObservedJob, ObservedWorker, WorkerState
 from muster.operator.kubernetes import observe
@@ -16,6 +14,8 @@ from muster.operator.kubernetes.nodes import read_node
 from muster.operator.kubernetes.pods import PodCache, read_pod
 from muster.operator.kubernetes.refusals import is_refusal, says_no_cause
 from muster.operator.kubernetes.settings import TOLERATIONS
+from muster.words.signals import Cause
+from muster.words.status import Attempt, Phase
 
 RUNNING = {"phase": "Running", "attempt": 1, "gang": {"wanted": 2, "nodes": list(NODES)}}
 NATIVE = {"initContainers": [{"name": "preflight"}, {"name": "proxy", "restartPolicy": "Always"}]}

@@ -9,8 +9,6 @@ from typing import Any, cast
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, pod_item
 
-from muster.contract.signals import Heartbeat
-from muster.contract.status import GangStatus, Phase
 from muster.operator.kubernetes.heartbeats import HeartbeatCache
 from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
@@ -20,6 +18,8 @@ from muster.operator.pacing import (
     POLL_RUNNING_SECONDS,
     POLL_SUSPICIOUS_SECONDS,
 )
+from muster.words.signals import Heartbeat
+from muster.words.status import GangStatus, Phase
 
 
 @dataclass

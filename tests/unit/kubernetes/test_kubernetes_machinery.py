@@ -10,9 +10,6 @@ import pytest
 from tests.unit.kubernetes.making import job_item, pod_item
 
 from muster.api.core.cluster.kubernetes_config_maps import write_quotas
-from muster.contract.base import dump_json
-from muster.contract.quotas import QUOTAS, ProjectQuota, Quota
-from muster.contract.status import Phase
 from muster.kube import connection as kubernetes
 from muster.kube.connection import BearerCredentials, from_kubeconfig
 from muster.kube.errors import ApiError, NoCluster
@@ -24,6 +21,9 @@ from muster.operator.kubernetes.pods import PodCache, read_pod
 from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reservations import ReservationStore
 from muster.operator.world import UnreadableDocument, VersionConflict
+from muster.words.base import dump_json
+from muster.words.quotas import QUOTAS, ProjectQuota, Quota
+from muster.words.status import Phase
 
 
 class Store:

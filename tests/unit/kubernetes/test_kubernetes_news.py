@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, ended, job_item, pod_item
 
-from muster.contract.names import FINALIZER
-from muster.contract.status import JobStatus, Phase
 from muster.operator.kubernetes.jobs import JobStore
 from muster.operator.kubernetes.pods import PodCache
+from muster.words.names import FINALIZER
+from muster.words.status import JobStatus, Phase
 
 MADE: dict[str, Any] = {"spec": {"nodeName": ""}, "status": {"phase": "Pending", "podIP": "", "containerStatuses": []}}
 PLACED: dict[str, Any] = {"status": MADE["status"]}

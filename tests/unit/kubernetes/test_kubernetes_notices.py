@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import make_job, node_item, pod_item
 
-from muster.contract.base import dump_json
-from muster.contract.notices import AGENT_CONDITION, NOTICES, TAINTS, NodeNotices, Notice, Remedy
-from muster.contract.signals import Signal, SignalKind
 from muster.kube.timestamps import seconds_of
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.nodes import AGENT_SILENT_SECONDS, NodeCache, read_node
 from muster.operator.kubernetes.pods import read_pod
 from muster.operator.kubernetes.render import SiteSettings, render_pod
+from muster.words.base import dump_json
+from muster.words.notices import AGENT_CONDITION, NOTICES, TAINTS, NodeNotices, Notice, Remedy
+from muster.words.signals import Signal, SignalKind
 
 POD_CREATED_AT = seconds_of(pod_item()["metadata"]["creationTimestamp"])
 RUNNING = {"phase": "Running", "attempt": 1, "gang": {"wanted": 1, "nodes": ["node-0"]}}

@@ -5,8 +5,6 @@ import json
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, ended, make_job, node_item, pod_item
 
-from muster.contract.pods import Toleration
-from muster.contract.signals import SignalKind, WorkerExit
 from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
 from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.creation import RejectedWorker
@@ -14,6 +12,8 @@ from muster.operator.kubernetes.nodes import ForeignUsage, NodeFacts, read_node
 from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
 from muster.operator.kubernetes.rejections import Rejected
 from muster.operator.kubernetes.settings import TOLERATIONS
+from muster.words.pods import Toleration
+from muster.words.signals import SignalKind, WorkerExit
 
 RUNNING = {"phase": "Running", "attempt": 1, "gang": {"wanted": 2, "nodes": ["node-0", "node-1"]}}
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import job_item, make_job
 
-from muster.contract.gang import Resources
-from muster.contract.names import Env
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.render import DiskLimits, SiteSettings, pin, render_pod, require_node_affinity
 from muster.operator.kubernetes.settings import TOLERATIONS
 from muster.storage.settings import S3Settings
+from muster.words.gang import Resources
+from muster.words.names import Env
 
 SITE = SiteSettings(image="trainer", tolerations=TOLERATIONS, image_pull_secrets=("ours",))
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -8,8 +8,6 @@ import pytest
 from tests.unit.core.seen import starting, with_status
 from tests.unit.kubernetes.making import JOB_UID, make_job, node_item, pod_item
 
-from muster.contract.signals import Cause
-from muster.contract.status import Phase
 from muster.kube.client import ApiClient
 from muster.operator.core.decide import decide
 from muster.operator.kubernetes import observe
@@ -17,6 +15,8 @@ from muster.operator.kubernetes.nodes import read_node
 from muster.operator.kubernetes.pod_warnings import PodWarnings
 from muster.operator.kubernetes.pods import PodState, read_pod
 from muster.operator.kubernetes.settings import TOLERATIONS
+from muster.words.signals import Cause
+from muster.words.status import Phase
 
 STARTING = {"phase": "Starting", "attempt": 1, "gang": {"wanted": 2, "nodes": ["node-0", "node-1"]}}
 CREATED = 1_795_161_610.0  # 2026-11-20T08:00:10Z

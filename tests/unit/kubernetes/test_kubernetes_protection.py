@@ -6,14 +6,14 @@ from typing import Any, cast
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, job_item
 
-from muster.contract.base import dump
-from muster.contract.names import FINALIZER
-from muster.contract.status import JobStatus, Phase
 from muster.kube.client import ApiClient
 from muster.kube.errors import ApiError
 from muster.operator.kubernetes.render import SiteSettings
 from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.world import VersionConflict
+from muster.words.base import dump
+from muster.words.names import FINALIZER
+from muster.words.status import JobStatus, Phase
 
 STARTING = JobStatus(queued_at=1.0, since=1.0, phase=Phase.STARTING)
 

@@ -7,7 +7,6 @@ import pytest
 from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.kubernetes.making import JOB_UID, job_item
 
-from muster.contract.status import Phase
 from muster.kube.client import ApiClient
 from muster.kube.errors import ApiError
 from muster.operator.core.decision import CreateWorker
@@ -20,6 +19,7 @@ from muster.operator.kubernetes.jobs import JobStore
 from muster.operator.kubernetes.pods import PodCache
 from muster.operator.kubernetes.rejections import rejected
 from muster.operator.kubernetes.render import SiteSettings
+from muster.words.status import Phase
 
 POD = 'pods "llama-1-0" is forbidden: '
 NEVER = (

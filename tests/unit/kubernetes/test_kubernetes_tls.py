@@ -18,9 +18,9 @@ from tests.tidy.repository import ROOT
 from tests.unit.kubernetes.api_server import api_server, kubeconfig, service_account
 
 from muster.cli.cluster_connection import connect_cluster
-from muster.contract.names import Env
 from muster.kube.connection import connect, from_kubeconfig
 from muster.kube.tls import api_server_context
+from muster.words.names import Env
 from muster.worker.fence import FenceUnreachable, current_attempt
 
 STRICT = ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from muster.api.core.cluster.cluster import DesiredJob, LocalJobCluster, Outcome
-from muster.contract.spec import JobSpec, parse_job
-from muster.contract.status import Phase
 from muster.local.cluster import AlreadyExists, LocalCluster, NotFound, VersionConflict
+from muster.recipe.document import JobSpec, parse_job
+from muster.words.status import Phase
 
 DOCUMENT = {
     "metadata": {"name": "tiny"},

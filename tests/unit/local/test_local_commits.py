@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from tests.s3_servers import moto_server
 
-from muster.contract.address import AddressError, parse_address
-from muster.contract.checkpoint import FORMAT_VERSION, Commit, DataCursor, sealed
 from muster.operator.commit_lookup import newest
 from muster.operator.core.observed import CommittedSteps
 from muster.storage.errors import StoreError
@@ -18,6 +16,8 @@ from muster.storage.file_store import FileStore
 from muster.storage.listing import CommitListing, CommitSummary
 from muster.trainer.checkpoint.__main__ import main
 from muster.trainer.checkpoint.commits import read_commit
+from muster.words.address import AddressError, parse_address
+from muster.words.checkpoint import FORMAT_VERSION, Commit, DataCursor, sealed
 
 
 def commit(step: int, attempt: int = 1, best: bool = False) -> Commit:

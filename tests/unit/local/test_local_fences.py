@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.unit.local.test_local_world import House
 
-from muster.contract.status import Attempt, JobStatus, Phase
 from muster.local.cluster import VersionConflict
 from muster.operator.core.decision import RemoveJob
 from muster.operator.local.fences import FenceFiles
+from muster.words.status import Attempt, JobStatus, Phase
 from muster.worker.fence import FenceUnreachable, StaleAttempt, confirm, current_attempt
 
 

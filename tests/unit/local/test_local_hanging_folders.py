@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.layout import StateFolder
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
 from muster.operator.core.observed import CommittedSteps
 from muster.operator.local.processes import CLAIM, REMOVED, WorkerKey, is_claimed, mark_removed, read_record, start
 from muster.operator.local.reading import HeartbeatReader, log_tail, read_exit
 from muster.storage.listing import CommitSummary
 from muster.storage.small_files import open_to_append, read_regular
+from muster.words.state_folder import StateFolder
 
 COMMIT = CommitSummary(7, 1, 5.0, world_size=1, tokens=0, metrics={}, best=False, bytes=0, files=0)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from muster.agent.announced import announce
 from muster.agent.xid import read_table
-from muster.contract.notices import MACHINE
 from muster.operator.local.notices import NoticeFiles
+from muster.words.notices import MACHINE
 
 NODES = ("local-0", "local-1")
 

@@ -3,9 +3,9 @@
 import stat
 from pathlib import Path
 
-from muster.contract.layout import StateFolder
 from muster.local.cluster import LocalCluster
 from muster.local.private import make_private_database, make_private_folder
+from muster.words.state_folder import StateFolder
 
 
 def mode(path: Path) -> int:

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from tests.polling import eventually
 
-from muster.contract.layout import StateFolder
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey, WorkerRecord
+from muster.words.state_folder import StateFolder
 
 KEY = WorkerKey("uid-1", attempt=1, worker=0)
 SLEEP = ("sleep", "600")
@@ -90,7 +90,7 @@ def test_an_operator_that_dies_between_fork_and_record_is_followed_by_one_that_a
 _DIES_BEFORE_THE_RECORD = f"""
 import os, sys
 from pathlib import Path
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
 state, key = StateFolder(Path(sys.argv[1])), WorkerKey({KEY.job_uid!r}, 1, 0)

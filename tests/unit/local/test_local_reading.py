@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.layout import StateFolder
-from muster.contract.names import ExitCode
-from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.operator.local.processes import WorkerKey
 from muster.operator.local.reading import HeartbeatReader, exit_without_record, log_tail, read_exit, redacted_exit
+from muster.words.names import ExitCode
+from muster.words.signals import Heartbeat, TrainerPhase
+from muster.words.state_folder import StateFolder
 
 KEY = WorkerKey("uid-1", attempt=3, worker=0)
 STRANGE = b'{"attempt":%d,"rank":%d,"pid":1,"phase":"step","step":9,"at":1,"progressedAt":1,"startedAt":1}'

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.layout import StateFolder
 from muster.operator.local import processes, removal
 from muster.operator.local.processes import WorkerKey, WorkerRecord
 from muster.operator.local.removal import WorkerRemovals
+from muster.words.state_folder import StateFolder
 
 KEY = WorkerKey("uid-1", attempt=1, worker=0)
 NEWER = WorkerKey("uid-1", attempt=2, worker=0)

@@ -26,15 +26,15 @@ import pytest
 from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.local.test_local_world import House, spec
 
-from muster.contract.base import dump_json
-from muster.contract.layout import StateFolder
-from muster.contract.names import Env, ExitCode
-from muster.contract.spec import JobSpec, parse_job
 from muster.local import mounts, seccomp
 from muster.local import sandbox as fence
 from muster.local.sandbox import ADVICE, Sandbox, available, enter, state_problems
+from muster.recipe.document import JobSpec, parse_job
 from muster.storage.records import read_records
 from muster.storage.sources import LocalFile
+from muster.words.base import dump_json
+from muster.words.names import Env, ExitCode
+from muster.words.state_folder import StateFolder
 
 needs_seccomp = pytest.mark.skipif(not seccomp.has_filter(), reason="this machine has no seccomp filter")
 needs_mounts = pytest.mark.skipif(not mounts.available(), reason="this machine lets nobody have mounts")
@@ -162,7 +162,7 @@ def test_what_a_worker_needs_is_within_reach(home: Path) -> None:
         "its own checkpoints": lambda: (state / "checkpoints/own/shard").write_text("x"),
         "temporary files": lambda: (state / "jobs/own/tmp/x").write_text("x"),
         "shared memory": shared,
-        "the interpreter": lambda: subprocess.run([sys.executable, "-c", "import json, muster.contract"], check=True),
+        "the interpreter": lambda: subprocess.run([sys.executable, "-c", "import json, muster.words"], check=True),
         "libraries": lambda: os.listdir("/usr/lib"),
         "what the kernel tells": Path("/proc/meminfo").read_text,
         "randomness": lambda: Path("/dev/urandom").open("rb").close(),

@@ -8,10 +8,6 @@ from typing import Any
 import pytest
 from tests.processes import environment_of
 
-from muster.contract.names import Env, Label
-from muster.contract.signals import WorkerExit
-from muster.contract.spec import parse_job
-from muster.contract.status import GangStatus, JobStatus, Phase
 from muster.operator.core.causes import diagnose
 from muster.operator.core.decision import CreateWorker, RemoveWorker
 from muster.operator.core.observed import Rejection
@@ -21,7 +17,11 @@ from muster.operator.local.processes import WorkerKey
 from muster.operator.local.reading import redacted_exit
 from muster.operator.local.secrets import SecretMissing, SecretReader
 from muster.operator.local.world import LocalWorld
+from muster.recipe.document import parse_job
 from muster.secrets.box import SecretBox, SecretsLocked
+from muster.words.names import Env, Label
+from muster.words.signals import WorkerExit
+from muster.words.status import GangStatus, JobStatus, Phase
 
 VALUE = "hf_a-value-that-nobody-is-shown"
 HF_TOKEN = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "value"}}}

@@ -18,13 +18,6 @@ import pytest
 from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.processes import environment_of
 
-from muster.contract.base import dump_json
-from muster.contract.names import DEFAULT_PROJECT, Env
-from muster.contract.notices import NOTICES_ENV
-from muster.contract.quotas import ProjectQuota, Quota
-from muster.contract.signals import WorkerExit
-from muster.contract.spec import Runtime, TrainingJob, WorkerConfig, parse_job
-from muster.contract.status import GangStatus, JobStatus, Phase
 from muster.local.cluster import VersionConflict
 from muster.local.sandbox import Sandbox
 from muster.operator.core.decision import CreateWorker, RemoveJob, RemoveWorker
@@ -34,6 +27,14 @@ from muster.operator.local.nodes import PORTS, VirtualNodes, free_ports, rendezv
 from muster.operator.local.processes import WorkerKey
 from muster.operator.local.world import LocalWorld
 from muster.operator.world import UnreadableDocument
+from muster.recipe.document import TrainingJob, WorkerConfig, parse_job
+from muster.words.base import dump_json
+from muster.words.job import Runtime
+from muster.words.names import DEFAULT_PROJECT, Env
+from muster.words.notices import NOTICES_ENV
+from muster.words.quotas import ProjectQuota, Quota
+from muster.words.signals import WorkerExit
+from muster.words.status import GangStatus, JobStatus, Phase
 
 SLEEP = ("sleep", "600")
 NODES = ("local-0", "local-1")

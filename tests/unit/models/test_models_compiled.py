@@ -10,17 +10,17 @@ from tests.model_families import config_of
 from torch import Tensor, library, nn
 from torch._dynamo.utils import counters
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.architecture import Architecture
-from muster.contract.base import parse
-from muster.contract.layouts import ModelLayout
-from muster.contract.memory import estimate
-from muster.contract.training import TrainingConfig
+from muster.plan.layouts import ModelLayout
+from muster.plan.memory import estimate
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.architecture import Architecture
+from muster.recipe.training import TrainingConfig
 from muster.trainer.models import nf4, pretrained
 from muster.trainer.models.decoder import Recompute
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.self_test import examine
 from muster.trainer.models.transformers_model import TransformersModel
+from muster.words.base import parse
 
 LAYERS = 12  # more than the eight ways in which torch compiles one function before it gives up
 

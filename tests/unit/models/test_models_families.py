@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.storage import model_folder
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder

@@ -11,18 +11,18 @@ import torch
 import torch.distributed as dist
 from tests.model_families import write_model
 
-from muster.contract.architecture import PRESETS
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.layouts import ModelLayout
-from muster.contract.memory import estimate
-from muster.contract.model_size import decoder_size
-from muster.contract.spec import JobSpec
-from muster.contract.training import TrainingConfig
+from muster.plan.layouts import ModelLayout
+from muster.plan.memory import estimate
+from muster.plan.model_size import decoder_size
+from muster.recipe.architecture import PRESETS
+from muster.recipe.document import JobSpec
+from muster.recipe.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.trainer.errors import UserError
 from muster.trainer.models.float8 import must_compute_float8, use_float8
 from muster.trainer.models.transformers_model import TransformersModel, from_folder
+from muster.words.base import InvalidDocument, parse
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.model_families import edit_json, write_model
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.training import TrainingConfig
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import ModelFolder, open_folder
 from muster.trainer.data.tokenizer_files import template_sources

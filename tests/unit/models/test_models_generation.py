@@ -8,8 +8,8 @@ import torch
 from tests.model_families import write_model
 from torch import nn
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.architecture import Architecture
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.architecture import Architecture
 from muster.storage.model_folder import open_folder
 from muster.trainer.models import transformers_model
 from muster.trainer.models.decoder_model import DecoderModel

@@ -11,8 +11,8 @@ import torch
 from tests.model_families import write_model
 from torch import nn
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.model_size import NF4_BYTES
+from muster.plan.model_size import NF4_BYTES
+from muster.recipe.adapter_config import Adapter
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.trainer.errors import UserError

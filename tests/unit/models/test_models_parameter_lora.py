@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.model_families import config_of, write_model
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.model_size import dimensions_of, size_of
+from muster.plan.model_size import dimensions_of, size_of
+from muster.recipe.adapter_config import Adapter
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.trainer.convert import peft

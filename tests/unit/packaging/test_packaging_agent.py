@@ -9,7 +9,7 @@ from tests.unit.packaging.value_sets import EVERYTHING
 
 from muster.agent.settings import PREFIX, Settings, read
 from muster.agent.xid import read_table
-from muster.contract.notices import AGENT_PORT, Remedy
+from muster.words.notices import AGENT_PORT, Remedy
 
 ON = {"agent": {"enabled": True}}
 

@@ -31,11 +31,11 @@ from tests.unit.packaging.value_sets import CHANGES, EVERYTHING, MONITORED, SETS
 
 from muster.api.core.settings import ApiSettings as ApiSettings
 from muster.api.openai.models.base_models import load_models
-from muster.contract.pods import Toleration
-from muster.contract.spec import TrainingJob
 from muster.documents.prices import load_prices
 from muster.operator.kubernetes.render import DiskLimits
 from muster.operator.kubernetes.settings import TOLERATIONS, KubernetesSettings
+from muster.recipe.document import TrainingJob
+from muster.words.pods import Toleration
 
 KUBERNETES = ("1.29", "1.34", "1.37")  # the oldest that the chart takes, one between, the newest known
 POSTGRESQL: Object = {"database": {"existingSecret": "muster"}, "bootstrapToken": {"existingSecret": "muster"}}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.tidy.documents import FENCE
 
-from muster.contract.reference import job_reference
-from muster.contract.spec import TrainingJob
-from muster.contract.sweep import Sweep
 from muster.documents.reader import load_yaml
+from muster.recipe.document import TrainingJob
+from muster.recipe.reference import job_reference
+from muster.recipe.sweep import Sweep
 
 DOCS = Path(__file__).parents[3] / "docs"
 SECTIONS = ("training.", "gang.", "checkpoint.", "runtime.", "program.", "tracking.", "recovery.")

@@ -19,12 +19,12 @@ from muster.agent.gpus import GpuReading
 from muster.agent.metrics import _GPU
 from muster.agent.metrics import AgentMetrics as AgentMetrics
 from muster.api.core.observability import ApiMetrics as ApiMetrics
-from muster.contract.signals import TrainerPhase
-from muster.contract.status import Cause, CheckpointStatus, GoodputAccount, GoodputState, Phase, Progress, Restarts
 from muster.documents.prices import load_prices
 from muster.operator.core.fleet import JobSummary
 from muster.operator.metrics import OperatorMetrics as OperatorMetrics
 from muster.trainer.train.metrics import RankMetrics as TrainerMetrics
+from muster.words.signals import TrainerPhase
+from muster.words.status import Cause, CheckpointStatus, GoodputAccount, GoodputState, Phase, Progress, Restarts
 
 ALERTS = CHART / "files" / "alerts.yaml"
 NAME = re.compile(r"muster_[a-z]+_[a-z_]+|muster:\w+")

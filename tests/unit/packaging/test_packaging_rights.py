@@ -6,8 +6,8 @@ import pytest
 from tests.unit.packaging.chart import Chart, Object, Refused, environment, pod_specs
 from tests.unit.packaging.value_sets import EVERYTHING
 
-from muster.contract.admission import LIMITS, LimitedProject, limit_entries
-from muster.contract.projects import ProjectLimits
+from muster.api.core.admission_policy import LIMITS, LimitedProject, limit_entries
+from muster.api.core.limits import ProjectLimits
 
 EVERY_LIMIT = ProjectLimits(
     service_account="nlp",

@@ -5,9 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from muster.contract.checkpoint import Commit
-from muster.contract.names import PROGRESS, RANKS_ENDED, Env, Rendezvous
-from muster.contract.spec import WorkerConfig
+from muster.recipe.document import WorkerConfig
 from muster.storage.file_store import FileStore
 from muster.storage.listing import steps_in
 from muster.storage.small_files import write_whole
@@ -16,6 +14,8 @@ from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.folder_files import write_folder
 from muster.trainer.programs import WorkerOrders, read_surroundings
 from muster.trainer.programs.keeper import FolderKeeper
+from muster.words.checkpoint import Commit
+from muster.words.names import PROGRESS, RANKS_ENDED, Env, Rendezvous
 
 LOOKS_MAX = 6_000
 

@@ -13,13 +13,13 @@ import pytest
 from tests.polling import eventually
 from tests.unit.programs.gang_of_keepers import Bench, settle
 
-from muster.contract.checkpoint import FileEntry
-from muster.contract.names import KEEPER_STATE, PREPARED, SAVE_REQUEST, ExitCode
 from muster.storage.errors import StoreError
 from muster.storage.file_store import FileStore
 from muster.storage.small_files import write_whole
 from muster.storage.store import nobody
 from muster.trainer.errors import UserError
+from muster.words.checkpoint import FileEntry
+from muster.words.names import KEEPER_STATE, PREPARED, SAVE_REQUEST, ExitCode
 
 
 def archive(text: str) -> bytes:

@@ -11,9 +11,6 @@ import pytest
 from huggingface_hub import try_to_load_from_cache
 from tests.unit.programs.gang_of_keepers import Bench, surroundings
 
-from muster.contract.checkpoint import Commit
-from muster.contract.names import PREPARED, Env
-from muster.contract.program import Program
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint.failures import DamagedCommit
 from muster.trainer.checkpoint.quarantine import quarantined
@@ -23,6 +20,9 @@ from muster.trainer.programs import prepare as module
 from muster.trainer.programs.archive import unpack
 from muster.trainer.programs.hub_links import link_repositories
 from muster.trainer.programs.prepare import prepare
+from muster.words.checkpoint import Commit
+from muster.words.names import PREPARED, Env
+from muster.words.program import Program
 
 
 def packed(path: Path, *members: tarfile.TarInfo, **files: str) -> Path:

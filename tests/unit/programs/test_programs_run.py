@@ -14,7 +14,7 @@ from tests.polling import eventually
 from tests.unit.programs.gang_of_keepers import Bench
 
 import muster.run
-from muster.contract.names import PREPARED, PROGRESS, SAVE_REQUEST, STOP, Env
+from muster.words.names import PREPARED, PROGRESS, SAVE_REQUEST, STOP, Env
 
 FILE = Path(muster.run.__file__)
 

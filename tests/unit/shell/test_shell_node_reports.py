@@ -8,9 +8,6 @@ from typing import Any
 from tests.unit.kubernetes.test_kubernetes_machinery import Store
 
 from muster.api.core.cluster.kubernetes_config_maps import read_nodes
-from muster.contract.fleet import FleetReport, NodeReport
-from muster.contract.notices import NodeNotices, Notice, Remedy
-from muster.contract.signals import SignalKind
 from muster.local.cluster import LocalCluster
 from muster.operator.core.observed import NodeReservation
 from muster.operator.kubernetes.node_reports import node_reports, write_report
@@ -19,6 +16,9 @@ from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
 from muster.operator.node_reports import NodeReporter
 from muster.operator.pacing import NODE_REPORT_AGAIN_SECONDS
+from muster.words.fleet import FleetReport, NodeReport
+from muster.words.notices import NodeNotices, Notice, Remedy
+from muster.words.signals import SignalKind
 
 A, B = (NodeReport(name=name, pool="p", capacity="spot", gpus=8) for name in "ab")
 

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.core.seen import NOW, running
 
-from muster.contract.prices import InstancePrice, Prices
-from muster.contract.status import Attempt, CheckpointStatus, GoodputAccount, GoodputState, Phase, Progress, Restarts
 from muster.operator.core.fleet import JobSummary
 from muster.operator.job_metrics import FAMILIES, FINISHED_SECONDS, PREFIX, job_page
+from muster.words.prices import InstancePrice, Prices
+from muster.words.status import Attempt, CheckpointStatus, GoodputAccount, GoodputState, Phase, Progress, Restarts
 
 PRICES = Prices(types={"p5": InstancePrice(gpus=8, on_demand=40.0, spot=10.0)})
 

@@ -14,7 +14,6 @@ from aiohttp import web
 from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.core.seen import NOW, beat, running, worker
 
-from muster.contract.signals import Signal, SignalKind
 from muster.operator.sources import prometheus
 from muster.operator.sources.hub import SignalHub
 from muster.operator.sources.prometheus import (
@@ -32,6 +31,7 @@ from muster.operator.sources.prometheus import (
     samples_in,
 )
 from muster.operator.sources.world import HEARTBEAT_FRESH_SECONDS, believed
+from muster.words.signals import Signal, SignalKind
 
 # --- progress, by the samples alone ---
 

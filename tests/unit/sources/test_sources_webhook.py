@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from muster.contract.signals import Signal, SignalKind
 from muster.operator.server import LoopLiveness, serve_pages
 from muster.operator.sources.alertmanager import PATH, SOURCE, AlertWebhook, token_in
 from muster.operator.sources.hub import PER_JOB_MAX, SignalHub
+from muster.words.signals import Signal, SignalKind
 
 TOKEN = "a-token-of-some-length"
 LIVING = {"uid-1": 3}

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 from tests.s3_servers import BUCKET, KEYS, S3Server
 
-from muster.contract.address import parse_address
 from muster.storage.checksum import PART_BYTES
 from muster.storage.errors import StoreError
 from muster.storage.retry import StoreRetry
 from muster.storage.s3_store import S3Store
 from muster.storage.settings import S3Settings, s3_client
+from muster.words.address import parse_address
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 ROLE = "arn:aws:iam::123456789012:role/trainer"

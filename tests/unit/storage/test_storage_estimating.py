@@ -10,12 +10,12 @@ import pytest
 from tests.model_families import FAMILIES, config_of, write_model
 from tests.s3_servers import silent_server
 
-from muster.contract.base import UserError, parse
-from muster.contract.model_size import position_limit
-from muster.contract.training import TrainingConfig
+from muster.plan.model_size import position_limit
+from muster.recipe.training import TrainingConfig
 from muster.storage.data_shape import examine, look_at
 from muster.storage.errors import StorageError
 from muster.storage.model_source import model_facts
+from muster.words.base import UserError, parse
 
 
 def training(folder: Path, **changes: Any) -> TrainingConfig:
@@ -157,8 +157,8 @@ def test_positions_with_and_without_rope_scaling(rope: dict[str, Any], expected:
 
 def test_bytes_that_are_tokens_are_counted_as_such() -> None:
     """The tutorial's job has 182 steps; an estimate by the tokens of usual vocabularies said 33."""
-    from muster.contract.spec import parse_job
     from muster.documents.prices import load_prices
+    from muster.recipe.document import parse_job
     from muster.storage.estimating import estimate_with_storage
 
     examples = Path(__file__).parents[3] / "examples"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.checkpoint import COMMITS, PINS
 from muster.storage.errors import NotAFile
 from muster.storage.file_store import FileStore
 from muster.storage.pins import pin, pinned, unpin
 from muster.storage.small_files import NotRegular, open_to_append, read_regular, write_whole
+from muster.words.checkpoint import COMMITS, PINS
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ from tests.unit.kubernetes.making import JOB_UID, make_job
 from muster.api.core.database.tables import JobRow
 from muster.api.core.jobs.repository import folder_of
 from muster.cli.checkpoints import is_folder
-from muster.contract.address import parse_address
-from muster.contract.checkpoint import commit_key
-from muster.contract.layout import StateFolder
-from muster.contract.names import Env
-from muster.contract.spec import JobSpec
 from muster.operator.kubernetes.render import SiteSettings, checkpoint_folder
 from muster.operator.local.environment import checkpoint_folder as local_checkpoint_folder
+from muster.recipe.document import JobSpec
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
 from muster.storage.settings import S3Settings, platform_variables
 from muster.trainer.config import folder_in
+from muster.words.address import parse_address
+from muster.words.checkpoint import commit_key
+from muster.words.names import Env
+from muster.words.state_folder import StateFolder
 
 LETTERS = st.sampled_from(" %#?+&=;:@~*[]\\'\"äß日🙂\u0301abc")
 NAMES = st.sampled_from(["my dir", "%20", "100%", "ck#a", "ck?x=1", "a+b", "日本", "...", "%41", "a%2Fb"]) | st.text(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.proposal import JobWishes, preliminary, propose
-from muster.contract.spec import parse_job
+from muster.plan.proposal import JobWishes, preliminary, propose
+from muster.recipe.document import parse_job
 from muster.storage.proposing import ProposalLook, look_for_proposal
 from muster.storage.text_size import bytes_per_token, text_tokens
 

@@ -14,8 +14,6 @@ from botocore.exceptions import ConnectionClosedError
 from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.s3_servers import Missing, S3Server, rclone_server
 
-from muster.contract.address import parse_address
-from muster.contract.base import UserError
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import NotFound, Refused, StoreError, Truncated
 from muster.storage.file_store import FileStore
@@ -27,6 +25,8 @@ from muster.storage.s3_store import S3Store
 from muster.storage.s3_upload import upload_part_bytes
 from muster.storage.settings import S3Settings
 from muster.storage.store import Store
+from muster.words.address import parse_address
+from muster.words.base import UserError
 
 SERVERS = {
     "rclone": StoreServer(conditional=False, integrity="etag"),

@@ -11,9 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
-from muster.contract.base import UserError
-from muster.contract.data_config import Source
-from muster.contract.redaction import redact
+from muster.recipe.data_config import Source
 from muster.storage.data_check import check
 from muster.storage.data_format import of_known_format
 from muster.storage.errors import StorageError
@@ -21,6 +19,8 @@ from muster.storage.records import read_records
 from muster.storage.sources import LocalFile, find
 from muster.trainer.data.reading import FileReading
 from muster.trainer.data.tokenizer import ByteTokenizer
+from muster.words.base import UserError
+from muster.words.redaction import redact
 
 LINES = b"".join(
     b'{"messages": [{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "hello"}]}\n' % number

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from muster.contract.optimizer_config import OptimizerConfig
-from muster.contract.optimizer_state import UPDATE_VALUES, block_of
+from muster.plan.optimizer_state import UPDATE_VALUES, block_of
+from muster.recipe.optimizer_config import OptimizerConfig
 from muster.trainer.parallel.shards import local
 from muster.trainer.train import adamw, eight_bit
 from muster.trainer.train.adamw import ShardAdamW

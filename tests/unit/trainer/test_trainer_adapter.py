@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from muster.contract import memory
-from muster.contract.adapter_config import Adapter
-from muster.contract.architecture import PRESETS, Architecture
-from muster.contract.base import dump
-from muster.contract.layouts import ModelLayout
-from muster.contract.optimizer_config import OptimizerConfig
-from muster.contract.training import TrainingConfig
+from muster.plan import memory
+from muster.plan.layouts import ModelLayout
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.architecture import PRESETS, Architecture
+from muster.recipe.optimizer_config import OptimizerConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.checkpoint.staging import _HEADER_BYTES, reserve_bytes
 from muster.trainer.config import RankPosition
 from muster.trainer.models import sharding
@@ -21,6 +20,7 @@ from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
 from muster.trainer.train.optimizer import make_optimizer
+from muster.words.base import dump
 
 SHAPE = Architecture(
     dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=96, vocab_size=131, max_positions=64, tied_head=False

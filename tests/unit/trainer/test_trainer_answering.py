@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from muster.contract.architecture import Architecture
-from muster.contract.base import parse
-from muster.contract.verifiers import Verifier, score_metrics
 from muster.local import seccomp
+from muster.recipe.architecture import Architecture
+from muster.recipe.verifiers import Verifier, score_metrics
 from muster.trainer.checkpoint import randomness
 from muster.trainer.config import DataParallel
 from muster.trainer.data import load_tokenizer
@@ -21,6 +20,7 @@ from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.generation import SamplingSettings, generate
 from muster.trainer.train.answering import AnsweredSet, AnswerEvaluator, AnswerScoring
 from muster.trainer.train.writing import TokenWriter, WrittenTokens
+from muster.words.base import parse
 
 SHAPE = Architecture(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=264, max_positions=64)
 CPU = torch.device("cpu")

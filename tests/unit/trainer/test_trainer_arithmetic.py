@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.contract import flops
-from muster.contract.adapter_config import Adapter
-from muster.contract.architecture import PRESETS, Architecture
-from muster.contract.evaluation_config import EarlyStopping
-from muster.contract.optimizer_config import OptimizerConfig, Schedule
-from muster.contract.training import TrainingConfig
+from muster.plan import flops
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.architecture import PRESETS, Architecture
+from muster.recipe.evaluation_config import EarlyStopping
+from muster.recipe.optimizer_config import OptimizerConfig, Schedule
+from muster.recipe.training import TrainingConfig
 from muster.trainer.checkpoint import randomness
 from muster.trainer.errors import UserError
 from muster.trainer.models.decoder_model import DecoderModel

@@ -14,15 +14,13 @@ from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from tests.model_families import edit_json, write_model
 from torch import Tensor
 
-from muster.contract import fitting
-from muster.contract.architecture import Architecture
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.commits_read import TEACHER, commits_read, with_folder
-from muster.contract.layouts import ModelLayout
-from muster.contract.memory import LOGIT_CHUNK_BYTES, estimate
-from muster.contract.model_size import decoder_size
-from muster.contract.spec import Keep
-from muster.contract.training import TrainingConfig
+from muster.plan import fitting
+from muster.plan.layouts import ModelLayout
+from muster.plan.memory import LOGIT_CHUNK_BYTES, estimate
+from muster.plan.model_size import decoder_size
+from muster.recipe.architecture import Architecture
+from muster.recipe.commits_read import TEACHER, commits_read, with_folder
+from muster.recipe.training import TrainingConfig
 from muster.storage.model_source import model_facts
 from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.config import RankPosition
@@ -39,6 +37,8 @@ from muster.trainer.train.origin import RunOrigin, fresh_origin
 from muster.trainer.train.second_model import LoadedSecond, find_second_models
 from muster.trainer.train.tasks.choice import objective_of
 from muster.trainer.train.tasks.objective import LossTotals, means
+from muster.words.base import InvalidDocument, parse
+from muster.words.job import Keep
 
 SHAPE = Architecture(dim=24, layers=1, heads=2, kv_heads=2, ffn_dim=32, vocab_size=260, max_positions=64)
 LARGER = SHAPE.model_copy(update={"dim": 32, "layers": 2, "tied_head": True})

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.contract.names import EXIT_RECORD, Env, ExitCode
-from muster.contract.signals import WorkerExit
+from muster.words.names import EXIT_RECORD, Env, ExitCode
+from muster.words.signals import WorkerExit
 from muster.worker import early_stop
 
 WAIT = "print('here', flush=True)\nimport threading\nthreading.Event().wait()\n"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muster.contract.objectives import VALUES
+from muster.recipe.objectives import VALUES
 from muster.trainer.config import DataParallel
 from muster.trainer.data import PackedSample
 from muster.trainer.train.evaluation import HeldOutEvaluator, HeldOutResult, HeldOutSet

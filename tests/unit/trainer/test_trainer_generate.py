@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tests.model_families import write_model
 
-from muster.contract.names import ExitCode
 from muster.trainer.convert import generate
 from muster.trainer.convert.load_model import LoadedModel, load
 from muster.trainer.models.generation import SamplingSettings
+from muster.words.names import ExitCode
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from tests.unit.trainer.test_trainer_orders import ranks
 
-from muster.contract.names import Env, ExitCode
 from muster.local import gpus as machine
 from muster.trainer import gpus
 from muster.trainer.errors import NodeUnfit, UserError, exit_code
 from muster.trainer.gpus import GpuFacts, must_have_gpus
 from muster.trainer.launch import preflight
 from muster.trainer.models import sharding
+from muster.words.names import Env, ExitCode
 
 WELL = GpuFacts("2.11.0+cu130", "CUDA 13.0", count=8, driver="580.65.06", control_device=True)
 CPU_BUILD = GpuFacts("2.13.0+cpu", "", count=0, driver="580.65.06", control_device=True)

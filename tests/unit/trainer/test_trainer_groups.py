@@ -10,12 +10,12 @@ import torch
 from pydantic import ValidationError
 from tests.model_families import write_model
 
-from muster.contract import memory
-from muster.contract.architecture import PRESETS, Architecture
-from muster.contract.layouts import ModelLayout
-from muster.contract.optimizer_config import OptimizerConfig
-from muster.contract.parameter_names import matches
-from muster.contract.training import TrainingConfig
+from muster.plan import memory
+from muster.plan.layouts import ModelLayout
+from muster.recipe.architecture import PRESETS, Architecture
+from muster.recipe.optimizer_config import OptimizerConfig
+from muster.recipe.parameter_names import matches
+from muster.recipe.training import TrainingConfig
 from muster.trainer.errors import UserError
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.embedding_noise import add_noise

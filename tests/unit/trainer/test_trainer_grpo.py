@@ -15,10 +15,8 @@ from tests.unit.trainer.test_trainer_objectives import PAD, PAIRS
 from tests.unit.trainer.test_trainer_objectives import models as models  # the fixture
 from torch import Tensor
 
-from muster.contract.architecture import Architecture
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.checkpoint import DataCursor
-from muster.contract.training import TrainingConfig
+from muster.recipe.architecture import Architecture
+from muster.recipe.training import TrainingConfig
 from muster.trainer.config import DataParallel
 from muster.trainer.data import StepBatch, load_tokenizer
 from muster.trainer.data.batch import TokenBatch
@@ -32,6 +30,8 @@ from muster.trainer.train.tasks.answers import cross_entropies
 from muster.trainer.train.tasks.grpo import GrpoObjective, RolloutBatch
 from muster.trainer.train.tasks.objective import LossTotals, means
 from muster.trainer.train.writing import TokenWriter
+from muster.words.base import InvalidDocument, parse
+from muster.words.checkpoint import DataCursor
 
 CPU = torch.device("cpu")
 # Prompts with their answers: two of each pair's sides, of different lengths.

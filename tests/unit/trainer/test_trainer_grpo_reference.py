@@ -10,12 +10,12 @@ import torch
 from tests.unit.trainer.test_trainer_grpo import CPU, config, rollout
 from tests.unit.trainer.test_trainer_reward_model import RANKS, SHAPE, committed
 
-from muster.contract.commits_read import REFERENCE, REWARD_MODEL, commits_read, second_models, with_folder
-from muster.contract.layouts import ModelLayout
-from muster.contract.memory import estimate
-from muster.contract.model_size import decoder_size
-from muster.contract.throughput import setup_of
-from muster.contract.training import TrainingConfig
+from muster.plan.layouts import ModelLayout
+from muster.plan.memory import estimate
+from muster.plan.model_size import decoder_size
+from muster.plan.throughput import setup_of
+from muster.recipe.commits_read import REFERENCE, REWARD_MODEL, commits_read, second_models, with_folder
+from muster.recipe.training import TrainingConfig
 from muster.storage.model_source import model_facts
 from muster.trainer.errors import UserError
 from muster.trainer.models import sharding

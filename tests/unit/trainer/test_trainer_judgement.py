@@ -16,9 +16,6 @@ from pydantic.alias_generators import to_camel
 from tests.polling import eventually
 from torch import nn
 
-from muster.contract.checkpoint import DataCursor, NumericGuardState
-from muster.contract.names import HEARTBEAT
-from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.local.processes import is_stopped
 from muster.storage.small_files import write_whole
 from muster.trainer.errors import NumericError
@@ -37,6 +34,9 @@ from muster.trainer.train.numeric_guard import (
 from muster.trainer.train.progress import JobProgress
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.straggler_timer import StragglerDetector, StragglerTimer
+from muster.words.checkpoint import DataCursor, NumericGuardState
+from muster.words.names import HEARTBEAT
+from muster.words.signals import Heartbeat, TrainerPhase
 
 # --- deadlines ---
 
@@ -301,7 +301,7 @@ def test_own_work_leaves_the_waits_out(monkeypatch: pytest.MonkeyPatch) -> None:
 STUCK = """
 import sys, threading, time
 from pathlib import Path
-from muster.contract.signals import TrainerPhase
+from muster.words.signals import TrainerPhase
 from muster.trainer.launch import stack_dumps
 from muster.trainer.train import rank_state as state_module
 state_module.STACK_REPORT_SHARE = 0.0

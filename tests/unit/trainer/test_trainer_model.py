@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from muster.contract.architecture import PRESETS, Architecture
-from muster.contract.memory import LOGIT_CHUNK_BYTES
+from muster.plan.memory import LOGIT_CHUNK_BYTES
+from muster.recipe.architecture import PRESETS, Architecture
 from muster.trainer.convert import hugging_face
 from muster.trainer.models import head
 from muster.trainer.models.attention import rotary

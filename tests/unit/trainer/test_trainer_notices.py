@@ -15,10 +15,10 @@ from tests.ports import free_port
 from muster.agent.board import NoticeBoard
 from muster.agent.folder import write
 from muster.agent.server import serve
-from muster.contract.names import Env
-from muster.contract.notices import NOTICES_ENV, NodeNotices, Notice, Remedy
-from muster.contract.signals import SignalKind
 from muster.trainer.launch.notices import NOTICE_SECONDS, read, seconds_left
+from muster.words.names import Env
+from muster.words.notices import NOTICES_ENV, NodeNotices, Notice, Remedy
+from muster.words.signals import SignalKind
 
 GOING = Notice(
     kind=SignalKind.SPOT_NOTICE, remedy=Remedy.DRAIN, at=1000.0, message="taken back", source="imds", until=1120.0

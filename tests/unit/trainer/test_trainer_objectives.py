@@ -20,10 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muster.contract.base import parse
-from muster.contract.data_formats import FORMATS
-from muster.contract.memory import LOGIT_CHUNK_BYTES
-from muster.contract.training import TrainingConfig
+from muster.plan.memory import LOGIT_CHUNK_BYTES
+from muster.recipe.data_formats import FORMATS
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import PackedSample
 from muster.trainer.models.logits import LogitTransform
@@ -32,6 +31,7 @@ from muster.trainer.models.token_losses import token_cross_entropies
 from muster.trainer.train.tasks.answers import answers
 from muster.trainer.train.tasks.choice import objective_of
 from muster.trainer.train.tasks.objective import BatchLosses, LossTotals, means
+from muster.words.base import parse
 
 VOCABULARY, PAD = 259, 256
 # Token ids of (prompt, chosen, rejected), of different lengths.

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from muster.contract import memory
-from muster.contract.architecture import PRESETS, Architecture
-from muster.contract.base import dump
-from muster.contract.checkpoint import Commit, DataCursor
-from muster.contract.layouts import ModelLayout
-from muster.contract.names import Env, ExitCode
-from muster.contract.training import TrainingConfig
+from muster.plan import memory
+from muster.plan.layouts import ModelLayout
+from muster.recipe.architecture import PRESETS, Architecture
+from muster.recipe.training import TrainingConfig
 from muster.trainer.config import DataParallel, RankPosition, WorkerRun, data_parallel, read_ranks, read_run
 from muster.trainer.errors import OutOfMemory, UserError, exit_code
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.train import origin
+from muster.words.base import dump
+from muster.words.checkpoint import Commit, DataCursor
+from muster.words.names import Env, ExitCode
 
 GIB = 2**30
 
@@ -348,10 +348,10 @@ MEASURE = r"""
 import re, sys
 from pathlib import Path
 import torch
-from muster.contract.architecture import PRESETS
+from muster.recipe.architecture import PRESETS
 from muster.trainer.models.decoder import build
 from muster.trainer.models.init import initialize
-from muster.contract.optimizer_config import OptimizerConfig
+from muster.recipe.optimizer_config import OptimizerConfig
 from muster.trainer.train.optimizer import make_optimizer
 
 def status(what):  # getrusage would count what pytest held when it forked

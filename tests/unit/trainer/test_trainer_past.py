@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from muster.contract.signals import Cause
-from muster.contract.spec import CheckpointSpec, Past, past_of
-from muster.contract.status import Attempt, JobStatus
 from muster.trainer.config import RankPosition
 from muster.trainer.train import checkpoint_scheduler
 from muster.trainer.train.numeric_guard import FIRST_STEPS, KNOWN_MIN, NumericGuard
 from muster.trainer.train.rank_state import RankState
+from muster.words.job import CheckpointSpec, Past, past_of
+from muster.words.signals import Cause
+from muster.words.status import Attempt, JobStatus
 
 NO_PAST = Past()
 

@@ -12,13 +12,13 @@ import torch
 from pydantic import ValidationError
 from tests.polling import eventually
 
-from muster.contract.base import dump_json
-from muster.contract.profiles import PROFILES, REQUEST_KEY, STEPS_MAX, Profile, ProfileRequest, RankProfile
 from muster.storage.opening import open_store
 from muster.trainer.config import RankPosition
 from muster.trainer.train import profiling, tracing
 from muster.trainer.train.activity import RankActivity
 from muster.trainer.train.profiling import StepProfiler
+from muster.words.base import dump_json
+from muster.words.profiles import PROFILES, REQUEST_KEY, STEPS_MAX, Profile, ProfileRequest, RankProfile
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from muster.contract.names import Env, ExitCode
 from muster.trainer.launch.program import NotPrepared, prepare, runs_program
+from muster.words.names import Env, ExitCode
 
 
 def words(code: str) -> list[str]:

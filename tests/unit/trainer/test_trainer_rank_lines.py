@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from muster.contract.names import rank_mark
 from muster.trainer.launch.rank_lines import MarkedLines, mark_lines
+from muster.words.names import rank_mark
 
 MARK = rank_mark(3)
 

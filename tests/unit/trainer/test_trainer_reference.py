@@ -9,12 +9,12 @@ import pytest
 from safetensors import numpy as safetensors
 from tests.unit.data.making import opened, write_jsonl
 
-from muster.contract.base import parse
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data import RunData
 from muster.trainer.data.pairs import PairPacking
 from muster.trainer.errors import StorageError, UserError
 from muster.trainer.train.reference import read_reference
+from muster.words.base import parse
 
 
 def pairs(folder: Path, holdout: float = 0.25) -> RunData:

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.polling import eventually
 from tests.ports import free_port
 
-from muster.contract.signals import WorkerExit
 from muster.trainer.launch import preflight, report
 from muster.trainer.launch.preflight import PreflightFault, verdict
+from muster.words.signals import WorkerExit
 
 
 def test_heartbeats_are_served_and_rubbish_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,12 @@ from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from tests.model_families import write_model
 from tests.unit.trainer.test_trainer_grpo import CPU, config
 
-from muster.contract.architecture import Architecture
-from muster.contract.base import InvalidDocument, dump
-from muster.contract.commits_read import REWARD_MODEL, commits_read, second_models, with_folder
-from muster.contract.layouts import ModelLayout
-from muster.contract.memory import estimate
-from muster.contract.model_size import decoder_size
-from muster.contract.spec import Keep
-from muster.contract.training import TrainingConfig
+from muster.plan.layouts import ModelLayout
+from muster.plan.memory import estimate
+from muster.plan.model_size import decoder_size
+from muster.recipe.architecture import Architecture
+from muster.recipe.commits_read import REWARD_MODEL, commits_read, second_models, with_folder
+from muster.recipe.training import TrainingConfig
 from muster.trainer.checkpoint import CheckpointSaver
 from muster.trainer.config import RankPosition
 from muster.trainer.data import chat_prompt, load_tokenizer
@@ -33,6 +31,8 @@ from muster.trainer.train.origin import fresh_origin
 from muster.trainer.train.reward_model import RewardScores
 from muster.trainer.train.second_model import LoadedSecond, find_second_models
 from muster.trainer.train.writing import WrittenTokens
+from muster.words.base import InvalidDocument, dump
+from muster.words.job import Keep
 
 SHAPE = Architecture(dim=24, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=260, max_positions=64)
 RANKS = RankPosition(rank=0, world=1, local_rank=0, local_world=1)

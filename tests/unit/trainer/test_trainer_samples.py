@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from muster.contract.architecture import ASSISTANT_MARK, END_OF_TURN, USER_MARK, Architecture
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.evaluation_config import Generation
-from muster.contract.samples import Samples, samples_key, step_of_samples
-from muster.contract.training import TrainingConfig
+from muster.recipe.architecture import ASSISTANT_MARK, END_OF_TURN, USER_MARK, Architecture
+from muster.recipe.evaluation_config import Generation
+from muster.recipe.training import TrainingConfig
 from muster.trainer.checkpoint import randomness
 from muster.trainer.config import RankPosition
 from muster.trainer.data import load_tokenizer
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.generation import SamplingSettings, generate
 from muster.trainer.train.samples import SampleMaker
+from muster.words.base import InvalidDocument, parse
+from muster.words.samples import Samples, samples_key, step_of_samples
 
 SHAPE = Architecture(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=264, max_positions=64)
 CPU = torch.device("cpu")

@@ -14,8 +14,6 @@ import pytest
 from prometheus_client import generate_latest
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.names import ExitCode
-from muster.contract.signals import Heartbeat, RankFailure, StepRecord, TrainerPhase
 from muster.trainer.errors import (
     NumericError,
     OutOfMemory,
@@ -30,6 +28,8 @@ from muster.trainer.errors import (
 from muster.trainer.launch.verdict import RankEnd, is_unexplained, log_tail, oom_kills, read_end, root, worker_exit
 from muster.trainer.train.metrics import RankMetrics, StepLog
 from muster.trainer.train.rank_state import RankState
+from muster.words.names import ExitCode
+from muster.words.signals import Heartbeat, RankFailure, StepRecord, TrainerPhase
 
 
 def record(step: int) -> StepRecord:
@@ -111,7 +111,7 @@ def test_seconds_sum_to_the_wall_clock(tmp_path: Path) -> None:
 LIVING = """
 import sys, time
 from pathlib import Path
-from muster.contract.signals import TrainerPhase
+from muster.words.signals import TrainerPhase
 from muster.trainer.train.rank_state import RankState
 rank_state = RankState(Path(sys.argv[1]), 1, 0, time.time())
 rank_state.heartbeats.start()

@@ -17,11 +17,7 @@ import pytest
 from pydantic import ValidationError
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
-from muster.contract.base import InvalidDocument, dump_json
-from muster.contract.names import STEP_LOG, Env
-from muster.contract.signals import StepRecord
-from muster.contract.spec import parse_job
-from muster.contract.tracking import Tracking
+from muster.recipe.document import parse_job
 from muster.trainer.config import WorkerRun, read_run
 from muster.trainer.tracking.__main__ import TimeLimits, tell
 from muster.trainer.tracking.processes import FAULTS, TrackerProcesses, commands
@@ -29,6 +25,10 @@ from muster.trainer.tracking.step_log import StepLogReader
 from muster.trainer.tracking.to_mlflow import MLflow
 from muster.trainer.tracking.to_tensorboard import TensorBoard
 from muster.trainer.tracking.tracker import scalars
+from muster.words.base import InvalidDocument, dump_json
+from muster.words.names import STEP_LOG, Env
+from muster.words.signals import StepRecord
+from muster.words.tracking import Tracking
 
 TRAINING = {
     "model": {"preset": "muster-1m"},

@@ -12,12 +12,12 @@ import pytest
 from pydantic import ValidationError
 from tests.unit.data.making import config, opened, write_jsonl
 
-from muster.contract.checkpoint import DataCursor
-from muster.contract.optimizer_config import OptimizerConfig
+from muster.recipe.optimizer_config import OptimizerConfig
 from muster.trainer.train.reduction import StepRequests
 from muster.trainer.train.schedule import learning_rate
 from muster.trainer.train.step import StepOutcome
 from muster.trainer.train.trials import OverfitTrial, RangeTest, report_verdict, trial_of
+from muster.words.checkpoint import DataCursor
 
 STEPS = 100
 TESTED = OptimizerConfig.model_validate({"rangeTest": {"lowest": 1e-6, "highest": 1.0}})

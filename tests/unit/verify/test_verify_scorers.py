@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.verifiers import Verifier
+from muster.recipe.verifiers import Verifier
 from muster.trainer.verify.scorers import ModelCompletion, scorer
+from muster.words.base import InvalidDocument, parse
 
 OBJECT = json.dumps({"type": "object", "required": ["a"], "properties": {"a": {"type": "string", "pattern": "^x+$"}}})
 

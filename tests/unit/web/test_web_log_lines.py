@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from muster.contract.log_words import in_words, step_words
-from muster.contract.names import rank_mark
 from muster.web.log_lines import of_rank
+from muster.words.log_words import in_words, step_words
+from muster.words.names import rank_mark
 
 RECORD = {
     "type": "step",

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.layout import StateFolder
-from muster.contract.names import STEP_LOG
 from muster.web import assets
 from muster.web.logs import PAGE_BYTES, line_before, search
 from muster.web.rendering import HEADERS, clip, environment, query, time_element
 from muster.web.session import local_path
 from muster.web.sparkline import POINTS, SparklineCache
+from muster.words.names import STEP_LOG
+from muster.words.state_folder import StateFolder
 
 ROOM = Path(assets.__file__).parent
 

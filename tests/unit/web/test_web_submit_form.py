@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from muster.contract.proposal import ProposalFacts, propose
-from muster.contract.spec import parse_job
 from muster.documents.yaml_text import read_yaml
+from muster.plan.proposal import ProposalFacts, propose
+from muster.recipe.document import parse_job
 from muster.web.submit_form import FIELDS, METHODS, MODELS, read_fields, wishes_of
 from muster.web.submit_form import written as written_job
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from muster.charts.goodput import parts
 from muster.charts.timeline import COMMITS_MAX, StateSpan, timeline
-from muster.contract.status import Attempt
-from muster.contract.times import rfc3339
+from muster.words.status import Attempt
+from muster.words.times import rfc3339
 
 COST: dict[str, Any] = {"cost": 0.0}
 

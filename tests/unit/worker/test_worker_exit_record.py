@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from muster.contract.names import ExitCode
+from muster.words.names import ExitCode
 from muster.worker.exit_record import judge, read_words
 from muster.worker.ranks import ProcessEnd
 

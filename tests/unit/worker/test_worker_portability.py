@@ -15,10 +15,10 @@ import pytest
 from tests.unit.worker.foreign_image import write_launcher
 
 import muster.worker
-from muster.contract import names as contract
-from muster.contract.notices import NOTICES_ENV, Notice, Remedy
-from muster.contract.signals import Heartbeat, SignalKind, StepRecord, WorkerExit
 from muster.operator.core.causes import UNEVEN_END_SECONDS
+from muster.words import names as contract
+from muster.words.notices import NOTICES_ENV, Notice, Remedy
+from muster.words.signals import Heartbeat, SignalKind, StepRecord, WorkerExit
 from muster.worker import fence, heartbeats, names, notices, ranks
 
 FOLDER = Path(muster.worker.__path__[0])

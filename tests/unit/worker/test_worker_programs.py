@@ -18,8 +18,8 @@ import pytest
 from tests.polling import eventually
 from tests.unit.worker.foreign_image import write_launcher
 
-from muster.contract.names import EXIT_RECORD, KEEPER_STATE, RANKS_ENDED, Env, ExitCode
-from muster.contract.signals import Heartbeat, WorkerExit
+from muster.words.names import EXIT_RECORD, KEEPER_STATE, RANKS_ENDED, Env, ExitCode
+from muster.words.signals import Heartbeat, WorkerExit
 
 PATIENCE_SECONDS = 300.0  # for broken code only
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.signals import WorkerExit
+from muster.words.signals import WorkerExit
 from muster.worker import exit_record
 from muster.worker.reports import TERMINATION_BYTES_MAX, termination_message
 from muster.worker.results import NUMBERS_MAX, RESULTS_BYTES_MAX, read_results

@@ -9,8 +9,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.contract.names import Env, ExitCode
-from muster.contract.redaction import redact
 from muster.trainer.checkpoint.upload_process import fork_while_young
 from muster.trainer.config import RankPosition, WorkerRun, read_ranks, read_run
 from muster.trainer.errors import PeerLost, exit_code, is_lost_peer, is_out_of_memory
@@ -18,6 +16,8 @@ from muster.trainer.launch.process_control import die_with_parent, process_start
 from muster.trainer.launch.rank_lines import mark_lines
 from muster.trainer.launch.stack_dumps import answer_dumps
 from muster.trainer.train.rank_state import RankState
+from muster.words.names import Env, ExitCode
+from muster.words.redaction import redact
 
 
 def main() -> int:

@@ -11,14 +11,15 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from muster.contract.address import AddressError, checkpoint_address
-from muster.contract.base import InvalidDocument, dump, parse, problems
-from muster.contract.names import Env
-from muster.contract.spec import CheckpointSpec, Past, WorkerConfig
-from muster.contract.status import DataSkip
-from muster.contract.tracking import Tracking
-from muster.contract.training import TrainingConfig
+from muster.recipe.document import WorkerConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.errors import UserError
+from muster.words.address import AddressError, checkpoint_address
+from muster.words.base import InvalidDocument, dump, parse, problems
+from muster.words.job import CheckpointSpec, Past
+from muster.words.names import Env
+from muster.words.status import DataSkip
+from muster.words.tracking import Tracking
 
 
 @dataclass(frozen=True)
@@ -174,9 +175,7 @@ def folder_in(environ: Mapping[str, str]) -> str:
 def _required(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name)
     if not value:
-        raise UserError(
-            f"{name} is not set: start workers through Muster, or set it by hand (see muster.contract.names)"
-        )
+        raise UserError(f"{name} is not set: start workers through Muster, or set it by hand (see muster.words.names)")
     return value
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.contract.base import UserError
-from muster.contract.names import ExitCode
 from muster.storage.errors import StorageError, final_errors_are_the_users
+from muster.words.base import UserError
+from muster.words.names import ExitCode
 from muster.worker.fence import StaleAttempt
 
 __all__ = [

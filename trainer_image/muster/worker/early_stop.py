@@ -14,7 +14,7 @@ import signal
 import time
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# As in muster.contract.names, which can't be imported here: it may be what is being imported when the signal comes.
+# As in muster.words.names, which can't be imported here: it may be what is being imported when the signal comes.
 PREEMPTED_NO_COMMIT = 86
 WORKER_DIR, TERMINATION_LOG, EXIT_RECORD = "MUSTER_WORKER_DIR", "MUSTER_TERMINATION_LOG", "exit.json"
 MESSAGE = "asked to stop before the ranks were started"

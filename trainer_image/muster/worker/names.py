@@ -1,4 +1,4 @@
-"""Names and numbers that the launcher shares with the rest of Muster. It can't import them from muster.contract, so a
+"""Names and numbers that the launcher shares with the rest of Muster. It can't import them from muster.words, so a
 test holds them equal (tests/unit/worker/test_worker_portability.py)."""
 
 from __future__ import annotations

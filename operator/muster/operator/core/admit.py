@@ -22,9 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from muster.contract.spec import JobSpec
-from muster.contract.status import STATUS_VERSION, Phase
-from muster.contract.text import plural
 from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
 from muster.operator.core.codes import Code
 from muster.operator.core.explain_wait import HolderIndex, limits_hit, need
@@ -36,6 +33,9 @@ from muster.operator.core.placement import FleetSpace, GangRequest, WorkerPlace,
 from muster.operator.core.preemption import GangPreemption, PreemptionPlanner
 from muster.operator.core.quotas import QuotaBook
 from muster.operator.core.transitions import replace_last
+from muster.recipe.document import JobSpec
+from muster.words.status import STATUS_VERSION, Phase
+from muster.words.text import plural
 
 # How long later jobs may pass a gang that does not fit. Longer fills more holes, shorter lets large gangs start sooner.
 BACKFILL_SECONDS = 300.0

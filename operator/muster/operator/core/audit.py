@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from muster.contract.status import STATUS_VERSION, GoodputState, JobStatus, Phase
-from muster.contract.text import plural
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import CreateWorker, JobDecision, RemoveJob, RemoveWorker
 from muster.operator.core.observed import ObservedJob
+from muster.words.status import STATUS_VERSION, GoodputState, JobStatus, Phase
+from muster.words.text import plural
 
 _CODES = frozenset(Code)
 _ALIVE = frozenset({Phase.STARTING, Phase.RUNNING})

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from muster.contract.names import ExitCode
-from muster.contract.signals import Cause
-from muster.contract.spec import JobSpec, Recovery
-from muster.contract.status import ExcludedNode, Failure, JobStatus, NodeFault, Restart, Restarts
 from muster.operator.core.causes import chargeable
 from muster.operator.core.codes import Code
 from muster.operator.core.crash_loops import ends_at_once, is_repeated
+from muster.recipe.document import JobSpec
+from muster.words.job import Recovery
+from muster.words.names import ExitCode
+from muster.words.signals import Cause
+from muster.words.status import ExcludedNode, Failure, JobStatus, NodeFault, Restart, Restarts
 
 FREE = frozenset({Cause.PREEMPTION, Cause.EVICTION})
 # After so long without a preemption, spot capacity is asked for first again.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from muster.contract.names import ExitCode
-from muster.contract.signals import Cause, SignalKind
-from muster.contract.status import Failure, JobStatus, Phase, Suspicion
-from muster.contract.text import plural
 from muster.operator.core.observed import NodeReservation, ObservedJob, ObservedWorker, Rejection, WorkerState
 from muster.operator.core.rank_reports import describe_positions, rank_reports
 from muster.operator.core.worker_summary import WorkerSummary
+from muster.words.names import ExitCode
+from muster.words.signals import Cause, SignalKind
+from muster.words.status import Failure, JobStatus, Phase, Suspicion
+from muster.words.text import plural
 
 # Kubernetes marks a node NotReady 40 to 50 s after its last heartbeat; waiting more than a few seconds on top buys
 # nothing (tolerationSeconds <= 10 is the advice), waiting none would act on a flap.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from muster.contract.signals import Cause
+from muster.words.signals import Cause
 
 
 class Code(StrEnum):

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from muster.contract.signals import Heartbeat, SlowRank
-from muster.contract.status import Condition, JobStatus, Phase
-from muster.contract.text import plural
 from muster.operator.core.budgets import charge_node
 from muster.operator.core.worker_summary import WorkerSummary
+from muster.words.signals import Heartbeat, SlowRank
+from muster.words.status import Condition, JobStatus, Phase
+from muster.words.text import plural
 
 STARVED_SHARE, FED_SHARE = 0.25, 0.15  # of a minute's training spent waiting for data: from where, and until where
 OVERDUE_INTERVALS = 3.0  # a commit may be so many of its intervals late: uploads take time, and one may fail

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from muster.contract.names import ExitCode
-from muster.contract.signals import Cause
-from muster.contract.spec import JobSpec
-from muster.contract.status import Attempt, Failure, GoodputState, JobStatus
+from muster.recipe.document import JobSpec
+from muster.words.names import ExitCode
+from muster.words.signals import Cause
+from muster.words.status import Attempt, Failure, GoodputState, JobStatus
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 # The program's own word (`ValueError: …`), or a signal that only the program itself brings about.

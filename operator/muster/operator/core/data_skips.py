@@ -7,9 +7,9 @@ of no help, the trainer gives the commit up, and the newest is one before it.
 
 from __future__ import annotations
 
-from muster.contract.signals import Cause
-from muster.contract.status import DataSkip
 from muster.operator.core.worker_summary import WorkerSummary
+from muster.words.signals import Cause
+from muster.words.status import DataSkip
 
 
 def data_skip(summary: WorkerSummary, resume_step: int) -> DataSkip | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster.contract.status import STATUS_VERSION, Attempt, GangStatus, JobStatus, Phase
-from muster.contract.text import plural
 from muster.operator.core.budgets import remaining_backoff_seconds
 from muster.operator.core.causes import seconds_until_peer_report
 from muster.operator.core.codes import GIVEN_UP, Code, code_of
@@ -44,6 +42,8 @@ from muster.operator.core.transitions import (
 )
 from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
 from muster.operator.pacing import LOOK_SECONDS
+from muster.words.status import STATUS_VERSION, Attempt, GangStatus, JobStatus, Phase
+from muster.words.text import plural
 
 Rule = Callable[[WorkerSummary], JobDecision | None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.contract.status import JobStatus
+from muster.words.status import JobStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from muster.contract.status import GoodputState
 from muster.operator.core.fleet import JobSummary
+from muster.words.status import GoodputState
 
 # From the start of an attempt to its first step, where the last one did not say.
 RESTART_SECONDS = 120.0

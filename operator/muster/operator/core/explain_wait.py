@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from muster.contract.text import plural
 from muster.operator.core.fleet import Fleet, FleetNode, JobSummary
 from muster.operator.core.observed import NodeReservation
 from muster.operator.core.placement import WorkerShape
 from muster.operator.core.visibility import describe_hidden_gangs
+from muster.words.text import plural
 
 HOLDERS_NAMED_MAX = 3
 OTHERS = "pods of others"  # a reservation of what Muster did not place has no job

@@ -16,11 +16,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from muster.contract.quotas import ProjectQuota
-from muster.contract.status import Phase
-from muster.contract.text import plural
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.visibility import describe_project
+from muster.words.quotas import ProjectQuota
+from muster.words.status import Phase
+from muster.words.text import plural
 
 _NOTHING = ProjectQuota()
 

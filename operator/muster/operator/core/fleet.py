@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from muster.contract.names import DEFAULT_PROJECT
-from muster.contract.prices import Prices
-from muster.contract.quotas import ProjectQuota
-from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus
 from muster.operator.core.observed import NodeReservation
+from muster.recipe.document import JobSpec
+from muster.words.names import DEFAULT_PROJECT
+from muster.words.prices import Prices
+from muster.words.quotas import ProjectQuota
+from muster.words.status import JobStatus
 
 # A gang grows by a restart, so not all the time.
 GROW_AFTER_START_SECONDS = 600.0

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.contract.signals import TrainerPhase
-from muster.contract.status import GangStatus, JobStatus, Phase
-from muster.contract.text import plural
 from muster.operator.core.causes import (
     FailureDiagnosis,
     diagnose,
@@ -35,6 +32,9 @@ from muster.operator.core.transitions import (
 )
 from muster.operator.core.worker_summary import WorkerSummary
 from muster.operator.pacing import LOOK_SECONDS
+from muster.words.signals import TrainerPhase
+from muster.words.status import GangStatus, JobStatus, Phase
+from muster.words.text import plural
 
 # A gang says that its first step (which compiles, reads cold data, or shares its cores) has taken so many minutes.
 FIRST_STEP_MINUTES = (1, 2, 5, 10, 20, 30, 60)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.contract.signals import Heartbeat
-from muster.contract.status import Attempt, GoodputAccount, GoodputState, Phase
+from muster.words.signals import Heartbeat
+from muster.words.status import Attempt, GoodputAccount, GoodputState, Phase
 
 # What the time of a phase is when no rank says otherwise. Running is open: see above.
 _OF_PHASE: dict[Phase, GoodputState | None] = {

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from muster.contract.prices import rate
-from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
-from muster.contract.status import Phase
-from muster.contract.times import rfc3339
-from muster.contract.usage import month_of, month_range
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import QueueWait
+from muster.words.months import month_of, month_range
+from muster.words.prices import rate
+from muster.words.quotas import MonthSpent, ProjectQuota, Quota, Spent
+from muster.words.status import Phase
+from muster.words.times import rfc3339
 
 # A gang begins only where what is left pays for it, and for what runs, for so long: at half of it a large gang would
 # stop before it has trained much, at twice of it so much of a budget's end would idle.

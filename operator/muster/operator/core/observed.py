@@ -10,9 +10,9 @@ from enum import StrEnum
 
 from pydantic import ConfigDict, TypeAdapter
 
-from muster.contract.signals import Heartbeat, Signal, WorkerExit
-from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus
+from muster.recipe.document import JobSpec
+from muster.words.signals import Heartbeat, Signal, WorkerExit
+from muster.words.status import JobStatus
 
 
 class WorkerState(StrEnum):

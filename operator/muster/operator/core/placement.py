@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from muster.contract.pods import NodeTerm, Toleration, tolerated
-from muster.contract.quantities import quantity
-from muster.contract.spec import JobSpec
 from muster.operator.core.fleet import FleetNode
 from muster.operator.core.observed import NodeReservation
+from muster.recipe.document import JobSpec
+from muster.words.pods import NodeTerm, Toleration, tolerated
+from muster.words.quantities import quantity
 
 _ROUNDING = 1e-9  # of cores: three of 0.1 are less than 0.3
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from muster.contract.preview import Preview, PreviewedEviction
 from muster.operator.core.admit import admit
 from muster.operator.core.evictions import Eviction, restart_seconds, uncommitted_seconds
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import NodeReservation
+from muster.words.preview import Preview, PreviewedEviction
 
 
 def preview(fleet: Fleet, reservations: tuple[NodeReservation, ...], job: JobSummary) -> Preview:

@@ -11,13 +11,13 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from muster.contract.text import plural
 from muster.operator.core.codes import Code
 from muster.operator.core.fair_share import FleetShares
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import NodeReservation, QueueWait
 from muster.operator.core.placement import GangRequest
 from muster.operator.core.visibility import describe_job
+from muster.words.text import plural
 
 HOLDERS_NAMED_MAX = 3
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.operator.core.worker_summary import WorkerSummary
+from muster.words.signals import Heartbeat, TrainerPhase
 
 EVIDENCE_LENGTH_MAX = 4_000  # a status must fit in etcd
 _RANKS_NAMED_MAX = 8

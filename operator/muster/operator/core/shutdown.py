@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import islice, takewhile
 from typing import Any
 
-from muster.contract.signals import Cause
-from muster.contract.status import CheckpointStatus, Failure, GangStatus, JobStatus, Phase
 from muster.operator.core.budgets import (
     FREE,
     backoff_seconds,
@@ -23,6 +21,8 @@ from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
 from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
 from muster.operator.core.transitions import NODES_KEPT, between_attempts, last_step, replace_last, transition
 from muster.operator.core.worker_summary import WorkerSummary
+from muster.words.signals import Cause
+from muster.words.status import CheckpointStatus, Failure, GangStatus, JobStatus, Phase
 
 # Time to commit before a wanted stop: AWS gives two minutes of notice, of which ten seconds are for learning of it.
 STOP_SECONDS = 110.0

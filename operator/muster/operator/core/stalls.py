@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muster.contract.hangs import LIMIT_SECONDS, LIMIT_SECONDS_MIN, STANDING_SHARE, WAITS_FOR_DATA, limit
-from muster.contract.signals import Heartbeat, TrainerPhase
-from muster.contract.status import Suspicion
 from muster.operator.core.observed import ObservedJob, WorkerState
 from muster.operator.core.rank_reports import RankReport, behind, rank_reports, where
 from muster.operator.core.worker_summary import WorkerSummary
+from muster.words.hangs import LIMIT_SECONDS, LIMIT_SECONDS_MIN, STANDING_SHARE, WAITS_FOR_DATA, limit
+from muster.words.signals import Heartbeat, TrainerPhase
+from muster.words.status import Suspicion
 
 CONFIRM_SHARE = 0.5  # of the limit, between suspicion and belief
 CONFIRM_SECONDS_MIN = 3.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from muster.contract.signals import Heartbeat
-from muster.contract.status import Attempt, JobStatus, Phase, Progress
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import phase_conditions
 from muster.operator.core.decision import ACTIONS_MAX, Action, JobDecision
 from muster.operator.core.goodput import book, lose, opened, rest_of_phase
 from muster.operator.core.worker_summary import WorkerSummary
 from muster.operator.pacing import MORE_SECONDS, PROGRESS_SECONDS
+from muster.words.signals import Heartbeat
+from muster.words.status import Attempt, JobStatus, Phase, Progress
 
 ATTEMPTS_KEPT = 50
 NODES_KEPT = 16  # of an attempt that is over; a status must fit in etcd

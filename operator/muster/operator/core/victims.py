@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from functools import cached_property
 
-from muster.contract.status import STATUS_VERSION, Phase
 from muster.operator.core.evictions import FIRST_SECONDS, began, restart_seconds, served_seconds
 from muster.operator.core.fair_share import FleetShares
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import NodeReservation
+from muster.words.status import STATUS_VERSION, Phase
 
 # Each time it starts it has so many times its restart's cost besides; else two thrash.
 RESTARTS_BEFORE = 3.0

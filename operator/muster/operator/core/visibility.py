@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from muster.contract.text import plural
 from muster.operator.core.fleet import JobSummary
+from muster.words.text import plural
 
 NAMED_MAX = 3
 ANOTHER_PROJECT = "another project"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.contract.signals import Heartbeat
-from muster.contract.status import GangStatus, JobStatus
 from muster.operator.core.observed import ObservedJob, ObservedWorker, WorkerState
+from muster.words.signals import Heartbeat
+from muster.words.status import GangStatus, JobStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from muster.contract.address import parse_address
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
 from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.heartbeats import HeartbeatCache
@@ -13,6 +12,7 @@ from muster.operator.kubernetes.pods import PodState
 from muster.operator.pacing import COMMITS_SECONDS
 from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing, CommitSummary
+from muster.words.address import parse_address
 
 
 class JobCommits:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-from muster.contract.names import Label
 from muster.kube.client import Object
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.render import (
@@ -19,6 +18,7 @@ from muster.operator.kubernetes.render import (
     labels_of,
     owner_reference,
 )
+from muster.words.names import Label
 
 RBAC = "rbac.authorization.k8s.io"
 WORKER_ROLE = "muster-worker"  # a role of the chart: get TrainingJobs, nothing else

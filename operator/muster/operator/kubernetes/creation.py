@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from muster.contract.status import Phase
 from muster.kube.client import ApiClient
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.observed import Rejection
@@ -32,6 +31,7 @@ from muster.operator.pacing import (
     CREATE_RETRY_SECONDS,
     CREATE_RETRY_SECONDS_MAX,
 )
+from muster.words.status import Phase
 
 Attempt = tuple[str, int]  # job uid, attempt
 

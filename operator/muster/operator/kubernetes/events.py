@@ -10,8 +10,6 @@ import itertools
 import time
 from dataclasses import dataclass
 
-from muster.contract.names import GROUP, KIND, VERSION
-from muster.contract.status import JobStatus, Phase
 from muster.kube import paths, timestamps
 from muster.kube.client import ApiClient, Object
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code
@@ -21,6 +19,8 @@ from muster.operator.core.observed import ObservedJob
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.pacing import EVENT_WRITES_BURST, EVENT_WRITES_PER_SECOND
 from muster.operator.runner import RunnerListener
+from muster.words.names import GROUP, KIND, VERSION
+from muster.words.status import JobStatus, Phase
 
 NOTE_LENGTH_MAX = 1_024  # the API's own limit
 _API = "events.k8s.io/v1"

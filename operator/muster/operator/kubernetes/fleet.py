@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from muster.contract.fleet import NodeReport
-from muster.contract.prices import Prices
 from muster.operator.core.fleet import Fleet, FleetNode
 from muster.operator.kubernetes.change_queue import ChangeQueue
 from muster.operator.kubernetes.jobs import JobStore
@@ -18,6 +16,8 @@ from muster.operator.kubernetes.reads import FreshReads
 from muster.operator.kubernetes.slices import ResourceSlices
 from muster.operator.pacing import ADMISSION_SECONDS_MAX, ADMISSION_SHARE
 from muster.operator.world import FLEET
+from muster.words.fleet import NodeReport
+from muster.words.prices import Prices
 
 
 class FleetView:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from muster.contract.status import Phase
 from muster.kube import paths
 from muster.kube.client import STRATEGIC, ApiClient
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
 from muster.operator.pacing import CAREFUL_SECONDS
+from muster.words.status import Phase
 
 TAKE_BACK_SECONDS = 5.0  # grace of a pod that is taken back; it has not met the others, so there is nothing to commit
 TAKEN_BACK = "taken back until the whole gang can be made"

@@ -16,9 +16,6 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from muster.contract.names import HEARTBEATS_PATH
-from muster.contract.signals import Heartbeat
-from muster.contract.status import Phase
 from muster.operator.core.conditions import change_key
 from muster.operator.core.stalls import alarming
 from muster.operator.kubernetes.jobs import CachedJob, JobStore
@@ -33,6 +30,9 @@ from muster.operator.pacing import (
     POLL_TIMEOUT_SECONDS,
     POLLS_AT_ONCE,
 )
+from muster.words.names import HEARTBEATS_PATH
+from muster.words.signals import Heartbeat
+from muster.words.status import Phase
 
 ANSWER_BYTES_MAX = 4_000_000
 

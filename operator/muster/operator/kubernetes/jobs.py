@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from muster.contract.base import InvalidDocument, known_part, parse
-from muster.contract.gang import Resources
-from muster.contract.names import DEFAULT_PROJECT, Label
-from muster.contract.spec import JobSpec
-from muster.contract.status import STATUS_VERSION, GangStatus, JobStatus, Phase
 from muster.kube.client import Object
 from muster.kube.timestamps import seconds_of
 from muster.operator.core.fleet import JobSummary
+from muster.recipe.document import JobSpec
+from muster.words.base import InvalidDocument, known_part, parse
+from muster.words.gang import Resources
+from muster.words.names import DEFAULT_PROJECT, Label
+from muster.words.status import STATUS_VERSION, GangStatus, JobStatus, Phase
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 

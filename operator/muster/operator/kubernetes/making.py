@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from muster.contract.names import Label, worker_name
 from muster.kube import paths
 from muster.kube.client import METADATA, ApiClient, Object
 from muster.kube.errors import ApiError
@@ -24,6 +23,7 @@ from muster.operator.kubernetes.render import (
     require_node_affinity,
 )
 from muster.operator.pacing import CREATE_AT_ONCE
+from muster.words.names import Label, worker_name
 
 
 class PodMaker:

@@ -7,14 +7,14 @@ import base64
 import zlib
 from collections.abc import Iterable
 
-from muster.contract.base import dump_json
-from muster.contract.fleet import NODES, NODES_KEY, FleetReport, NodeNotice, NodeReport
 from muster.kube import paths
 from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.operator.core.fleet import FleetNode
 from muster.operator.core.observed import NodeReservation
 from muster.operator.kubernetes.nodes import NodeFacts
+from muster.words.base import dump_json
+from muster.words.fleet import NODES, NODES_KEY, FleetReport, NodeNotice, NodeReport
 
 
 def node_reports(

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
-from muster.contract import notices as agents
-from muster.contract import quantities
-from muster.contract.pods import Toleration, tolerated
-from muster.contract.signals import SignalKind
 from muster.kube.client import Object
 from muster.kube.timestamps import seconds_of
 from muster.operator.core.fleet import CapacityType, FleetNode
 from muster.operator.core.observed import NodeReservation
+from muster.words import notices as agents
+from muster.words import quantities
+from muster.words.pods import Toleration, tolerated
+from muster.words.signals import SignalKind
 
 GPU = "nvidia.com/gpu"
 

@@ -9,9 +9,6 @@ from functools import lru_cache
 
 from pydantic import ValidationError
 
-from muster.contract.names import LAST_HEARTBEAT, ExitCode
-from muster.contract.signals import Heartbeat, Signal, SignalKind, WorkerExit
-from muster.contract.status import Phase
 from muster.operator.core.observed import ObservedWorker, WorkerState
 from muster.operator.kubernetes.creation import RejectedWorker
 from muster.operator.kubernetes.jobs import CachedJob
@@ -19,6 +16,9 @@ from muster.operator.kubernetes.nodes import NodeFacts
 from muster.operator.kubernetes.pods import TRAINER, ContainerEnd, PodState
 from muster.operator.kubernetes.refusals import remedy
 from muster.operator.redaction import redact
+from muster.words.names import LAST_HEARTBEAT, ExitCode
+from muster.words.signals import Heartbeat, Signal, SignalKind, WorkerExit
+from muster.words.status import Phase
 
 LOG_TAIL_LENGTH_MAX = 4_096
 MESSAGE_LENGTH_MAX = 500  # of what a kubelet says of a pod: a rejection is a sentence or two

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from muster.contract.status import Phase
 from muster.kube import paths
 from muster.kube.client import ApiClient, Object
 from muster.kube.timestamps import seconds_of
@@ -17,6 +16,7 @@ from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.pods import PodState
 from muster.operator.kubernetes.refusals import is_refusal
 from muster.operator.pacing import WARNINGS_SECONDS
+from muster.words.status import Phase
 
 # Before these are done, the pod has no address.
 _REASONS = frozenset({"FailedMount", "FailedMapVolume", "FailedAttachVolume", "FailedCreatePodSandBox"})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from muster.contract.names import Label
 from muster.kube.client import Object
 from muster.kube.fields import Fields
 from muster.kube.timestamps import seconds_of
 from muster.operator.kubernetes.refusals import is_refusal, says_no_cause
+from muster.words.names import Label
 
 TRAINER = "trainer"  # the container that trains
 PREFLIGHT = "preflight"  # the init container that looks at the node first

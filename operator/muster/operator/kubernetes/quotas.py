@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from muster.contract.quotas import QUOTAS, ProjectQuota, read_quotas
 from muster.kube import paths
 from muster.kube.client import ApiClient
 from muster.kube.errors import ApiError
+from muster.words.quotas import QUOTAS, ProjectQuota, read_quotas
 
 
 class QuotaReader:

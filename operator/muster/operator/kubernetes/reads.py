@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from muster.contract.names import Label
 from muster.kube import paths
 from muster.kube.client import METADATA_LIST, ApiClient
 from muster.kube.errors import ApiError
@@ -13,6 +12,7 @@ from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.pod_warnings import PodWarnings
 from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
 from muster.operator.pacing import LATE_LOOKS, LATE_SECONDS
+from muster.words.names import Label
 
 
 class FreshReads:

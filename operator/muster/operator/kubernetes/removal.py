@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from muster.contract.names import Label
 from muster.kube import paths
 from muster.kube.client import ApiClient
 from muster.kube.errors import ApiError
@@ -20,6 +19,7 @@ from muster.operator.core.decision import RemoveWorker
 from muster.operator.kubernetes.gangs.choice import release_pod
 from muster.operator.kubernetes.pods import PodCache, PodState
 from muster.operator.pacing import REMOVE_AT_ONCE, REMOVE_REPEAT_SECONDS
+from muster.words.names import Label
 
 # A pod of one of these phases is not over.
 _ENDED = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"

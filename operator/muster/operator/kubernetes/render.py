@@ -9,20 +9,20 @@ import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from muster.contract.address import AddressError, job_folder
-from muster.contract.base import Spec, dump, dump_json
-from muster.contract.gang import Quantity, Resources
-from muster.contract.names import GROUP, KEEPER_STATE, KIND, VERSION, Env, Label, Rendezvous, worker_name
-from muster.contract.notices import NOTICES_ENV, NOTICES_PATH
-from muster.contract.pods import Toleration
-from muster.contract.quantities import quantity
-from muster.contract.spec import worker_config
 from muster.kube.client import Object
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes import network
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.nodes import GPU
 from muster.operator.kubernetes.pods import KEEPER, PREFLIGHT, PREPARE, TRAINER
+from muster.recipe.document import worker_config
+from muster.words.address import AddressError, job_folder
+from muster.words.base import Spec, dump, dump_json
+from muster.words.gang import Quantity, Resources
+from muster.words.names import GROUP, KEEPER_STATE, KIND, VERSION, Env, Label, Rendezvous, worker_name
+from muster.words.notices import NOTICES_ENV, NOTICES_PATH
+from muster.words.pods import Toleration
+from muster.words.quantities import quantity
 
 SCHEDULER_LABEL = f"{GROUP}/scheduler"
 OVERRIDES = f"{GROUP}/overrides"

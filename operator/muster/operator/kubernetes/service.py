@@ -21,7 +21,6 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from muster.contract.preview import PATH as PREVIEW
 from muster.documents.prices import load_prices
 from muster.kube.client import ApiClient
 from muster.kube.connection import ApiConnection, connect
@@ -41,6 +40,7 @@ from muster.operator.server import LoopLiveness, Pages, Posts, serve_pages
 from muster.operator.sources.alertmanager import PATH as ALERTS
 from muster.operator.sources.alertmanager import token_in
 from muster.operator.sources.signal_sources import SignalSources
+from muster.words.preview import PATH as PREVIEW
 
 GARBAGE = 50_000  # objects made, and not let go of by themselves, before somebody looks for cycles
 BAD_USAGE, LOST, NO_CLUSTER, PORT_TAKEN = 2, 1, 4, 5

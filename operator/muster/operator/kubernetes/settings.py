@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from muster.contract.gang import Resources
-from muster.contract.pods import Toleration
 from muster.kube.connection import SERVICE_ACCOUNT
 from muster.kube.watch import SILENCE_SECONDS
 from muster.operator.kubernetes.render import REPORT_PORT, DiskLimits, SiteSettings
 from muster.operator.sources.settings import SourceSettings
 from muster.storage.settings import platform_variables
+from muster.words.gang import Resources
+from muster.words.pods import Toleration
 
 # Taints of accelerator nodes that are there to keep others out.
 TOLERATIONS = tuple(

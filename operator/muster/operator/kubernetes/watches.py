@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from muster.contract.names import Label
 from muster.kube import paths
 from muster.kube.client import ApiClient
 from muster.kube.watch import ObjectCache, Reflector
@@ -16,6 +15,7 @@ from muster.operator.kubernetes.jobs import JobStore
 from muster.operator.kubernetes.nodes import NodeCache
 from muster.operator.kubernetes.pods import FIELDS, PodCache
 from muster.operator.kubernetes.render import SCHEDULER_LABEL
+from muster.words.names import Label
 
 # Pods that somebody else placed and that still use their node.
 _OTHERS_FIELDS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"

@@ -7,9 +7,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
-from muster.contract.fleet import NodeReport
-from muster.contract.prices import Prices
-from muster.contract.status import JobStatus, Phase
 from muster.kube import paths
 from muster.kube.client import ApiClient
 from muster.kube.watch import SILENCE_SECONDS
@@ -36,6 +33,9 @@ from muster.operator.kubernetes.reservations import ReservationStore
 from muster.operator.kubernetes.watches import ApiWatches
 from muster.operator.kubernetes.writes import JobWriter
 from muster.operator.world import FLEET, NotFound, ReservationSet, UnreadableDocument, VersionConflict
+from muster.words.fleet import NodeReport
+from muster.words.prices import Prices
+from muster.words.status import JobStatus, Phase
 
 
 class KubernetesWorld:

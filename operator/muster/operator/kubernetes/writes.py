@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from muster.contract.base import dump
-from muster.contract.names import FINALIZER, GROUP, KIND, VERSION
-from muster.contract.status import JobStatus, Phase
 from muster.kube import paths
 from muster.kube.client import METADATA, ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.operator.core.conditions import refused_status
 from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.world import NotFound, UnreadableDocument, VersionConflict
+from muster.words.base import dump
+from muster.words.names import FINALIZER, GROUP, KIND, VERSION
+from muster.words.status import JobStatus, Phase
 
 
 class JobWriter:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.contract.layout import StateFolder
 from muster.local.private import make_private_folder
+from muster.words.state_folder import StateFolder
 
 
 class FolderTaken(Exception):

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.spec import JobSpec, TrainingJob
-from muster.contract.status import JobStatus
 from muster.local.cluster import LocalCluster
 from muster.operator.core.conditions import refused_status
 from muster.operator.local.fences import FenceFiles
 from muster.operator.world import UnreadableDocument
+from muster.recipe.document import JobSpec, TrainingJob
+from muster.words.base import InvalidDocument, parse
+from muster.words.status import JobStatus
 
 
 class InvalidSpec(Exception):

@@ -8,21 +8,22 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from muster.contract.address import job_folder, parse_address
-from muster.contract.base import dump_json
-from muster.contract.checkpoint import READERS
-from muster.contract.job_inputs import input_commits
-from muster.contract.layout import StateFolder
-from muster.contract.names import DEFAULT_PROJECT, Env, Label, Rendezvous
-from muster.contract.notices import NOTICES_ENV
-from muster.contract.quantities import quantity
-from muster.contract.spec import JobSpec, Runtime, TrainingJob, worker_config
 from muster.local.gpus import pretends
 from muster.local.sandbox import Sandbox, named_paths, state_problems, uploaded
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
 from muster.operator.settings import cores
+from muster.recipe.document import JobSpec, TrainingJob, worker_config
+from muster.recipe.job_inputs import input_commits
 from muster.storage.settings import platform_variables
+from muster.words.address import job_folder, parse_address
+from muster.words.base import dump_json
+from muster.words.checkpoint import READERS
+from muster.words.job import Runtime
+from muster.words.names import DEFAULT_PROJECT, Env, Label, Rendezvous
+from muster.words.notices import NOTICES_ENV
+from muster.words.quantities import quantity
+from muster.words.state_folder import StateFolder
 
 # What of the platform's environment a worker gets: what its interpreter, libraries and devices are steered by, and how
 # stores are reached. Tokens, addresses of databases, agents' sockets and whatever else the user of this machine has

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.contract.address import parse_address
-from muster.contract.base import dump
-from muster.contract.layout import StateFolder
-from muster.contract.status import JobStatus
 from muster.local.cluster import LocalCluster, NotFound
 from muster.storage.small_files import read_regular, write_whole
+from muster.words.address import parse_address
+from muster.words.base import dump
+from muster.words.state_folder import StateFolder
+from muster.words.status import JobStatus
 
 _GONE = "null"
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from muster.contract.fleet import NodeReport
-from muster.contract.names import DEFAULT_PROJECT, Label
-from muster.contract.prices import Prices
-from muster.contract.spec import TrainingJob
 from muster.local.cluster import LocalCluster, NotFound
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.local.node_reports import node_reports
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.notices import NoticeFiles
 from muster.operator.local.quotas import QuotaReader
+from muster.recipe.document import TrainingJob
+from muster.words.fleet import NodeReport
+from muster.words.names import DEFAULT_PROJECT, Label
+from muster.words.prices import Prices
 
 
 class LocalFleet:

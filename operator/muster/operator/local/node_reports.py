@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.contract.fleet import NodeNotice, NodeReport
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.notices import NoticeFiles
+from muster.words.fleet import NodeNotice, NodeReport
 
 
 def node_reports(nodes: VirtualNodes, notices: NoticeFiles) -> tuple[NodeReport, ...]:

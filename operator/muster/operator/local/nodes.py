@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import psutil
 
-from muster.contract.layout import StateFolder
 from muster.operator.core.fleet import FleetNode
 from muster.operator.local.processes import WorkerRecord
 from muster.operator.settings import cores
 from muster.storage.small_files import read_regular, write_whole
+from muster.words.state_folder import StateFolder
 
 POOL = "local"
 RENDEZVOUS = "rendezvous.json"  # in the attempt's folder: {"port": …}, the same for all its workers

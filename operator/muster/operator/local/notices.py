@@ -11,11 +11,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.contract.notices import MACHINE, NodeNotices, Notice, Remedy
-from muster.contract.signals import Signal
-from muster.contract.status import JobStatus, Phase
 from muster.operator.core.observed import ObservedWorker, WorkerState
 from muster.storage.small_files import read_regular
+from muster.words.notices import MACHINE, NodeNotices, Notice, Remedy
+from muster.words.signals import Signal
+from muster.words.status import JobStatus, Phase
 
 Stamp = tuple[int, int, int]
 _LIVING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)

@@ -21,10 +21,10 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
-from muster.contract.base import Many, Record, dump_json
-from muster.contract.layout import StateFolder
-from muster.contract.names import EXIT_RECORD, HEARTBEAT, LOG, Env
 from muster.storage.small_files import open_to_append, read_regular, write_whole
+from muster.words.base import Many, Record, dump_json
+from muster.words.names import EXIT_RECORD, HEARTBEAT, LOG, Env
+from muster.words.state_folder import StateFolder
 
 RECORD = "worker.json"  # WorkerRecord, by whoever started the worker
 CLAIM = "claim"  # locked by the launcher as long as it lives

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from muster.contract.quotas import ProjectQuota, read_quotas
 from muster.local.cluster import LocalCluster
+from muster.words.quotas import ProjectQuota, read_quotas
 
 
 class QuotaReader:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.contract.base import dump_json
-from muster.contract.layout import StateFolder
-from muster.contract.names import EXIT_RECORD, LOG, ExitCode, heartbeat_rank
-from muster.contract.signals import Heartbeat, WorkerExit
 from muster.local.processes import is_stopped
 from muster.operator.local.processes import WorkerKey
 from muster.operator.redaction import redact
 from muster.storage.small_files import open_regular, open_to_append, read_regular, write_whole
+from muster.words.base import dump_json
+from muster.words.names import EXIT_RECORD, LOG, ExitCode, heartbeat_rank
+from muster.words.signals import Heartbeat, WorkerExit
+from muster.words.state_folder import StateFolder
 
 LOG_TAIL_BYTES = 4_096
 KILLED = 137  # 128 + SIGKILL

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import psutil
 
-from muster.contract.layout import StateFolder
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
+from muster.words.state_folder import StateFolder
 
 POLL_SECONDS = 0.03
 RETRY_SECONDS = 0.25

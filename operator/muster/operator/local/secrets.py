@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from muster.contract.environment import SecretUse, secret_uses, steers_processes, variables_of
-from muster.contract.names import DEFAULT_PROJECT, Label
-from muster.contract.spec import TrainingJob
 from muster.local.cluster import LocalCluster
 from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
 from muster.operator.local.processes import WorkerKey
+from muster.recipe.document import TrainingJob
 from muster.secrets.box import SecretBox, SecretsLocked
+from muster.words.environment import SecretUse, secret_uses, steers_processes, variables_of
+from muster.words.names import DEFAULT_PROJECT, Label
 
 
 class SecretMissing(Exception):

@@ -14,9 +14,6 @@ from http.server import ThreadingHTTPServer
 
 import psutil
 
-from muster.contract.fleet import FleetReport
-from muster.contract.layout import StateFolder
-from muster.contract.preview import PATH as PREVIEW
 from muster.documents.prices import load_prices
 from muster.local.metric_pages import CONTENT_TYPE
 from muster.operator.local.claim import StateClaim, claim_folder
@@ -33,6 +30,9 @@ from muster.operator.settings import OperatorSettings
 from muster.operator.sources.alertmanager import PATH as ALERTS
 from muster.operator.sources.alertmanager import token_in
 from muster.operator.sources.signal_sources import SignalSources
+from muster.words.fleet import FleetReport
+from muster.words.preview import PATH as PREVIEW
+from muster.words.state_folder import StateFolder
 
 PARENT_POLL_SECONDS = 0.5
 

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from muster.contract.layout import StateFolder
-from muster.contract.spec import TrainingJob
-from muster.contract.status import Phase
 from muster.local.cluster import LocalCluster
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.observed import ObservedWorker
@@ -21,6 +18,9 @@ from muster.operator.local.reading import note
 from muster.operator.local.secrets import RefusedWorkers, SecretMissing, SecretReader
 from muster.operator.local.workers import LocalWorkers
 from muster.operator.world import VersionConflict
+from muster.recipe.document import TrainingJob
+from muster.words.state_folder import StateFolder
+from muster.words.status import Phase
 
 
 class WorkerStarter:

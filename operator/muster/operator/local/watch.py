@@ -6,8 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 
-from muster.contract.layout import StateFolder
-from muster.contract.notices import MACHINE
 from muster.local.cluster import LocalCluster
 from muster.operator.core.conditions import change_key
 from muster.operator.core.stalls import alarming
@@ -18,6 +16,8 @@ from muster.operator.local.reading import HeartbeatReader
 from muster.operator.local.workers import ended
 from muster.operator.pacing import POLLS_SKIPPED_IDLE
 from muster.operator.world import FLEET
+from muster.words.notices import MACHINE
+from muster.words.state_folder import StateFolder
 
 Sign = tuple[object, ...]
 

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from muster.contract.layout import ATTEMPT_FOLDER, WORKER_FOLDER, StateFolder
-from muster.contract.names import EXIT_RECORD
 from muster.operator.core.observed import ObservedWorker, WorkerState
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey, WorkerProcess, WorkerRecord
 from muster.operator.local.reading import HeartbeatReader, exit_without_record, read_exit, redacted_exit
+from muster.words.names import EXIT_RECORD
+from muster.words.state_folder import ATTEMPT_FOLDER, WORKER_FOLDER, StateFolder
 
 LOST = "ProcessLost"  # Worker.reason: the processes are gone and nobody said why
 OOM_KILLED = "OOMKilled"  # Worker.reason: as a kubelet calls it, so that a job is told the same in every world

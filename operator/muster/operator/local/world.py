@@ -15,12 +15,6 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from muster.contract.fleet import NodeReport
-from muster.contract.layout import StateFolder
-from muster.contract.names import Env
-from muster.contract.prices import Prices
-from muster.contract.spec import TrainingJob
-from muster.contract.status import JobStatus
 from muster.local.cluster import LocalCluster, NotFound
 from muster.local.gpus import pretends
 from muster.local.metric_pages import gathered
@@ -42,8 +36,14 @@ from muster.operator.local.starter import WorkerStarter
 from muster.operator.local.watch import JobWatch
 from muster.operator.local.workers import LocalWorkers
 from muster.operator.world import ReservationSet, UnreadableDocument, VersionConflict
+from muster.recipe.document import TrainingJob
 from muster.storage.listing import CommitListing
 from muster.storage.small_files import write_whole
+from muster.words.fleet import NodeReport
+from muster.words.names import Env
+from muster.words.prices import Prices
+from muster.words.state_folder import StateFolder
+from muster.words.status import JobStatus
 
 _ENTRIES = TypeAdapter(tuple[NodeReservation, ...])
 

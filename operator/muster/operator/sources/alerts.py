@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from muster.contract.signals import Signal, SignalKind
+from muster.words.signals import Signal, SignalKind
 
 MESSAGE_LENGTH_MAX = 500
 

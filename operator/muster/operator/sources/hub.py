@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from muster.contract.signals import Signal
 from muster.operator.sources.alerts import Outcome, SignalReport
+from muster.words.signals import Signal
 
 # A storm of ever new alerts must not fill the memory; a real job has a handful.
 PER_JOB_MAX, JOBS_MAX = 64, 20_000

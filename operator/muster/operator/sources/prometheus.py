@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from muster.contract.hangs import DATA_SECONDS, LIMIT_SECONDS
-from muster.contract.signals import Signal, SignalKind, TrainerPhase
 from muster.operator.sources.alerts import SignalReport, report
 from muster.operator.sources.hub import SignalHub
+from muster.words.hangs import DATA_SECONDS, LIMIT_SECONDS
+from muster.words.signals import Signal, SignalKind, TrainerPhase
 
 SOURCE, RULES = "prometheus", "prometheus-rule"
 TICK_SECONDS = 10.0

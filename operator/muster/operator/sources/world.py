@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from muster.contract.signals import Signal
-from muster.contract.status import JobStatus
 from muster.operator.core.decision import Action
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import NodeReservation, ObservedJob
 from muster.operator.sources.hub import SignalHub
 from muster.operator.sources.prometheus import SOURCE as PROMETHEUS
 from muster.operator.world import ReservationSet, World
+from muster.words.signals import Signal
+from muster.words.status import JobStatus
 
 # A rank rewrites its heartbeat every second. So long without one from anybody, and we are blind.
 HEARTBEAT_FRESH_SECONDS = 60.0

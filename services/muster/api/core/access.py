@@ -9,8 +9,8 @@ from sqlalchemy import select
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError, job_not_found
+from muster.api.core.roles import Role
 from muster.api.core.services import Services
-from muster.contract.projects import Role
 
 HIDDEN = "another project"
 

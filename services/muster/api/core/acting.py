@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from muster.api.core.callers import ANONYMOUS, Principal, Scope
 from muster.api.core.database.tables import MemberRow, PersonRow
+from muster.api.core.roles import Role
 from muster.api.core.services import Services
-from muster.contract.projects import Role
 
 
 def platform_for(token: str, person: str, project: str) -> Principal:

@@ -11,8 +11,8 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from muster.api.core.errors import ApiError
-from muster.contract.names import DEFAULT_PROJECT, FIRST_PERSON
-from muster.contract.projects import Role
+from muster.api.core.roles import Role
+from muster.words.names import DEFAULT_PROJECT, FIRST_PERSON
 
 
 class Scope(StrEnum):

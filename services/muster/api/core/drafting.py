@@ -19,15 +19,15 @@ from muster.api.core.submission import clone
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.core.submission.service import SubmissionService, SubmittedJob
 from muster.api.core.submission.storing import ExtraRows
-from muster.contract.address import parse_address
-from muster.contract.base import DocumentProblem
-from muster.contract.job_inputs import with_addresses
-from muster.contract.proposal import JobWishes, ProposalFacts, ProposedJob, preliminary
-from muster.contract.proposal import propose as propose_job
-from muster.contract.spec import Submission
 from muster.documents.document import Document
+from muster.plan.proposal import JobWishes, ProposalFacts, ProposedJob, preliminary
+from muster.plan.proposal import propose as propose_job
+from muster.recipe.document import Submission
+from muster.recipe.job_inputs import with_addresses
 from muster.storage.errors import StorageError
 from muster.storage.proposing import look_for_proposal
+from muster.words.address import parse_address
+from muster.words.base import DocumentProblem
 
 LOOK_SECONDS_MAX = 4.0  # somebody waits for the form's answer, and the rules of thumb are an answer too
 

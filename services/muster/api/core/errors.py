@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse
 
-from muster.contract.base import DocumentProblem
+from muster.words.base import DocumentProblem
 
 MEDIA_TYPE = "application/problem+json"
 

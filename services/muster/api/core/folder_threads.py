@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from muster.contract.address import StorageAddress
 from muster.storage.errors import StoreError
+from muster.words.address import StorageAddress
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from muster.contract.redaction import HIDDEN, looks_secret, redact
+from muster.words.redaction import HIDDEN, looks_secret, redact
 
 
 def set_up_logs(log_format: str) -> None:

@@ -24,11 +24,11 @@ from muster.api.core.events.types import EventType, NewEvent, events_between
 from muster.api.core.hub import NotificationHub
 from muster.api.core.jobs import repository as jobs
 from muster.api.core.observability import ApiMetrics
-from muster.contract.base import dump
-from muster.contract.names import DEFAULT_PROJECT, FIRST_PERSON, PERSON_NAME, Label
-from muster.contract.status import JobStatus, Phase
-from muster.contract.times import epoch_seconds, rfc3339
 from muster.local.cluster import RawChange
+from muster.words.base import dump
+from muster.words.names import DEFAULT_PROJECT, FIRST_PERSON, PERSON_NAME, Label
+from muster.words.status import JobStatus, Phase
+from muster.words.times import epoch_seconds, rfc3339
 
 log = structlog.get_logger("muster.api.mirror")
 

@@ -14,7 +14,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from muster.contract.usage import Amounts
+from muster.plan.usage import Amounts
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter that nobody reads
 

@@ -7,8 +7,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import ProjectRow
-from muster.contract.projects import ProjectLimits
-from muster.contract.quotas import ProjectQuota
+from muster.api.core.limits import ProjectLimits
+from muster.words.quotas import ProjectQuota
 
 DEFAULT_NAMESPACE = "default"
 

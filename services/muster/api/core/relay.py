@@ -21,13 +21,13 @@ from muster.api.core.events import repository as events
 from muster.api.core.events.types import EventType, NewEvent
 from muster.api.core.hub import NotificationHub
 from muster.api.core.observability import ApiMetrics
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.job_inputs import with_addresses
-from muster.contract.names import Label
-from muster.contract.redaction import redact_values, secrets_in
-from muster.contract.spec import JobSpec
-from muster.contract.status import Phase
-from muster.contract.times import rfc3339
+from muster.recipe.document import JobSpec
+from muster.recipe.job_inputs import with_addresses
+from muster.words.base import InvalidDocument, parse
+from muster.words.names import Label
+from muster.words.redaction import redact_values, secrets_in
+from muster.words.status import Phase
+from muster.words.times import rfc3339
 
 log = structlog.get_logger("muster.api.relay")
 

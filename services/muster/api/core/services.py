@@ -22,8 +22,8 @@ from muster.api.core.http.streams import OpenStreams
 from muster.api.core.hub import NotificationHub
 from muster.api.core.observability import ApiMetrics
 from muster.api.core.settings import ApiSettings
-from muster.contract.prices import Prices
 from muster.storage.listing import CommitListing
+from muster.words.prices import Prices
 
 T = TypeVar("T")
 

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from muster.contract.address import StorageAddress, checkpoint_address, parse_address
-from muster.contract.cluster_objects import is_system_namespace
-from muster.contract.layout import StateFolder
-from muster.contract.quantities import quantity
+from muster.api.core.cluster_objects import is_system_namespace
 from muster.documents.document import BYTES_MAX
 from muster.documents.prices import checked_prices
 from muster.kube.connection import SERVICE_ACCOUNT
+from muster.words.address import StorageAddress, checkpoint_address, parse_address
+from muster.words.quantities import quantity
+from muster.words.state_folder import StateFolder
 
 Seconds = Annotated[float, Field(gt=0)]
 

@@ -11,7 +11,7 @@ from sqlalchemy import Select, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.database.tables import FineTuneMetadataRow, FineTuneRow, JobRow, Table
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 
 class Body(BaseModel):

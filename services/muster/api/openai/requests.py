@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from muster.api.core.errors import ApiError
-from muster.contract.base import DocumentProblem
+from muster.words.base import DocumentProblem
 
 
 class OpenAIRequest(BaseModel):

@@ -12,11 +12,11 @@ from muster.api.core.database.tables import FileRow
 from muster.api.core.services import Services
 from muster.api.data.files import repository
 from muster.api.openai.requests import refused
-from muster.contract.address import AddressError, data_address
-from muster.contract.data_formats import FORMATS, fits_task, wrong_format
-from muster.contract.file_replies import FileStatus, Purpose
-from muster.contract.names import FILE_ID
-from muster.contract.objectives import Task
+from muster.recipe.data_formats import FORMATS, fits_task, wrong_format
+from muster.recipe.objectives import Task
+from muster.replies.files import FileStatus, Purpose
+from muster.words.address import AddressError, data_address
+from muster.words.names import FILE_ID
 
 # A gigabyte of conversations is read through in less; OpenAI's client waits ten minutes for an answer.
 CHECK_SECONDS_MAX: Final = 120.0

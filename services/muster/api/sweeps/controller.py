@@ -32,9 +32,9 @@ from muster.api.sweeps.measuring import measured_after
 from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.search import Parameters, trials_of
 from muster.api.sweeps.trials import SweepDraft
-from muster.contract.base import dump
-from muster.contract.status import Phase
-from muster.contract.sweep import SweepMetric
+from muster.recipe.sweep import SweepMetric
+from muster.words.base import dump
+from muster.words.status import Phase
 
 log = structlog.get_logger("muster.api.sweeps")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from muster.contract.base import Many, Record
-from muster.contract.evaluation_config import Better
-from muster.contract.sweep import Asha, SweepPhase
+from muster.recipe.evaluation_config import Better
+from muster.recipe.sweep import Asha, SweepPhase
+from muster.words.base import Many, Record
 
 
 class Measured(Record):

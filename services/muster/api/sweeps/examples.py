@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.contract.names import KIND
-from muster.contract.replies import API_VERSION
-from muster.contract.times import rfc3339
+from muster.words.names import API_VERSION, KIND
+from muster.words.times import rfc3339
 
 _ID = "5b1c7a3e-2f0d-4a77-9d52-6c1f0f7f8a10"
 _JOB = "0c9a2f1d-7a3b-4a86-8d0e-51b7f3f0a7c2"

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.database.tables import JobRow, SweepRow, TrialRow
 from muster.api.sweeps.trials import SweepDraft
-from muster.contract.sweep import Sweep
+from muster.recipe.sweep import Sweep
 
 
 @dataclass(frozen=True)

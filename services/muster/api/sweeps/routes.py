@@ -17,7 +17,7 @@ from muster.api.core.services import Services, ServicesDependency
 from muster.api.sweeps import examples, repository, service
 from muster.api.sweeps.repository import SweepFilter
 from muster.api.sweeps.schemas import SweepDocument, sweep_document, sweep_summary
-from muster.contract.sweep_replies import SweepDetail, SweepList
+from muster.replies.sweeps import SweepDetail, SweepList
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 reads, writes = Depends(needs(Scope.READ)), Depends(needs(Scope.WRITE))

@@ -10,12 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from muster.api.core.database.tables import JobRow, SweepRow, TrialRow
 from muster.api.core.submission.schemas import DocumentMetadata
 from muster.api.sweeps.decisions import Results
-from muster.contract.names import KIND
-from muster.contract.redaction import redact_spec, without_env_values
-from muster.contract.replies import API_VERSION
-from muster.contract.spec import JobSpec
-from muster.contract.sweep import Sweep
-from muster.contract.times import rfc3339, rfc3339_or_none
+from muster.recipe.document import JobSpec
+from muster.recipe.sweep import Sweep
+from muster.words.names import API_VERSION, KIND
+from muster.words.redaction import redact_spec, without_env_values
+from muster.words.times import rfc3339, rfc3339_or_none
 
 
 class SweepDocument(BaseModel):

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muster.contract.base import DocumentProblem
-from muster.contract.sweep import Parameter, Sweep
+from muster.recipe.sweep import Parameter, Sweep
+from muster.words.base import DocumentProblem
 
 Parameters = dict[str, Any]  # a value by the path of each field
 

@@ -26,12 +26,12 @@ from muster.api.sweeps import repository
 from muster.api.sweeps.controller import SweepWork
 from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.trials import SweepDraft, TrialFaults, submissions_of
-from muster.contract.base import DocumentProblem, InvalidDocument, dump
-from muster.contract.job_inputs import input_commits
-from muster.contract.names import Label
-from muster.contract.spec import Submission
-from muster.contract.sweep import SweepMetric, SweepPhase, parse_sweep
 from muster.documents.document import Document
+from muster.recipe.document import Submission
+from muster.recipe.job_inputs import input_commits
+from muster.recipe.sweep import SweepMetric, SweepPhase, parse_sweep
+from muster.words.base import DocumentProblem, InvalidDocument, dump
+from muster.words.names import Label
 
 _TRIES = 3
 

@@ -9,13 +9,13 @@ from typing import Any
 from muster.api.core.errors import ApiError
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.sweeps.search import NoSuchPlace, Parameters, problem_of, trials_of, with_parameters
-from muster.contract.base import FAULTS_MAX, UNKNOWN_KEY, DocumentProblem
-from muster.contract.evaluation_config import must_be_reported
-from muster.contract.names import Label
-from muster.contract.redaction import redact
-from muster.contract.spec import JobSpec, Submission
-from muster.contract.sweep import Sweep
 from muster.documents.document import Document
+from muster.recipe.document import JobSpec, Submission
+from muster.recipe.evaluation_config import must_be_reported
+from muster.recipe.sweep import Sweep
+from muster.words.base import FAULTS_MAX, UNKNOWN_KEY, DocumentProblem
+from muster.words.names import Label
+from muster.words.redaction import redact
 
 _SHOWN_MAX = 200
 

@@ -20,10 +20,10 @@ from muster.api.core.database.db import Database
 from muster.api.core.database.recent import RecentAnswers
 from muster.api.core.database.tables import MemberRow, PersonRow, SessionRow, TokenRow
 from muster.api.core.errors import ApiError
+from muster.api.core.roles import Role
 from muster.api.core.settings import ApiSettings
 from muster.api.tenants.rates import RateLimits
 from muster.api.tenants.signin.service import SignIn
-from muster.contract.projects import Role
 
 PREFIX = "muster_"
 COOKIE = "muster_session"  # of a browser that signed in (tenants/sessions)

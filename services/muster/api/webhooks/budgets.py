@@ -8,8 +8,8 @@ from muster.api.core.database.db import Database
 from muster.api.tenants.projects.accounting import CountedUsage
 from muster.api.webhooks import outbox
 from muster.api.webhooks.messages import WebhookMessage
-from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
-from muster.contract.webhook_kinds import WebhookKind
+from muster.words.quotas import MonthSpent, ProjectQuota, Quota, Spent
+from muster.words.webhook_kinds import WebhookKind
 
 PERCENTS = (100, 80)  # those of the alerts (docs/runbooks.md); of a budget that is used up, only that is told
 

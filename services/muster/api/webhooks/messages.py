@@ -9,9 +9,9 @@ from typing import Any
 
 from muster.api.core.events.repository import NamedJob
 from muster.api.core.events.types import EventType
-from muster.contract.times import rfc3339
-from muster.contract.views import with_times
-from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
+from muster.replies.views import with_times
+from muster.words.times import rfc3339
+from muster.words.webhook_kinds import WebhookKind, WebhookPreset
 
 KIND_OF_EVENT: Mapping[str, WebhookKind] = {
     EventType.JOB_SUCCEEDED: WebhookKind.JOB_SUCCEEDED,

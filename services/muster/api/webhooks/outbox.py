@@ -16,7 +16,7 @@ from muster.api.core.database.db import Database
 from muster.api.core.database.tables import FineTuneRow, WebhookDeliveryRow, WebhookRow
 from muster.api.webhooks.messages import NamedJob, WebhookMessage, body_of, of_event
 from muster.api.webhooks.schemas import DeliveryStatus
-from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
+from muster.words.webhook_kinds import WebhookKind, WebhookPreset
 
 _BATCH = 500  # messages looked up and written at a time: a database takes some 30,000 parameters
 GIVE_UP_SECONDS = 86_400.0  # a receiver that is away over a night or a deployment hears of everything

@@ -15,6 +15,7 @@ from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL, ProjectName, without_action
 from muster.api.core.http.reply import Reply
+from muster.api.core.roles import Role
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.webhooks import delivering, outbox, service
 from muster.api.webhooks.schemas import (
@@ -28,10 +29,9 @@ from muster.api.webhooks.schemas import (
     webhook_of,
 )
 from muster.api.webhooks.service import WebhookServices
-from muster.contract.names import JOB_NAME
-from muster.contract.projects import Role
-from muster.contract.times import rfc3339
-from muster.contract.webhooks import RotateWebhookRequest, WebhookChange, WebhookRequest
+from muster.words.names import JOB_NAME
+from muster.words.times import rfc3339
+from muster.words.webhooks import RotateWebhookRequest, WebhookChange, WebhookRequest
 
 manages = Depends(needs(Scope.ADMIN))
 router = APIRouter(prefix="/projects/{project}/webhooks", tags=["webhooks"])

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from muster.api.core.database.tables import WebhookDeliveryRow, WebhookRow
 from muster.api.core.http.reply import Reply
-from muster.contract.base import Time
-from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
+from muster.words.base import Time
+from muster.words.webhook_kinds import WebhookKind, WebhookPreset
 
 
 class DeliveryStatus(StrEnum):

@@ -9,8 +9,8 @@ from sqlalchemy import select
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import WebhookRow
 from muster.api.core.settings import ApiSettings
-from muster.contract.webhooks import secret_of
 from muster.secrets.box import SecretBox, SecretsLocked
+from muster.words.webhooks import secret_of
 
 _BYTES = 32  # the standard asks for 24 to 64
 _KEY = "secret"

@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from muster.api.webhooks.reach import NetworkReach, OutOfReach, UnresolvedHost
-from muster.contract.webhooks import signature
+from muster.words.webhooks import signature
 
 SEND_SECONDS_MAX = 15.0  # for the name, the connection and the answer's beginning: the standard asks for 15 to 30
 TOLERANCE_SECONDS = 300.0  # for which receivers take a signature, by the standard's libraries

@@ -19,9 +19,9 @@ from muster.api.webhooks.messages import of_test
 from muster.api.webhooks.outbox import delivery
 from muster.api.webhooks.reach import NetworkReach, OutOfReach, UnresolvedHost
 from muster.api.webhooks.sealing import SecretEncryption
-from muster.contract.base import DocumentProblem
-from muster.contract.webhooks import WebhookChange, WebhookRequest
 from muster.secrets.box import SecretsLocked
+from muster.words.base import DocumentProblem
+from muster.words.webhooks import WebhookChange, WebhookRequest
 
 WEBHOOKS_MAX = 20  # of a project: each event is written once for each of them
 

@@ -9,10 +9,10 @@ from muster.api.core.database.db import Database
 from muster.api.core.database.tables import JobRow, WebhookRow
 from muster.api.webhooks import outbox
 from muster.api.webhooks.messages import NamedJob, WebhookMessage, of_wait
-from muster.contract.redaction import redact
-from muster.contract.status import Phase
-from muster.contract.times import epoch_seconds
-from muster.contract.webhook_kinds import WebhookKind
+from muster.words.redaction import redact
+from muster.words.status import Phase
+from muster.words.times import epoch_seconds
+from muster.words.webhook_kinds import WebhookKind
 
 WAIT_SECONDS = 20.0  # between looks: the smallest limit is a minute
 _WAITING = (Phase.QUEUED, Phase.RESTARTING)

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from muster.cli.foreign.torchrun import ProgramCommand, read_line, read_words
-from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
+from muster.words.names import GROUP, JOB_NAME, KIND, VERSION
 
 Mapped = Mapping[str, Any]
 

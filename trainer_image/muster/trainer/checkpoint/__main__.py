@@ -13,11 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from muster.contract.checkpoint import commit_key, is_frozen_key, path_in_folder
-from muster.contract.names import ExitCode
-from muster.contract.text import size
-from muster.contract.times import epoch_seconds
-from muster.contract.views import commit_summary_view, commit_view
+from muster.replies.views import commit_summary_view, commit_view
 from muster.storage.listing import best_of, steps_in
 from muster.storage.opening import open_store
 from muster.storage.pins import is_pinned, pin, pinned, unpin
@@ -29,6 +25,10 @@ from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.quarantine import put_back, quarantined
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import StorageError, UserError
+from muster.words.checkpoint import commit_key, is_frozen_key, path_in_folder
+from muster.words.names import ExitCode
+from muster.words.text import size
+from muster.words.times import epoch_seconds
 
 Report = dict[str, Any]
 

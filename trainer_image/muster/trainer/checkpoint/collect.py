@@ -11,8 +11,6 @@ import re
 import time
 from dataclasses import dataclass
 
-from muster.contract.checkpoint import QUARANTINE, Commit, attempt_prefix, commit_key, is_frozen_key, step_name
-from muster.contract.spec import Keep
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
 from muster.storage.pins import is_pinned, pinned
@@ -22,6 +20,8 @@ from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, GoneCommit
 from muster.trainer.checkpoint.policy import RetainedCommit, retained
 from muster.trainer.checkpoint.quarantine import quarantined
+from muster.words.checkpoint import QUARANTINE, Commit, attempt_prefix, commit_key, is_frozen_key, step_name
+from muster.words.job import Keep
 
 _ATTEMPT_FILE = re.compile(r"step-(\d{8,})/attempt-(\d+)/.+")
 

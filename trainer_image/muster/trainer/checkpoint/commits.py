@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from muster.contract.address import parse_address
-from muster.contract.checkpoint import Commit, commit_key, sealed
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit, refuse_program
 from muster.storage.errors import NotFound, UnfitObject
 from muster.storage.listing import steps_in
@@ -13,6 +11,8 @@ from muster.storage.opening import open_store
 from muster.storage.store import Store
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit, UnknownFormat
 from muster.trainer.errors import StaleAttempt
+from muster.words.address import parse_address
+from muster.words.checkpoint import Commit, commit_key, sealed
 
 # What is wrong once or twice may have been damaged on its way; wrong three times, it is damaged where it lies.
 READS_OF_THE_STORE = 3

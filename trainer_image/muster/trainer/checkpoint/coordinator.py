@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from muster.contract.checkpoint import Commit, FileEntry, Slice, TensorEntry
-from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
 from muster.storage.store import Store
 from muster.trainer.checkpoint.channel import ChannelClosed
@@ -37,6 +35,8 @@ from muster.trainer.checkpoint.messages import (
     TensorSlices,
 )
 from muster.trainer.errors import StaleAttempt
+from muster.words.checkpoint import Commit, FileEntry, Slice, TensorEntry
+from muster.words.job import Keep
 from muster.worker.fence import FenceUnreachable, confirm
 
 FENCE_RETRIES = 5

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from muster.contract.checkpoint_interval import PRIOR_SAVE_SECONDS
+from muster.plan.checkpoint_interval import PRIOR_SAVE_SECONDS
 from muster.storage.checksum import PART_BYTES
 from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 

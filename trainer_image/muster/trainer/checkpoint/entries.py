@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muster.contract.checkpoint import COMMITS, commit_key, step_name
-from muster.contract.names import SAVE_REQUEST, SAVER
 from muster.storage.small_files import write_whole
+from muster.words.checkpoint import COMMITS, commit_key, step_name
+from muster.words.names import SAVE_REQUEST, SAVER
 
 SAVES: Final = ".saves"  # the engine's store, in the folder of the checkpoints
 # Of the node's folders; the store keeps what retention says. The keeper may be copying the one before the newest.

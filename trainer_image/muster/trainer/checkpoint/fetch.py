@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from muster.contract.checkpoint import Commit, FileEntry, Slice
 from muster.storage.checksum import parts_of, whole_file
 from muster.storage.commit_rules import HEADER_BYTES_MAX
 from muster.storage.errors import NotFound, StoreError, Truncated, UnfitObject
@@ -20,6 +19,7 @@ from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.memory import take_pages
 from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.checkpoint.shard_file import header_bytes, read_header
+from muster.words.checkpoint import Commit, FileEntry, Slice
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from muster.contract.checkpoint import TensorEntry
+from muster.words.checkpoint import TensorEntry
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from muster.contract.checkpoint import Commit, path_in_folder
 from muster.storage.store import Store
 from muster.trainer.checkpoint.fetch import CommitReader, FilePart
+from muster.words.checkpoint import Commit, path_in_folder
 
 
 def paths_of(commit: Commit) -> tuple[PurePosixPath, ...]:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from muster.contract.checkpoint import Commit, FileEntry, TensorEntry, is_frozen_key
 from muster.storage.store import Store
+from muster.words.checkpoint import Commit, FileEntry, TensorEntry, is_frozen_key
 
 
 class FrozenWeightsMissing(Exception):

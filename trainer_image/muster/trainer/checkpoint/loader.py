@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from muster.contract.checkpoint import Commit, Slice
 from muster.storage.commits import refuse_folder
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
@@ -42,6 +41,7 @@ from muster.trainer.checkpoint.optimizer_state import (
 )
 from muster.trainer.checkpoint.quarantine import first_good, put_back_newest
 from muster.trainer.checkpoint.tensors import ATTACHED_BYTES, DTYPES, LocalChunk, attached_name, localize, model_tensors
+from muster.words.checkpoint import Commit, Slice
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a slice begins

@@ -25,10 +25,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from muster.contract.checkpoint import FileEntry
-from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import MessageChannel
 from muster.trainer.checkpoint.entries import Entries
+from muster.words.checkpoint import FileEntry
+from muster.words.job import Keep
 
 # Of each tensor by its name: dtype, global shape, offset, extent, and the byte of the file at which it starts.
 TensorSlices = dict[str, list[Any]]

@@ -11,9 +11,9 @@ import shutil
 import uuid
 from pathlib import Path
 
-from muster.contract.address import parse_address
-from muster.contract.checkpoint import FileEntry, is_frozen_key, step_name
-from muster.contract.names import Env
+from muster.words.address import parse_address
+from muster.words.checkpoint import FileEntry, is_frozen_key, step_name
+from muster.words.names import Env
 
 FREE_SHARE_MIN = 0.1  # of the disk: the cache is a convenience, a full disk is not
 

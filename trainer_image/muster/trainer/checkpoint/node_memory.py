@@ -7,10 +7,10 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from muster.contract.checkpoint import Commit
 from muster.trainer.checkpoint.control_group import ControlGroup
 from muster.trainer.checkpoint.fetch import CommitReader, FilePart
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.words.checkpoint import Commit
 
 
 class NodeMemory:

@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from muster.contract.checkpoint import Commit
 from muster.trainer.checkpoint.failures import CheckpointMismatch, UnusableCommit
 from muster.trainer.checkpoint.fit import ExpectedTensor
 from muster.trainer.checkpoint.tensors import DTYPES, trained_parameters
+from muster.words.checkpoint import Commit
 
 ADAM_STATE = frozenset({"step", "exp_avg", "exp_avg_sq"})
 State = dict[nn.Parameter, dict[str, torch.Tensor]]  # of each trained parameter by the full name in the commit

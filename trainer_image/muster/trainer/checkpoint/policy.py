@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from muster.contract.checkpoint_interval import (
+from muster.plan.checkpoint_interval import (
     INTERVAL_SECONDS_MAX,
     INTERVAL_SECONDS_MIN,
     PRIOR_FAILURES_PER_NODE_SECOND,
     PRIOR_SAVE_SECONDS,
     auto_interval_seconds,
 )
-from muster.contract.spec import Keep, duration_seconds
+from muster.words.job import Keep, duration_seconds
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from muster.contract.checkpoint import QUARANTINE, Commit, commit_key, step_name
 from muster.storage.commits import COMMIT_BYTES_MAX
 from muster.storage.errors import NotAFile, NotFound, StoreError
 from muster.storage.listing import steps_in
@@ -26,6 +25,7 @@ from muster.trainer.checkpoint.failures import (
 from muster.trainer.checkpoint.fetch import CommitReader
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import StorageError, UserError
+from muster.words.checkpoint import QUARANTINE, Commit, commit_key, step_name
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from muster.contract.checkpoint import Commit
+from muster.words.checkpoint import Commit
 
 
 def make_deterministic(device: torch.device) -> None:

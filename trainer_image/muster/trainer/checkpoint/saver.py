@@ -16,10 +16,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from muster.contract.address import parse_address
-from muster.contract.base import dump
-from muster.contract.checkpoint import PROGRAM_VERSION, Commit, DataCursor
-from muster.contract.spec import Keep
 from muster.trainer.checkpoint.control_group import ControlGroup
 from muster.trainer.checkpoint.emergency_save import (
     WAITING_SHARE_MAX,
@@ -38,6 +34,10 @@ from muster.trainer.checkpoint.staging import StagingMemory, reserve_bytes
 from muster.trainer.checkpoint.tensors import is_frozen, model_tensors
 from muster.trainer.checkpoint.upload_process import UploadProcess
 from muster.trainer.errors import StaleAttempt
+from muster.words.address import parse_address
+from muster.words.base import dump
+from muster.words.checkpoint import PROGRAM_VERSION, Commit, DataCursor
+from muster.words.job import Keep
 
 UPLOAD_SECONDS_MAX = 900.0
 RATES_KEPT = 10

@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from muster.contract.checkpoint import ITEM_BYTES, Size
 from muster.storage.commit_rules import HEADER_BYTES_MAX
 from muster.trainer.checkpoint.failures import DamagedCommit
+from muster.words.checkpoint import ITEM_BYTES, Size
 
 _LENGTH = struct.Struct("<Q")
 

@@ -18,7 +18,6 @@ import traceback
 from dataclasses import replace
 from typing import Protocol
 
-from muster.contract.address import parse_address
 from muster.storage.settings import S3Settings, share_client
 from muster.trainer.checkpoint.channel import ChannelClosed
 from muster.trainer.checkpoint.memory import SharedMemory
@@ -38,6 +37,7 @@ from muster.trainer.checkpoint.messages import (
     UploadReady,
 )
 from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT
+from muster.words.address import parse_address
 
 LIVES_PER_SAVE = 3
 

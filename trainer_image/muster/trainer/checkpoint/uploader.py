@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from muster.contract.checkpoint import FileEntry, frozen_key, shard_key
-from muster.contract.names import STEP_LOG, Env
 from muster.storage.errors import Refused, StoreError
 from muster.storage.opening import open_store
 from muster.storage.store import Store
@@ -51,6 +49,8 @@ from muster.trainer.checkpoint.messages import (
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT, left_in
 from muster.trainer.launch.process_control import die_with_adopter, has_adopter, name_process
+from muster.words.checkpoint import FileEntry, frozen_key, shard_key
+from muster.words.names import STEP_LOG, Env
 from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 
 # Before the end that the log of steps had when a save was ordered: what it had for that save is behind it.

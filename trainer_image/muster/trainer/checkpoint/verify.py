@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from muster.contract.checkpoint import Commit, FileEntry, is_frozen_key
 from muster.storage.store import Store
 from muster.trainer.checkpoint.fetch import CommitReader, FilePart
+from muster.words.checkpoint import Commit, FileEntry, is_frozen_key
 
 
 def verify(

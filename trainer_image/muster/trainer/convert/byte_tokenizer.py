@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from muster.contract.architecture import ASSISTANT_MARK, END_OF_DOCUMENT, END_OF_TURN, USER_MARK
+from muster.recipe.architecture import ASSISTANT_MARK, END_OF_DOCUMENT, END_OF_TURN, USER_MARK
 
 MARKS = {
     END_OF_DOCUMENT: "<|endoftext|>",

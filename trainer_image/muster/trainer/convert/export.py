@@ -20,10 +20,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.checkpoint import ITEM_BYTES, Commit, TensorEntry
-from muster.contract.model_size import is_embedding
-from muster.contract.text import size
+from muster.plan.model_size import is_embedding
+from muster.recipe.adapter_config import Adapter
 from muster.storage.opening import open_store
 from muster.storage.readers import reading
 from muster.storage.store import Store
@@ -37,6 +35,8 @@ from muster.trainer.convert.transformers_names import TensorConversion, Transfor
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.models.adapter import adapter_of, is_part
 from muster.trainer.models.nf4_format import absmax_name, packed_name, weights_among
+from muster.words.checkpoint import ITEM_BYTES, Commit, TensorEntry
+from muster.words.text import size
 
 Format = Literal["transformers", "peft"]
 FORMATS: dict[str, Format] = {"transformers": "transformers", "hf": "transformers", "peft": "peft"}

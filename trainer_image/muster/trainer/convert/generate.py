@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from muster.contract.text import with_codes
 from muster.trainer.convert.load_model import CPU, LoadedModel, load
 from muster.trainer.data import chat_prompt
 from muster.trainer.data.answers import ends_of_turn, text_of, until
 from muster.trainer.errors import UserError, exit_code
 from muster.trainer.models.generation import SamplingSettings, generate
+from muster.words.text import with_codes
 
 LEAVE, FORGET = "/exit", "/reset"
 

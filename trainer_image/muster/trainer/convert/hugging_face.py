@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from muster.contract.architecture import END_OF_DOCUMENT, Architecture
-from muster.contract.checkpoint import Commit
+from muster.recipe.architecture import END_OF_DOCUMENT, Architecture
 from muster.trainer.errors import UserError
 from muster.trainer.models.scoring import ScoreHead, score_head_of
+from muster.words.checkpoint import Commit
 
 FILE_BYTES_MAX = 5 * 10**9  # as transformers splits by default
 

@@ -10,9 +10,6 @@ import psutil
 import torch
 from torch import nn
 
-from muster.contract.address import parse_address
-from muster.contract.checkpoint import COMMITS
-from muster.contract.text import size
 from muster.storage.errors import NotFound
 from muster.storage.model_folder import CONFIG, open_folder
 from muster.trainer.checkpoint import read_commit
@@ -22,6 +19,9 @@ from muster.trainer.errors import UserError
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.files import open_files
 from muster.trainer.models.from_commit import definition_of
+from muster.words.address import parse_address
+from muster.words.checkpoint import COMMITS
+from muster.words.text import size
 
 CPU = torch.device("cpu")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.checkpoint import Commit
+from muster.recipe.adapter_config import Adapter
 from muster.storage.store import Store
 from muster.trainer.convert.pieces import whole
 from muster.trainer.convert.transformers_names import weight_places
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part, parts_of, weight_of
+from muster.words.checkpoint import Commit
 
 BLOCK_ELEMENTS = 2**18  # of the product at a time: no more memory than that, and it stays in the cache
 

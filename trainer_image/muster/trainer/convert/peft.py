@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from muster.contract.adapter_config import ALL_LINEAR, Adapter
-from muster.contract.address import hub_path, parse_address
-from muster.contract.checkpoint import Commit, TensorEntry
-from muster.contract.model_size import is_embedding, is_head, saved_weights
+from muster.plan.model_size import is_embedding, is_head, saved_weights
+from muster.recipe.adapter_config import ALL_LINEAR, Adapter
 from muster.trainer.convert import hugging_face
 from muster.trainer.convert.transformers_names import TensorConversion
 from muster.trainer.models.adapter import is_part, weight_of
+from muster.words.address import hub_path, parse_address
+from muster.words.checkpoint import Commit, TensorEntry
 
 FILE = "adapter_model.safetensors"
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeVar
 
-from muster.contract.checkpoint import ITEM_BYTES, Commit, Slice
 from muster.storage.store import Store
 from muster.trainer.checkpoint.fetch import CommitReader, FilePart, FileSpan
+from muster.words.checkpoint import ITEM_BYTES, Commit, Slice
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from muster.contract.checkpoint import Commit
 from muster.storage.checksum import crc32_value
 from muster.storage.store import Store
 from muster.trainer.checkpoint.shard_file import TensorSlot, lay_out
@@ -21,6 +20,7 @@ from muster.trainer.convert.pieces import stream, whole
 from muster.trainer.convert.transformers_names import TensorConversion
 from muster.trainer.errors import StorageError
 from muster.trainer.models.nf4_format import absmax_name, decode, packed_name
+from muster.words.checkpoint import Commit
 
 MODEL = "model/"
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}

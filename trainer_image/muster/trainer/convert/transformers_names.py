@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from muster.contract.checkpoint import Commit, TensorEntry
 from muster.storage.model_folder import CONFIG
 from muster.trainer.convert import hugging_face
 from muster.trainer.models.scoring import score_head_of
+from muster.words.checkpoint import Commit, TensorEntry
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.checkpoint import Commit
-from muster.contract.model_size import is_head
+from muster.plan.model_size import is_head
+from muster.recipe.adapter_config import Adapter
 from muster.trainer.checkpoint import CheckpointMismatch, load_weights, read_commit
 from muster.trainer.checkpoint.tensors import model_tensors
 from muster.trainer.models.adapter import adapter_of, is_part, parts_of, weight_of
@@ -20,6 +19,7 @@ from muster.trainer.models.nf4_format import absmax_name, packed_name, weights_a
 from muster.trainer.models.parameter_lora import added_to, is_transposed, of_experts, shape_of
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.parallel.shards import local, local_rows, rows_alongside
+from muster.words.checkpoint import Commit
 
 _MODEL = "model/"
 

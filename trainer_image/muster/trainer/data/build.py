@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from muster.contract.text import counted, plural
 from muster.storage.records import RawRecord
 from muster.storage.sources import LocalFile, SourceFile
 from muster.trainer.data.documents import DocumentChunk
@@ -26,6 +25,7 @@ from muster.trainer.data.reading import FileReading
 from muster.trainer.data.rules import RuleReader
 from muster.trainer.data.store import FORMAT_VERSION, META, StoreMetadata, TokenStore, sync
 from muster.trainer.errors import UserError
+from muster.words.text import counted, plural
 
 Report = Callable[[str], None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data.dataset import RunData
 from muster.trainer.errors import UserError
 from muster.trainer.parallel.groups import groups

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from muster.contract.data_config import Source
-from muster.contract.text import counted
-from muster.contract.training import TrainingConfig
+from muster.recipe.data_config import Source
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data.packing import LostDocuments, PackedSource, SamplePacking
 from muster.trainer.data.pairs import PairPacking, alike, stretches_of, truncated, unlike_prompts
 from muster.trainer.data.store import DocumentRange
 from muster.trainer.errors import UserError
+from muster.words.text import counted
 
 Report = Callable[[str], None]
 

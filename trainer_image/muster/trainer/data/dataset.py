@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from muster.contract.data_config import Source, source_names
-from muster.contract.data_formats import CONVERSATIONS
-from muster.contract.objectives import PREFERENCE_TASKS
-from muster.contract.text import counted, plural
-from muster.contract.training import TrainingConfig
+from muster.recipe.data_config import Source, source_names
+from muster.recipe.data_formats import CONVERSATIONS
+from muster.recipe.objectives import PREFERENCE_TASKS
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data import store as stores
 from muster.trainer.data.comparisons import must_have_both_labels, packed_pairs
 from muster.trainer.data.documents import NOT_READ, is_warned_of
@@ -38,6 +37,7 @@ from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.data.truncation import cut_documents
 from muster.trainer.errors import UserError
 from muster.trainer.verify.references import ReferenceColumns, evaluated_sources
+from muster.words.text import counted, plural
 
 Report = Callable[[str], None]
 

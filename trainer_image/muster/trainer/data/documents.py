@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from muster.contract.data_config import Source
-from muster.contract.data_formats import columns_of
-from muster.contract.data_report import EXAMPLES_MAX
-from muster.contract.text import with_codes
+from muster.recipe.data_config import Source
+from muster.recipe.data_formats import columns_of
 from muster.storage import conversations
 from muster.storage.data_format import of_another_format, renamed_columns
 from muster.storage.records import RawRecord, Record, parsed
@@ -26,6 +24,8 @@ from muster.trainer.data.rules import DocumentLook, RuleReader
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
 from muster.trainer.verify.references import ReferenceColumns
+from muster.words.data_report import EXAMPLES_MAX
+from muster.words.text import with_codes
 
 # The text of a longer record is tokenised in pieces that end at line ends: its tokens take many times its size while
 # they are made, and only a tokenizer that merges across line ends could tell the difference.

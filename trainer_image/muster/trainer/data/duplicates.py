@@ -21,14 +21,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from muster.contract.curation import Curation, NearDuplicates
-from muster.contract.data_report import EXAMPLES_MAX
+from muster.recipe.curation import Curation, NearDuplicates
 from muster.trainer.data.lock import locked
 from muster.trainer.data.rendering import excerpt
 from muster.trainer.data.rules import CURATION_VERSION
 from muster.trainer.data.shuffle import Int64s
 from muster.trainer.data.store import META, SKETCH_VALUES, Array, TokenStore, sync
 from muster.trainer.data.tokenizer import Tokenizer
+from muster.words.data_report import EXAMPLES_MAX
 
 Report = Callable[[str], None]
 Bools = npt.NDArray[np.bool_]

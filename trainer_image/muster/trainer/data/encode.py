@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from muster.contract.data_config import Source
+from muster.recipe.data_config import Source
 from muster.storage.records import RawRecord
 from muster.trainer.data.documents import COMPARISONS, DocumentChunk, LeftOut, RecordReader
 from muster.trainer.data.rules import NO_RULES, DocumentLook, RuleReader, TextRules

@@ -15,11 +15,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from muster.contract.checkpoint import DataCursor
 from muster.trainer.config import DataParallel
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import PADDING, PackedSample
 from muster.trainer.errors import UserError
+from muster.words.checkpoint import DataCursor
 
 
 class SampleSource(Protocol):

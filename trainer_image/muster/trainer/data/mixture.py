@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from muster.contract.data_config import Source
+from muster.recipe.data_config import Source
 
 
 @dataclass(frozen=True)

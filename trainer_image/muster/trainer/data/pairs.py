@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from muster.contract.data_config import Truncation
+from muster.recipe.data_config import Truncation
 from muster.trainer.data.packing import (
     IGNORED,
     PADDING,

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from muster.contract.data_formats import SHAPES, columns_of
+from muster.recipe.data_formats import SHAPES, columns_of
 from muster.storage.conversations import ChatConversation, ChatTurn, as_bytes, messages_or_text, tools_of, turns_of
 from muster.trainer.data import chat
 from muster.trainer.data.chat import DividedText, DocumentPart

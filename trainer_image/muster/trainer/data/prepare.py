@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.contract.data_config import Source
-from muster.contract.data_formats import CONVERSATIONS, fits_task, wrong_format
-from muster.contract.training import TrainingConfig
+from muster.recipe.data_config import Source
+from muster.recipe.data_formats import CONVERSATIONS, fits_task, wrong_format
+from muster.recipe.training import TrainingConfig
 from muster.storage import sources
 from muster.storage.data_format import of_known_format
 from muster.storage.sources import SourceFile

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from muster.contract.data_config import Source
-from muster.contract.training import TrainingConfig
+from muster.recipe.data_config import Source
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data.packing import LostDocuments, PackedSample, PackedSource, unscored_row
 from muster.trainer.data.shuffle import EpochShuffle, Int64s
 from muster.trainer.data.store import DocumentRange, TokenStore

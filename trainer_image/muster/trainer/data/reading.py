@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from muster.contract.data_config import Source
+from muster.recipe.data_config import Source
 from muster.storage import sources
 from muster.storage.file_beginnings import refuse_pointer
 from muster.storage.records import RawRecord, broken, is_table, not_utf8, open_bytes, raw_records

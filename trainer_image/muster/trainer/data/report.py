@@ -7,8 +7,13 @@ from typing import Final, Literal
 
 import numpy as np
 
-from muster.contract.data_config import Source
-from muster.contract.data_report import (
+from muster.recipe.data_config import Source
+from muster.trainer.data.dataset import RunData
+from muster.trainer.data.packing import PackedSource
+from muster.trainer.data.rendering import RenderedSample, excerpt, render
+from muster.trainer.data.store import DocumentRange
+from muster.trainer.data.tokenizer import Tokenizer
+from muster.words.data_report import (
     EXAMPLES_MAX,
     SHOWN_TOKENS_MAX,
     DataReport,
@@ -18,12 +23,7 @@ from muster.contract.data_report import (
     SourceReport,
     Stretch,
 )
-from muster.contract.redaction import redact
-from muster.trainer.data.dataset import RunData
-from muster.trainer.data.packing import PackedSource
-from muster.trainer.data.rendering import RenderedSample, excerpt, render
-from muster.trainer.data.store import DocumentRange
-from muster.trainer.data.tokenizer import Tokenizer
+from muster.words.redaction import redact
 
 AT_ONCE: Final = 1 << 20  # documents whose lengths are counted at a time: 8 MB
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 import rensa
 
-from muster.contract.base import dump
-from muster.contract.curation import Curation, Quality, matcher
+from muster.recipe.curation import Curation, Quality, matcher
 from muster.trainer.data.store import TokenStore
 from muster.trainer.data.words import Uint64s, ngrams, word_hashes
+from muster.words.base import dump
 
 CURATION_VERSION = 1  # raised with any change that drops other documents by the same settings
 SHINGLE_WORDS_MAX: Final = 1 << 20  # of a document are compared with others: the first million

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from muster.contract.architecture import (
+from muster.recipe.architecture import (
     ASSISTANT_MARK,
     BYTE_VOCABULARY,
     END_OF_DOCUMENT,

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import tokenizers
 
-from muster.contract.address import StorageAddress, data_address
-from muster.contract.data_config import DataConfig
+from muster.recipe.data_config import DataConfig
 from muster.storage.errors import NotFound, Refused
 from muster.storage.model_folder import TEMPLATES, has_file, template_files
 from muster.storage.opening import open_source
@@ -21,6 +20,7 @@ from muster.trainer.data.hugging_face_tokenizer import HUGGING_FACE, HuggingFace
 from muster.trainer.data.slow_tokenizers import SLOW_FILES, why_not_fast
 from muster.trainer.data.tokenizer import BYTES, ByteTokenizer, Tokenizer
 from muster.trainer.errors import StorageError, UserError
+from muster.words.address import StorageAddress, data_address
 
 TEMPLATE: Final = "chat_template.jinja"
 

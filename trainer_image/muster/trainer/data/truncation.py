@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from muster.contract.data_config import Truncation
-from muster.contract.text import counted
+from muster.recipe.data_config import Truncation
 from muster.trainer.data.packing import LostDocuments
 from muster.trainer.data.shuffle import Int64s
 from muster.trainer.data.store import DocumentRange
 from muster.trainer.errors import UserError
+from muster.words.text import counted
 
 
 class TruncatedDocuments(NamedTuple):

@@ -12,7 +12,7 @@ import sys
 import time
 from datetime import timedelta
 
-from muster.contract.names import Env, Rendezvous
+from muster.words.names import Env, Rendezvous
 
 # Beside torchrun's own port, which the gang will need in a moment.
 PORT_OFFSET = 2

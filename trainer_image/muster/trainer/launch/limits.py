@@ -15,8 +15,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from muster.contract.names import ExitCode, Rendezvous
-from muster.contract.signals import WorkerExit
+from muster.words.names import ExitCode, Rendezvous
+from muster.words.signals import WorkerExit
 from muster.worker.cores import usable_cores
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.contract.names import Env
-from muster.contract.notices import NOTICES_ENV, NodeNotices, Notice
+from muster.words.names import Env
+from muster.words.notices import NOTICES_ENV, NodeNotices, Notice
 
 FILE_SECONDS, POLL_SECONDS = 0.25, 1.0  # between two looks
 ABSENT_SECONDS = 15.0  # there is no agent: it may come later

@@ -24,13 +24,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.contract.names import Env, ExitCode, Rendezvous
-from muster.contract.signals import WorkerExit
 from muster.local.gpus import has_control_device
 from muster.trainer.errors import NodeUnfit, UserError
 from muster.trainer.gpus import must_have_gpus, read_facts
 from muster.trainer.launch.all_reduce_check import check_all_reduce
 from muster.trainer.launch.report import write_termination_message
+from muster.words.names import Env, ExitCode, Rendezvous
+from muster.words.signals import WorkerExit
 
 ANSWERS = {"gpus": "exclude", "disk": "retry", "efa": "exclude", "network": "warn", "collective": "retry"}
 DISK_BYTES_MIN = 2 * 2**30  # for token stores and the files of a commit on their way to the bucket

@@ -23,10 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from muster.contract.names import KEEPER_STATE, Env, ExitCode
-from muster.contract.signals import WorkerExit
 from muster.trainer.launch.limits import limit_tasks
 from muster.trainer.launch.report import write_termination_message
+from muster.words.names import KEEPER_STATE, Env, ExitCode
+from muster.words.signals import WorkerExit
 from muster.worker.early_stop import STOP_SIGNALS, end_now, end_on_signals
 
 PREPARE = "muster.trainer.programs.prepare"

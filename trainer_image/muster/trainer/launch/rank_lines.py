@@ -6,7 +6,7 @@ import io
 import sys
 from typing import TextIO
 
-from muster.contract.names import rank_mark
+from muster.words.names import rank_mark
 
 
 def mark_lines(rank: int, local_rank: int) -> None:

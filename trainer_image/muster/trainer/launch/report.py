@@ -16,11 +16,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from muster.contract.base import dump_json
-from muster.contract.names import HEARTBEAT, HEARTBEATS_PATH, LAST_HEARTBEAT, Env, heartbeat_rank
-from muster.contract.signals import WorkerExit
 from muster.local.metric_pages import CONTENT_TYPE, gathered
 from muster.local.processes import is_stopped
+from muster.words.base import dump_json
+from muster.words.names import HEARTBEAT, HEARTBEATS_PATH, LAST_HEARTBEAT, Env, heartbeat_rank
+from muster.words.signals import WorkerExit
 
 NOT_LAST = (
     "stands",

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.contract.hangs import LIMIT_SECONDS, STANDING_SHARE, WAITS_FOR_DATA
-from muster.contract.names import HEARTBEAT, LOG, RANK_FAILURE, ExitCode
-from muster.contract.signals import Heartbeat, RankFailure, TrainerPhase, WorkerExit
 from muster.local.processes import is_stopped
+from muster.words.hangs import LIMIT_SECONDS, STANDING_SHARE, WAITS_FOR_DATA
+from muster.words.names import HEARTBEAT, LOG, RANK_FAILURE, ExitCode
+from muster.words.signals import Heartbeat, RankFailure, TrainerPhase, WorkerExit
 
 TAIL_BYTES = 16_384
 TAIL_LINES = 40

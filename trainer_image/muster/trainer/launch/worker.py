@@ -15,10 +15,6 @@ import time
 import traceback
 from pathlib import Path
 
-from muster.contract.base import dump_json
-from muster.contract.names import EXIT_RECORD, Env, ExitCode
-from muster.contract.redaction import redact
-from muster.contract.signals import WorkerExit
 from muster.local.sandbox import ADVICE, Sandbox, enter
 from muster.storage.small_files import write_whole
 from muster.trainer.config import WorkerRun, read_run
@@ -39,6 +35,10 @@ from muster.trainer.launch.verdict import (
     worker_exit,
 )
 from muster.trainer.tracking.processes import TrackerProcesses, commands
+from muster.words.base import dump_json
+from muster.words.names import EXIT_RECORD, Env, ExitCode
+from muster.words.redaction import redact
+from muster.words.signals import WorkerExit
 from muster.worker.cores import share_cores
 from muster.worker.early_stop import STOP_SIGNALS, end_now
 from muster.worker.fence import SECONDS_MAX as FENCE_SECONDS_MAX

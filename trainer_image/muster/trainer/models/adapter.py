@@ -11,9 +11,9 @@ import re
 
 from pydantic import ValidationError
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.checkpoint import Commit
+from muster.recipe.adapter_config import Adapter
 from muster.trainer.errors import UserError
+from muster.words.checkpoint import Commit
 
 _PART = re.compile(r"(.+)\.lora_(?:[AB]\.(\w+)|magnitude_vector)")
 

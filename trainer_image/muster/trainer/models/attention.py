@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muster.contract.architecture import Architecture, RopeScaling
+from muster.recipe.architecture import Architecture, RopeScaling
 from muster.trainer.models.compiler import has_compiler
 from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.layers import Linear

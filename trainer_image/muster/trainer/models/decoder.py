@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from muster.contract.architecture import Architecture
+from muster.recipe.architecture import Architecture
 from muster.trainer.models.attention import AttentionContext, GroupedAttention, attention_context
 from muster.trainer.models.head import OutputHead, Reduction
 from muster.trainer.models.key_value_cache import KeyValueCache

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.architecture import Architecture
-from muster.contract.base import dump
-from muster.contract.model_size import ModelSize, decoder_size
+from muster.plan.model_size import ModelSize, decoder_size
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.architecture import Architecture
 from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
 from muster.trainer.models.named import freeze
 from muster.trainer.models.scoring import ScoreHead
+from muster.words.base import dump
 
 
 @dataclass(frozen=True)

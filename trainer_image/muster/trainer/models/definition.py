@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import nn
 
-from muster.contract.model_size import ModelSize
+from muster.plan.model_size import ModelSize
 from muster.trainer.models.scoring import ScoreHead
 
 Recompute = Literal["none", "selective", "full"]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from muster.contract.address import StorageAddress, hub_path, parse_address
 from muster.storage.errors import NotFound, StorageError, Truncated
 from muster.storage.model_folder import FolderFiles
 from muster.storage.opening import open_source, open_store
 from muster.storage.store import StoredObject
 from muster.trainer.errors import UserError
+from muster.words.address import StorageAddress, hub_path, parse_address
 
 SECONDS_MAX = 60.0  # without a byte
 TRIES = 4

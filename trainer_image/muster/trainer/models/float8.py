@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch import nn
 
-from muster.contract.model_size import is_head
-from muster.contract.training import FP8_MULTIPLE
+from muster.plan.model_size import is_head
+from muster.recipe.training import FP8_MULTIPLE
 from muster.trainer.errors import UserError
 from muster.trainer.models.layers import Linear
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.models import sharding
 from muster.trainer.models.definition import ModelDefinition
 

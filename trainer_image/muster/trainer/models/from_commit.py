@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.architecture import Architecture
-from muster.contract.checkpoint import Commit
+from muster.recipe.adapter_config import Adapter
+from muster.recipe.architecture import Architecture
 from muster.trainer.errors import UserError
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.scoring import ScoreHead, score_head_of
+from muster.words.checkpoint import Commit
 
 
 def definition_of(

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from muster.contract.architecture import Architecture
+from muster.recipe.architecture import Architecture
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.lora import set_magnitudes
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT

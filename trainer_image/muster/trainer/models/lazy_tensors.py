@@ -12,9 +12,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from muster.contract.checkpoint import ITEM_BYTES
 from muster.storage.checksum import combine, crc32_value
 from muster.storage.model_folder import ModelFolder, StoredTensor
+from muster.words.checkpoint import ITEM_BYTES
 
 TORCH_DTYPES: Final = {
     "F64": torch.float64,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from muster.contract.model_size import is_head
+from muster.plan.model_size import is_head
 from muster.storage.model_folder import ModelFolder
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from muster.contract.memory import LOGIT_CHUNK_BYTES
+from muster.plan.memory import LOGIT_CHUNK_BYTES
 
 IGNORED = -100  # labels that are not scored
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muster.contract.adapter_config import ALL_LINEAR, Adapter, is_named
+from muster.recipe.adapter_config import ALL_LINEAR, Adapter, is_named
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.layers import Linear

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from muster.contract.parameter_names import any_matches, matches
+from muster.recipe.parameter_names import any_matches, matches
 from muster.trainer.errors import UserError
 
 

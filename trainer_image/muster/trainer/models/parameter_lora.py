@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muster.contract.adapter_config import Adapter, is_named
+from muster.recipe.adapter_config import Adapter, is_named
 from muster.trainer.errors import UserError
 from muster.trainer.models.layers import Embedding, Linear
 from muster.trainer.models.nf4 import NF4Linear

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from muster.contract.adapter_config import SCORE
+from muster.recipe.adapter_config import SCORE
 from muster.trainer.models import load_balancing
 from muster.trainer.models.attention import by_blocks
 from muster.trainer.models.decoder import Recompute

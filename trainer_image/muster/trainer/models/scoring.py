@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster.contract.adapter_config import SCORE
+from muster.recipe.adapter_config import SCORE
 from muster.trainer.errors import UserError
 
 WEIGHT: Final = f"{SCORE}.weight"

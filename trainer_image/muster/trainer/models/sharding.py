@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muster.contract import fitting
-from muster.contract.layouts import SMALLEST, ModelLayout, layout_of
-from muster.contract.memory import USABLE, Device, MemoryNeed
-from muster.contract.model_size import ModelSize
-from muster.contract.names import Env
-from muster.contract.training import Precision, TrainingConfig
+from muster.plan import fitting
+from muster.plan.layouts import SMALLEST, ModelLayout, layout_of
+from muster.plan.memory import USABLE, Device, MemoryNeed
+from muster.plan.model_size import ModelSize
+from muster.recipe.training import Precision, TrainingConfig
 from muster.trainer.config import DataParallel, RankPosition, data_parallel
 from muster.trainer.errors import OutOfMemory, UserError
 from muster.trainer.gpus import must_have_gpus, read_facts
@@ -27,6 +26,7 @@ from muster.trainer.models.embedding_noise import add_noise
 from muster.trainer.models.float8 import use_float8
 from muster.trainer.parallel.shards import local, replicas_of
 from muster.trainer.parallel.wrapping import replicate, shard_by_groups
+from muster.words.names import Env
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,

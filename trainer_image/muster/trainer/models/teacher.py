@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muster.contract.distillation import Distillation
+from muster.recipe.distillation import Distillation
 from muster.trainer.models.decoder import Decoder
 from muster.trainer.models.distillation import TeacherPredictions
 from muster.trainer.models.forward_model import ForwardModel

@@ -11,9 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from muster.contract.adapter_config import Adapter
-from muster.contract.checkpoint import ITEM_BYTES
-from muster.contract.model_size import ModelSize, dimensions_of, position_limit, size_of
+from muster.plan.model_size import ModelSize, dimensions_of, position_limit, size_of
+from muster.recipe.adapter_config import Adapter
 from muster.storage.model_folder import CONFIG, ModelFolder
 from muster.trainer.errors import UserError
 from muster.trainer.models import loading, pretrained
@@ -29,6 +28,7 @@ from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.models.scoring import ScoreHead, score_head_of
 from muster.trainer.models.self_test import PackingFindings, examine
 from muster.trainer.parallel.groups import groups
+from muster.words.checkpoint import ITEM_BYTES
 
 KIND: Final = "transformers"
 

@@ -15,13 +15,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muster.contract.base import problems
-from muster.contract.names import Env, Rendezvous
-from muster.contract.program import Program
-from muster.contract.spec import CheckpointSpec, WorkerConfig
+from muster.recipe.document import WorkerConfig
 from muster.storage.small_files import read_regular
 from muster.trainer.config import folder_in
 from muster.trainer.errors import UserError
+from muster.words.base import problems
+from muster.words.job import CheckpointSpec
+from muster.words.names import Env, Rendezvous
+from muster.words.program import Program
 
 # Folders in MUSTER_WORKER_DIR; its files are named in the contract.
 WORK = "work"  # the program's working directory

@@ -23,8 +23,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from muster.contract.checkpoint import FileEntry
-from muster.contract.names import KEEPER_STATE, STOP, ExitCode
 from muster.storage.errors import StorageError, StoreError
 from muster.storage.opening import open_store
 from muster.storage.small_files import write_whole
@@ -37,6 +35,8 @@ from muster.trainer.programs.parts import AttemptParts, PartFailed, PublishOrder
 from muster.trainer.programs.snapshot import ChangedMeanwhile, CheckpointSnapshot, take
 from muster.trainer.programs.upload import SnapshotPublisher
 from muster.trainer.programs.watch import FolderWatch, RankProgress
+from muster.words.checkpoint import FileEntry
+from muster.words.names import KEEPER_STATE, STOP, ExitCode
 from muster.worker.fence import FenceUnreachable
 
 LOOK_SECONDS: Final = 0.5  # between two looks at the folder; a rename is heard of at once

@@ -16,9 +16,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from muster.contract.checkpoint import DataCursor
-from muster.contract.names import Env
-from muster.contract.spec import Keep
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
 from muster.trainer.checkpoint import CheckpointSaver, SaveOutcome, SaverIdentity, TrainState, load_attached, randomness
@@ -26,6 +23,9 @@ from muster.trainer.checkpoint.entries import Entries
 from muster.trainer.errors import UserError
 from muster.trainer.launch.process_control import has_adopter
 from muster.trainer.parallel.groups import groups
+from muster.words.checkpoint import DataCursor
+from muster.words.job import Keep
+from muster.words.names import Env
 
 # A second copy in memory, by which a crash costs a step at most, takes this part of a rank's share of the machine's at
 # most, as for Muster's trainer.

@@ -14,10 +14,10 @@ import json
 from dataclasses import astuple, dataclass
 from typing import Any, Final
 
-from muster.contract.checkpoint import PARTS, FileEntry, step_name
 from muster.storage.errors import NotFound, StoreError
 from muster.storage.store import Store
 from muster.trainer.programs.listing import FileFacts, FileListing
+from muster.words.checkpoint import PARTS, FileEntry, step_name
 
 _BYTES_MAX: Final = 256 << 20
 

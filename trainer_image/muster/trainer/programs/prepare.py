@@ -21,10 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muster.contract.address import StorageAddress, parse_address
-from muster.contract.checkpoint import RESUME, Commit
-from muster.contract.names import PREPARED, Env, ExitCode
-from muster.contract.program import Input
 from muster.storage.errors import NotFound, StorageError
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_source, open_store
@@ -39,6 +35,10 @@ from muster.trainer.errors import UserError
 from muster.trainer.programs import INPUTS, KEEPING, SOURCE, WORK, WorkerOrders, read_surroundings
 from muster.trainer.programs.archive import unpack
 from muster.trainer.programs.hub_links import link_repositories
+from muster.words.address import StorageAddress, parse_address
+from muster.words.checkpoint import RESUME, Commit
+from muster.words.names import PREPARED, Env, ExitCode
+from muster.words.program import Input
 
 SOURCE_BYTES_MAX: Final = 1 << 30
 BLOCK_BYTES: Final = 16 << 20
@@ -176,8 +176,8 @@ def _fetch_model(source: str, folder: Path) -> int:
 
 
 def _fetch_from_hub(source: str, address: StorageAddress, folder: Path) -> int:
-    from muster.contract.address import hub_path
     from muster.trainer.models.files import open_files
+    from muster.words.address import hub_path
 
     where = hub_path(address)
     files = open_files(source)  # says what is wrong with the name, the token or the network

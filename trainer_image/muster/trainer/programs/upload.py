@@ -14,8 +14,6 @@ from itertools import groupby
 
 from pydantic import ValidationError
 
-from muster.contract.address import parse_address
-from muster.contract.checkpoint import PROGRAM_VERSION, Commit, FileEntry, folder_file_key, path_in_folder
 from muster.storage.checksum import PART_BYTES, crc32
 from muster.storage.errors import StorageError
 from muster.storage.listing import steps_in
@@ -26,6 +24,8 @@ from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.programs import WorkerOrders
 from muster.trainer.programs.listing import FileFacts, UnfitFolder
 from muster.trainer.programs.snapshot import CheckpointSnapshot
+from muster.words.address import parse_address
+from muster.words.checkpoint import PROGRAM_VERSION, Commit, FileEntry, folder_file_key, path_in_folder
 from muster.worker.fence import FenceUnreachable, confirm
 
 FENCE_RETRIES = 5

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from muster.contract.names import PREPARED, PROGRESS, RANKS_ENDED, SAVE_REQUEST
 from muster.trainer.programs import WorkerOrders, read_document
 from muster.trainer.programs.listing import (
     CHECKPOINT_SUFFIXES,
@@ -29,6 +28,7 @@ from muster.trainer.programs.listing import (
     step_of,
 )
 from muster.trainer.programs.renames import RenameWatch
+from muster.words.names import PREPARED, PROGRESS, RANKS_ENDED, SAVE_REQUEST
 
 # Of files that a checkpoint has: other folders (logs, a cache) are nobody's loss.
 WEIGHTS_SUFFIXES = (*CHECKPOINT_SUFFIXES, ".bin", ".distcp", ".npz", ".msgpack", ".pkl")

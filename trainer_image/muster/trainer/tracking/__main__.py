@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from muster.contract.names import STEP_LOG
-from muster.contract.redaction import redact
 from muster.trainer.config import WorkerRun, read_run
 from muster.trainer.tracking.processes import FINISH_SECONDS, fault_file
 from muster.trainer.tracking.step_log import StepLogReader
 from muster.trainer.tracking.tracker import RunTracker
+from muster.words.names import STEP_LOG
+from muster.words.redaction import redact
 
 CALL_SECONDS_MAX: Final = 120.0
 LOOK_SECONDS: Final = 1.0

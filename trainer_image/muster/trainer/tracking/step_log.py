@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.contract.signals import StepRecord
+from muster.words.signals import StepRecord
 
 READ_BYTES_MAX = 1 << 20
 

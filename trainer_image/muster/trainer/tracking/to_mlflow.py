@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from muster.contract.redaction import redact_spec
-from muster.contract.signals import StepRecord
 from muster.trainer.config import WorkerRun
 from muster.trainer.tracking.tracker import scalars
+from muster.words.redaction import redact_spec
+from muster.words.signals import StepRecord
 
 METRICS_MAX, PARAMETERS_MAX, TEXT_MAX = 1_000, 100, 500  # of one request, by MLflow's own limits
 JOB_TAG = "muster.job_uid"

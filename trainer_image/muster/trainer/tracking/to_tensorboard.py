@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from muster.contract.signals import StepRecord
 from muster.storage.opening import open_store
 from muster.trainer.config import WorkerRun
 from muster.trainer.tracking.tracker import scalars
+from muster.words.signals import StepRecord
 
 FOLDER = "tensorboard"
 PART_BYTES = 4 << 20  # replaced whole twice a minute: at ten times as much that is noticed on a network

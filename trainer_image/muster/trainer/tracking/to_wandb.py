@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.contract.redaction import redact_spec
-from muster.contract.signals import StepRecord
-from muster.contract.tracking import Wandb
 from muster.storage.opening import open_store
 from muster.trainer.config import WorkerRun
 from muster.trainer.tracking.tracker import scalars
+from muster.words.redaction import redact_spec
+from muster.words.signals import StepRecord
+from muster.words.tracking import Wandb
 
 FOLDER = "wandb"
 # Nothing is sent that nobody asked for.

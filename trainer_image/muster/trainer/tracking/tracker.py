@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from muster.contract.signals import StepRecord
+from muster.words.signals import StepRecord
 
 
 class RunTracker(Protocol):

@@ -6,10 +6,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from muster.contract.signals import StepRecord, TrainerPhase, TrainerSeconds
 from muster.trainer.launch.verdict import unlearnt
 from muster.trainer.train.deadlines import PhaseDeadlines
 from muster.trainer.train.stopwatch import PhaseStopwatch
+from muster.words.signals import StepRecord, TrainerPhase, TrainerSeconds
 
 ACCOUNT = {
     TrainerPhase.INIT: "init",

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muster.contract.optimizer_config import OptimizerConfig
-from muster.contract.optimizer_state import UPDATE_VALUES, block_of
+from muster.plan.optimizer_state import UPDATE_VALUES, block_of
+from muster.recipe.optimizer_config import OptimizerConfig
 from muster.trainer.models.nf4 import need_kernels
 from muster.trainer.parallel.shards import alongside, local, local_part
 from muster.trainer.train import eight_bit

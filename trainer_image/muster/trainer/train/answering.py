@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from muster.contract.evaluation_config import EvaluationSet
-from muster.contract.training import TrainingConfig
-from muster.contract.verifiers import ANSWER_METRICS, LIMITS, Verifier, score_metrics
+from muster.recipe.evaluation_config import EvaluationSet
+from muster.recipe.training import TrainingConfig
+from muster.recipe.verifiers import ANSWER_METRICS, LIMITS, Verifier, score_metrics
 from muster.trainer.config import DataParallel
 from muster.trainer.data import Tokenizer
 from muster.trainer.data.prompts import ModelPrompt, PromptSet

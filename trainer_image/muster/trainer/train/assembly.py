@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from muster.contract import flops
-from muster.contract.evaluation_config import reports_tokens
+from muster.plan import flops
+from muster.recipe.evaluation_config import reports_tokens
 from muster.trainer.checkpoint import CheckpointSaver, SaverIdentity
 from muster.trainer.config import RankPosition, WorkerRun
 from muster.trainer.data import RunData

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from muster.contract.evaluation_config import Better, EarlyStopping, Evaluation
+from muster.recipe.evaluation_config import Better, EarlyStopping, Evaluation
 from muster.trainer.errors import UserError
 from muster.trainer.train.evaluation import HeldOutResult
 

@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from muster.contract.checkpoint import Commit
-from muster.contract.signals import TrainerPhase
-from muster.contract.spec import Past
 from muster.trainer.checkpoint import CheckpointSaver, SaveOutcome, SavePolicy, TrainState
 from muster.trainer.checkpoint.policy import SaveHistory
 from muster.trainer.config import RankPosition
@@ -18,6 +15,9 @@ from muster.trainer.errors import StorageError, UserError
 from muster.trainer.train.metrics import CommitMetrics
 from muster.trainer.train.numeric_guard import NumericGuard
 from muster.trainer.train.rank_state import RankState
+from muster.words.checkpoint import Commit
+from muster.words.job import Past
+from muster.words.signals import TrainerPhase
 
 # The grace before a kill is the killer's to give; this only bounds a storage that never answers.
 DRAIN_SECONDS = 900.0

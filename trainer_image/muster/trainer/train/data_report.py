@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from muster.contract.data_report import DATA_REPORT_KEY, SHOWN_SAMPLES, DataReport
 from muster.storage.opening import open_store
 from muster.trainer.data import RunData, Tokenizer
 from muster.trainer.data.report import data_report, first_samples, shown_sample
 from muster.trainer.errors import StorageError
 from muster.trainer.train.records import say
+from muster.words.data_report import DATA_REPORT_KEY, SHOWN_SAMPLES, DataReport
 
 
 def full_report(data: RunData, tokenizer: Tokenizer) -> DataReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from muster.contract.signals import TrainerPhase
+from muster.words.signals import TrainerPhase
 
 REMEMBERED = 64  # of each phase
 STEPS_MIN = 3  # before that, steps compile and fill caches

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from muster.contract.evaluation_config import source_metrics
+from muster.recipe.evaluation_config import source_metrics
 from muster.trainer.config import DataParallel
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED, PackedSample

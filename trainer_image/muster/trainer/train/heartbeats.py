@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.contract.base import dump_json
-from muster.contract.signals import Heartbeat
 from muster.storage.small_files import write_whole
+from muster.words.base import dump_json
+from muster.words.signals import Heartbeat
 
 # The file is rewritten at least this often, and at most so often however quick the steps are. A step does not wake the
 # thread (it would take the interpreter from the training just then); the thread looks by itself.

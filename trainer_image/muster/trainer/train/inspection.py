@@ -22,15 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.contract.base import InvalidDocument, dump, parse
-from muster.contract.data_config import DataConfig, Source
-from muster.contract.data_formats import FORMATS
-from muster.contract.data_report import DataReport, report_lines
-from muster.contract.names import Env
-from muster.contract.redaction import redact
-from muster.contract.shown_samples import sample_text
-from muster.contract.text import with_codes
-from muster.contract.training import TrainingConfig
+from muster.recipe.data_config import DataConfig, Source
+from muster.recipe.data_formats import FORMATS
+from muster.recipe.training import TrainingConfig
 from muster.storage.data_format import of_known_format
 from muster.storage.records import RawRecord
 from muster.storage.sources import find
@@ -46,6 +40,12 @@ from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.train.data_report import full_report
 from muster.trainer.train.origin import as_packable, fresh_origin
 from muster.trainer.verify.references import ReferenceColumns, evaluated_sources
+from muster.words.base import InvalidDocument, dump, parse
+from muster.words.data_report import DataReport, report_lines
+from muster.words.names import Env
+from muster.words.redaction import redact
+from muster.words.shown_samples import sample_text
+from muster.words.text import with_codes
 
 FAULTS_MAX = 20
 BARE_SHAPE = {"dim": 16, "layers": 1, "heads": 1, "kvHeads": 1, "ffnDim": 16}  # of a file without a model: never built

@@ -8,12 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from muster.contract import fitting
-from muster.contract.checkpoint import DataCursor
-from muster.contract.commits_read import REWARD_MODEL
-from muster.contract.memory import gib
-from muster.contract.names import ExitCode
-from muster.contract.signals import StepRecord, TrainerPhase
+from muster.plan import fitting
+from muster.plan.memory import gib
+from muster.recipe.commits_read import REWARD_MODEL
 from muster.trainer.checkpoint import TrainState, randomness, resume
 from muster.trainer.checkpoint.quarantine import must_not_lose_all
 from muster.trainer.config import RankPosition, WorkerRun, data_parallel
@@ -42,6 +39,9 @@ from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.second_model import LoadedSecond, SecondOrigin, find_second_models
 from muster.trainer.train.step import TrainStep
 from muster.trainer.train.trials import report_verdict, trial_of
+from muster.words.checkpoint import DataCursor
+from muster.words.names import ExitCode
+from muster.words.signals import StepRecord, TrainerPhase
 
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from muster.contract.base import dump_json
-from muster.contract.names import STEP_LOG
-from muster.contract.signals import Heartbeat, SlowRank, StepRecord, TrainerPhase
+from muster.words.base import dump_json
+from muster.words.names import STEP_LOG
+from muster.words.signals import Heartbeat, SlowRank, StepRecord, TrainerPhase
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muster.contract.optimizer_config import OptimizerConfig
+from muster.recipe.optimizer_config import OptimizerConfig
 from muster.trainer.errors import UserError
 from muster.trainer.models.named import named_by
 from muster.trainer.train.adamw import ShardAdamW

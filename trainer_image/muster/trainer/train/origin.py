@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import ValidationError
 
-from muster.contract.base import dump
-from muster.contract.checkpoint import Commit
-from muster.contract.model_config import FromCommit
-from muster.contract.objectives import PREFERENCE_TASKS
-from muster.contract.training import TrainingConfig
+from muster.recipe.objectives import PREFERENCE_TASKS
+from muster.recipe.training import TrainingConfig
 from muster.storage.errors import Refused
 from muster.storage.model_folder import CONFIG, ModelFolder, open_folder
 from muster.trainer.checkpoint import DamagedCommit, UnusableCommit, newest_readable, read_commit
@@ -38,6 +35,9 @@ from muster.trainer.models.files import open_files
 from muster.trainer.models.from_commit import definition_of
 from muster.trainer.models.scoring import ScoreHead, chosen_head, score_head_of
 from muster.trainer.train.optimizer import parameter_groups
+from muster.words.base import dump
+from muster.words.checkpoint import Commit
+from muster.words.model_sources import FromCommit
 
 if TYPE_CHECKING:
     from muster.trainer.models.new_tokens import NewTokens

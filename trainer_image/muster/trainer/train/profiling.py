@@ -16,8 +16,6 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from muster.contract.profiles import RANKS_MAX, REQUEST_KEY, STEPS_MAX, Profile, ProfileRequest, RankProfile
-from muster.contract.signals import TrainerPhase
 from muster.storage.opening import open_store
 from muster.storage.store import Store
 from muster.trainer.config import RankPosition, WorkerRun
@@ -26,6 +24,8 @@ from muster.trainer.parallel.groups import groups
 from muster.trainer.train.activity import RankActivity
 from muster.trainer.train.records import say
 from muster.trainer.train.tracing import StepTrace, keep_begun, keep_trace
+from muster.words.profiles import RANKS_MAX, REQUEST_KEY, STEPS_MAX, Profile, ProfileRequest, RankProfile
+from muster.words.signals import TrainerPhase
 
 # Between two looks for a request. Of S3 that is 17,280 requests a day, for less than a cent; whoever asks waits for at
 # most so long, beside the steps themselves.

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.contract.checkpoint import Commit, DataCursor
-from muster.contract.status import DataSkip
-from muster.contract.text import plural
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
 from muster.storage.opening import open_store
@@ -17,6 +14,9 @@ from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.data.loader import advanced
 from muster.trainer.train.step import StepOutcome
 from muster.trainer.train.trials import TrainingTrial
+from muster.words.checkpoint import Commit, DataCursor
+from muster.words.status import DataSkip
+from muster.words.text import plural
 
 
 @dataclass

@@ -10,15 +10,15 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.contract.base import dump_json
-from muster.contract.names import HEARTBEAT, RANK_FAILURE, ExitCode
-from muster.contract.signals import Heartbeat, RankFailure, SlowRank, StepRecord, TrainerPhase
 from muster.storage.small_files import write_whole
 from muster.trainer.config import SPEAKER
 from muster.trainer.launch.stack_dumps import main_thread_stands
 from muster.trainer.tracking.processes import FAULTS
 from muster.trainer.train.activity import RankActivity
 from muster.trainer.train.heartbeats import HeartbeatThread
+from muster.words.base import dump_json
+from muster.words.names import HEARTBEAT, RANK_FAILURE, ExitCode
+from muster.words.signals import Heartbeat, RankFailure, SlowRank, StepRecord, TrainerPhase
 
 DATA_WINDOW_SECONDS = 60.0
 STACK_REPORT_SHARE = (

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import torch
 
-from muster.contract import flops
-from muster.contract.redaction import redact
-from muster.contract.signals import RANKS_TOLD_MAX, StepRecord
-from muster.contract.text import plural
+from muster.plan import flops
 from muster.trainer.config import RankPosition
 from muster.trainer.train.evaluation import HeldOutResult
 from muster.trainer.train.metrics import RankMetrics, StepLog
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.step import StepOutcome
 from muster.trainer.train.straggler_timer import StragglerDetector
+from muster.words.redaction import redact
+from muster.words.signals import RANKS_TOLD_MAX, StepRecord
+from muster.words.text import plural
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from safetensors import numpy as safetensors
 
-from muster.contract.checkpoint import reference_key
 from muster.storage.errors import NotFound
 from muster.storage.opening import open_store
 from muster.trainer.config import RankPosition
@@ -29,6 +28,7 @@ from muster.trainer.errors import StorageError, UserError
 from muster.trainer.models.sharding import ParallelModel
 from muster.trainer.parallel.groups import groups
 from muster.trainer.train.tasks.answers import answers
+from muster.words.checkpoint import reference_key
 
 Report = Callable[[str], None]
 

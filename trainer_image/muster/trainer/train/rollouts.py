@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from muster.contract.objectives import Grpo
-from muster.contract.training import TrainingConfig
+from muster.recipe.objectives import Grpo
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data import SampleSet, StepBatch
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import PackedSample, unscored_row

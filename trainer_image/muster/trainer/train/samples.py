@@ -9,7 +9,6 @@ import time
 import torch
 from torch import Tensor, nn
 
-from muster.contract.samples import Sample, Samples, samples_key
 from muster.storage.opening import open_store
 from muster.trainer.config import RankPosition, WorkerRun
 from muster.trainer.data import Tokenizer, chat_prompt
@@ -19,6 +18,7 @@ from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.parallel.groups import groups
 from muster.trainer.train.records import say
 from muster.trainer.train.writing import TokenWriter
+from muster.words.samples import Sample, Samples, samples_key
 
 WRITE_SECONDS_MAX = 30.0  # that the end of a job waits for its last samples
 

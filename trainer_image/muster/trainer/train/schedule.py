@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from muster.contract.optimizer_config import OptimizerConfig
-from muster.contract.training import Length, TrainingConfig
+from muster.recipe.optimizer_config import OptimizerConfig
+from muster.recipe.training import Length, TrainingConfig
 
 INVERSE_SQRT_STEPS = 10_000  # that the root counts from where there is no warm-up, as in transformers
 

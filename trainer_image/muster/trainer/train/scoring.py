@@ -18,11 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from muster.contract.base import InvalidDocument, parse
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.arguments import ArgumentParser
 from muster.trainer.config import RankPosition, data_parallel, read_ranks
 from muster.trainer.errors import NumericError, UserError, exit_code
+from muster.words.base import InvalidDocument, parse
 from muster.worker.names import WorkerVariables
 
 TASKS = ("sft", "pretrain")  # whose loss is a mean over tokens, and needs no second model

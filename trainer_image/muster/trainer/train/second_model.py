@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from muster.contract.checkpoint import Commit, seal_of
-from muster.contract.commits_read import REFERENCE, REWARD_MODEL, second_models
-from muster.contract.model_config import FromCommit
-from muster.contract.second_model import SecondModel
-from muster.contract.training import TrainingConfig
+from muster.recipe.commits_read import REFERENCE, REWARD_MODEL, second_models
+from muster.recipe.second_model import SecondModel
+from muster.recipe.training import TrainingConfig
 from muster.storage.errors import Refused
 from muster.storage.model_folder import open_folder
 from muster.trainer.checkpoint import DamagedCommit, read_commit
@@ -29,6 +27,8 @@ from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.models.scoring import ScoreHead
 from muster.trainer.models.sharding import ShardLayout
 from muster.trainer.train.origin import RunOrigin
+from muster.words.checkpoint import Commit, seal_of
+from muster.words.model_sources import FromCommit
 
 CHANGED = (
     "{field} {words}: has other weights than when the job began ({what}), so what was learnt until now came from "

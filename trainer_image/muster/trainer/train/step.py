@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muster.contract.checkpoint import DataCursor
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.checkpoint import randomness
 from muster.trainer.config import RankPosition
 from muster.trainer.data import RankLoader, StepBatch
@@ -37,6 +36,7 @@ from muster.trainer.train.second_model import LoadedSecond
 from muster.trainer.train.straggler_timer import StragglerTimer
 from muster.trainer.train.tasks.choice import objective_of
 from muster.trainer.train.tasks.objective import LossTotals
+from muster.words.checkpoint import DataCursor
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from muster.contract.signals import SlowRank
+from muster.words.signals import SlowRank
 
 Work = NDArray[np.float64]  # seconds, by rank
 

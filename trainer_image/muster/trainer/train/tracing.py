@@ -11,12 +11,12 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
-from muster.contract.base import dump_json
-from muster.contract.profiles import Profile, ProfileFile, RankProfile, rank_document
 from muster.storage.opening import open_store
 from muster.storage.store import Store
 from muster.trainer.errors import StorageError
 from muster.trainer.train.records import say
+from muster.words.base import dump_json
+from muster.words.profiles import Profile, ProfileFile, RankProfile, rank_document
 
 # Allocations and releases of CUDA's memory, the newest: some kilobytes each, so a few hundred megabytes at most.
 MEMORY_EVENTS_MAX = 100_000

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.storage.opening import open_store
 from muster.trainer.errors import StorageError
 from muster.trainer.train.step import StepOutcome

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from muster.contract.verifiers import OUT_OF_MEMORY, OUT_OF_TIME, UnitTests
+from muster.recipe.verifiers import OUT_OF_MEMORY, OUT_OF_TIME, UnitTests
 
 SHOWN_CHARACTERS: Final = 120  # of the program that is the example
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from muster.contract.data_config import Source
-from muster.contract.data_formats import columns_of
-from muster.contract.evaluation_config import Evaluation
-from muster.contract.verifiers import Verifier
+from muster.recipe.data_config import Source
+from muster.recipe.data_formats import columns_of
+from muster.recipe.evaluation_config import Evaluation
+from muster.recipe.verifiers import Verifier
 from muster.trainer.errors import UserError
 from muster.trainer.verify.scorers import AnswerScorer, scorer
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from muster.contract.curation import matcher
-from muster.contract.verifiers import ExactMatch, JsonSchema, NumericAnswer, Regex, UnitTests, Verifier
+from muster.recipe.curation import matcher
+from muster.recipe.verifiers import ExactMatch, JsonSchema, NumericAnswer, Regex, UnitTests, Verifier
 from muster.trainer.verify import unit_tests
 
 Columns = Mapping[str, Any]

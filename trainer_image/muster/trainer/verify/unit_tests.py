@@ -16,8 +16,8 @@ import sys
 import time
 from typing import BinaryIO, Final, NamedTuple
 
-from muster.contract.verifiers import OUT_OF_MEMORY, OUT_OF_TIME
 from muster.local import seccomp
+from muster.recipe.verifiers import OUT_OF_MEMORY, OUT_OF_TIME
 from muster.trainer.verify.shut_in import CAN_NOT_BE_SHUT_IN, HAD_NO_MEMORY
 
 START_SECONDS = 10.0  # that Python may take to start, beside the program's own time; on a busy machine it takes one

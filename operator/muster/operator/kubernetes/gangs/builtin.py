@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from muster.contract.names import GROUP
 from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import GangObject, GangRef
 from muster.operator.kubernetes.pods import PodState
+from muster.words.names import GROUP
 
 
 class BuiltinScheduler:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from muster.contract.status import Phase
 from muster.kube import paths
 from muster.kube.client import STRATEGIC, ApiClient, Object
 from muster.kube.errors import ApiError
@@ -23,6 +22,7 @@ from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.pods import PodState
 from muster.operator.kubernetes.render import owner_reference
 from muster.operator.pacing import APIS_SECONDS, GROUP_RUNNING_SECONDS, GROUP_WAITING_SECONDS
+from muster.words.status import Phase
 
 _HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
 

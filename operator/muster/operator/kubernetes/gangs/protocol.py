@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from muster.contract.spec import JobSpec
 from muster.kube import paths
 from muster.kube.client import Object
 from muster.operator.kubernetes.pods import PodState
+from muster.recipe.document import JobSpec
 
 
 class UnservedApi(OSError):

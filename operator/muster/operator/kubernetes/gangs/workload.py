@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from muster.contract.names import GROUP, KIND
 from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import (
     GangObject,
@@ -18,6 +17,7 @@ from muster.operator.kubernetes.gangs.protocol import (
     pod_group,
 )
 from muster.operator.kubernetes.pods import PodState
+from muster.words.names import GROUP, KIND
 
 API_GROUP = "scheduling.k8s.io"
 VERSIONS = ("v1beta1", "v1alpha2", "v1alpha1")  # the newest first

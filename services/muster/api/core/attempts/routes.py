@@ -16,12 +16,12 @@ from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs.examples import ATTEMPTS, ROW
 from muster.api.core.jobs.schemas import cost_document
 from muster.api.core.services import ServicesDependency
-from muster.contract.base import dump
-from muster.contract.prices import Prices
-from muster.contract.replies import AttemptList
-from muster.contract.status import Attempt
-from muster.contract.views import with_times
 from muster.documents.prices import load_prices
+from muster.replies.jobs import AttemptList
+from muster.replies.views import with_times
+from muster.words.base import dump
+from muster.words.prices import Prices
+from muster.words.status import Attempt
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -19,16 +19,16 @@ from muster.api.core.http.openapi import AT, UID, example_reply, problems
 from muster.api.core.http.path_parts import JobId, without_action
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.address import StorageAddress
-from muster.contract.base import UserError
-from muster.contract.checkpoint import commit_key
-from muster.contract.replies import Checkpoint, CheckpointDetail, CheckpointEvaluation, CheckpointList, Pin
-from muster.contract.times import rfc3339
-from muster.contract.views import commit_view
+from muster.replies.jobs import Checkpoint, CheckpointDetail, CheckpointEvaluation, CheckpointList, Pin
+from muster.replies.views import commit_view
 from muster.storage.commits import InvalidCommit
 from muster.storage.errors import NotFound, Refused, StorageError, UnfitObject
 from muster.storage.listing import CommitListing, CommitSummary, read_commit
 from muster.storage.pins import pin, pinned, unpin
+from muster.words.address import StorageAddress
+from muster.words.base import UserError
+from muster.words.checkpoint import commit_key
+from muster.words.times import rfc3339
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

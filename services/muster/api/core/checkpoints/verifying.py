@@ -11,12 +11,12 @@ from muster.api.core.checkpoints.routes import commit_folder, explained
 from muster.api.core.database.tables import JobRow
 from muster.api.core.errors import ApiError
 from muster.api.core.services import Services
-from muster.contract.checkpoint import FileEntry
-from muster.contract.text import size
 from muster.storage.checksum import parts_of, running_checksum
 from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing, read_commit
 from muster.storage.store import ReadOnlyStore
+from muster.words.checkpoint import FileEntry
+from muster.words.text import size
 
 # Of one request: ten seconds of a disk. Half of it would refuse a commit of a 1B model with its optimizer's state; a
 # request that reads twice as much outlasts the time that proxies give it.

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from muster.contract.base import dump, known_part
-from muster.contract.fleet import FleetReport
-from muster.contract.layout import StateFolder
-from muster.contract.quotas import ProjectQuota
-from muster.contract.spec import JobSpec
 from muster.local.cluster import AlreadyExists, LocalCluster, NotFound, RawChange, VersionConflict
+from muster.recipe.document import JobSpec
 from muster.secrets.box import SecretBox, SecretsLocked
+from muster.words.base import dump, known_part
+from muster.words.fleet import FleetReport
+from muster.words.quotas import ProjectQuota
+from muster.words.state_folder import StateFolder
 
 _CONFLICTS_MAX = 20
 
@@ -111,7 +111,7 @@ class JobCluster(Protocol):
         ...
 
     async def write_limits(self, entries: Mapping[str, str]) -> None:
-        """Apply these limits (contract.admission) to users who bypass the API, in place of the previous ones."""
+        """Apply these limits (core/admission_policy.py) to users who bypass the API, in place of the previous ones."""
         ...
 
     async def write_secret(self, secret: SecretName, data: Mapping[str, str]) -> None:

@@ -18,17 +18,17 @@ from muster.api.core.cluster import kubernetes_secrets
 from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, SecretName, shown_spec
 from muster.api.core.cluster.kubernetes_config_maps import read_nodes, write_limits, write_quotas
 from muster.api.core.cluster.pod_logs import PodLogs
-from muster.contract.base import dump
-from muster.contract.fleet import FleetReport
-from muster.contract.layout import StateFolder
-from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
-from muster.contract.quotas import ProjectQuota
 from muster.kube import paths
 from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
 from muster.kube.timestamps import seconds_of
 from muster.kube.watch import Reflector
 from muster.local.cluster import RawChange
+from muster.words.base import dump
+from muster.words.fleet import FleetReport
+from muster.words.names import FINALIZER, GROUP, KIND, VERSION, Label
+from muster.words.quotas import ProjectQuota
+from muster.words.state_folder import StateFolder
 
 log = structlog.get_logger("muster.api.kubernetes")
 

@@ -7,13 +7,13 @@ import base64
 import zlib
 from collections.abc import Mapping
 
-from muster.contract.admission import LIMITS
-from muster.contract.base import dump_json
-from muster.contract.fleet import NODES, NODES_KEY, FleetReport
-from muster.contract.quotas import QUOTAS, ProjectQuota
+from muster.api.core.admission_policy import LIMITS
 from muster.kube import paths
 from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
+from muster.words.base import dump_json
+from muster.words.fleet import NODES, NODES_KEY, FleetReport
+from muster.words.quotas import QUOTAS, ProjectQuota
 
 
 async def read_nodes(client: ApiClient, namespace: str) -> FleetReport | None:

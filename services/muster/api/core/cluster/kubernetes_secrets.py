@@ -10,10 +10,10 @@ import base64
 from collections.abc import Mapping
 
 from muster.api.core.cluster.cluster import SecretName, SecretRefused
-from muster.contract.names import Label
 from muster.kube import paths
 from muster.kube.client import JSON_PATCH, METADATA, ApiClient, Object
 from muster.kube.errors import ApiError
+from muster.words.names import Label
 
 _MANAGER = "app.kubernetes.io/managed-by"
 

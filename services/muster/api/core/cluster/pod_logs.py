@@ -15,11 +15,11 @@ from pathlib import Path
 
 import structlog
 
-from muster.contract.layout import StateFolder
-from muster.contract.names import LOG, STEP_LOG, worker_name
 from muster.kube import paths
 from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
+from muster.words.names import LOG, STEP_LOG, worker_name
+from muster.words.state_folder import StateFolder
 
 log = structlog.get_logger("muster.api.kubernetes")
 

@@ -159,7 +159,7 @@ class EvaluationRunRow(Table):
 
 
 class AttemptRow(Table):
-    """`body` is a contract.status.Attempt. The status keeps the newest fifty, these rows keep all."""
+    """`body` is a words.status.Attempt. The status keeps the newest fifty, these rows keep all."""
 
     __tablename__ = "attempts"
 
@@ -169,7 +169,7 @@ class AttemptRow(Table):
 
 
 class UsageRow(Table):
-    """Resources that an attempt held, from its beginning until its last worker was gone (contract.usage.Held).
+    """Resources that an attempt held, from its beginning until its last worker was gone (plan.usage.HeldNodes).
 
     Written with the attempt's row, and kept when the job's record is deleted: nothing here refers to it.
     """
@@ -275,7 +275,7 @@ class ProjectRow(Table):
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     namespace: Mapped[str | None] = mapped_column(String(64), unique=True)
-    limits: Mapped[dict[str, Any]]  # contract.projects.ProjectLimits
+    limits: Mapped[dict[str, Any]]  # api.core.limits.ProjectLimits
     created_at: Mapped[float]
 
 
@@ -327,7 +327,7 @@ class WebhookRow(Table):
     project: Mapped[str] = mapped_column(String(64), ForeignKey("projects.name", ondelete="CASCADE"))
     name: Mapped[str] = mapped_column(String(64))
     url: Mapped[str] = mapped_column(String(2048))
-    kinds: Mapped[dict[str, Any]]  # {"kinds": [contract.webhooks.WebhookKind]}
+    kinds: Mapped[dict[str, Any]]  # {"kinds": [words.webhooks.WebhookKind]}
     preset: Mapped[str | None] = mapped_column(String(16))
     wait_seconds: Mapped[float]
     enabled: Mapped[bool] = mapped_column(Boolean)
@@ -389,7 +389,7 @@ class FileRow(Table):
     owner: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(255))
     purpose: Mapped[str] = mapped_column(String(32))
-    status: Mapped[str] = mapped_column(String(16))  # contract.file_replies.Status
+    status: Mapped[str] = mapped_column(String(16))  # replies.files.FileStatus
     bytes: Mapped[int]
     sha256: Mapped[str | None] = mapped_column(String(64))  # what its sender says, or what has arrived
     key: Mapped[str | None] = mapped_column(String(160), index=True)  # storage.contents.Contents
@@ -428,12 +428,12 @@ class SweepRow(Table):
     project: Mapped[str] = mapped_column(String(64), ForeignKey("projects.name"))
     owner: Mapped[str] = mapped_column(String(64))
     granted: Mapped[str | None] = mapped_column(String(16))  # the owner's role, where the sign-in's provider gave it
-    document: Mapped[dict[str, Any]]  # {"sweep": contract.sweep.Sweep, "job": …}
-    metric: Mapped[dict[str, Any]]  # contract.sweep.SweepMetric, with its direction
+    document: Mapped[dict[str, Any]]  # {"sweep": recipe.sweep.Sweep, "job": …}
+    metric: Mapped[dict[str, Any]]  # recipe.sweep.SweepMetric, with its direction
     created_at: Mapped[float]
     live: Mapped[bool] = mapped_column(Boolean)  # there is something left to do
     cancelled: Mapped[bool] = mapped_column(Boolean)  # somebody asked for its end
-    phase: Mapped[str] = mapped_column(String(16))  # contract.sweep.SweepPhase
+    phase: Mapped[str] = mapped_column(String(16))  # recipe.sweep.SweepPhase
     summary: Mapped[dict[str, Any]]  # api.sweeps.schemas.Summary, for lists
     version: Mapped[int]  # counts what its controller wrote
     finished_at: Mapped[float | None]

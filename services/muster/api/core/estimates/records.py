@@ -10,10 +10,10 @@ from sqlalchemy import select
 from muster.api.core.callers import Principal
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import JobRow
-from muster.contract.spec import JobSpec
-from muster.contract.status import Attempt, GoodputState, JobStatus
-from muster.contract.throughput import MeasuredSpeed, setup_of
-from muster.contract.training import TrainingConfig
+from muster.plan.throughput import MeasuredSpeed, setup_of
+from muster.recipe.document import JobSpec
+from muster.recipe.training import TrainingConfig
+from muster.words.status import Attempt, GoodputState, JobStatus
 
 JOBS_MAX = 500  # the newest; speeds of long ago are of another Muster
 # Of an attempt, to tell a speed by their mean. Fewer are mostly warm-up: compilation, page caches, the allocator.

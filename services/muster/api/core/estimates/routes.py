@@ -12,11 +12,11 @@ from muster.api.core.http.openapi import EXAMPLE_JOB, body, example_reply, probl
 from muster.api.core.services import ServicesDependency
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.core.submission.schemas import JobDocument
-from muster.contract.base import dump
-from muster.contract.estimate import Estimate
-from muster.contract.spec import parse_job
 from muster.documents.prices import load_prices
+from muster.plan.estimate import Estimate
+from muster.recipe.document import parse_job
 from muster.storage.estimating import estimate_with_storage
+from muster.words.base import dump
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -11,14 +11,14 @@ from muster.api.core.estimates.records import measured
 from muster.api.core.services import Services
 from muster.api.core.submission.drafts import invalid_job
 from muster.api.core.submission.service import SubmissionService
-from muster.contract.address import parse_address
-from muster.contract.base import DocumentProblem, UserError
-from muster.contract.estimate import NO_ESTIMATE, Estimate
-from muster.contract.job_inputs import with_addresses
-from muster.contract.spec import Submission
-from muster.contract.training import TrainingConfig
+from muster.plan.estimate import NO_ESTIMATE, Estimate
+from muster.recipe.document import Submission
+from muster.recipe.job_inputs import with_addresses
+from muster.recipe.training import TrainingConfig
 from muster.storage.errors import StorageError
 from muster.storage.estimating import estimate_with_storage
+from muster.words.address import parse_address
+from muster.words.base import DocumentProblem, UserError
 
 # A model's headers are some requests to its storage. A client waits 20 seconds for an answer.
 SECONDS_MAX = 15.0

@@ -31,14 +31,14 @@ from muster.api.core.services import Services
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.core.submission.service import SubmissionService
 from muster.api.core.submission.storing import ExtraRows
-from muster.contract.address import parse_address
-from muster.contract.base import dump
-from muster.contract.names import Label
-from muster.contract.program import EVALUATED
-from muster.contract.status import JobStatus, Phase
 from muster.documents.document import Document
 from muster.storage.errors import StoreError
 from muster.storage.listing import CommitSummary
+from muster.words.address import parse_address
+from muster.words.base import dump
+from muster.words.names import Label
+from muster.words.program import EVALUATED
+from muster.words.status import JobStatus, Phase
 
 log = structlog.get_logger("muster.api.evaluations")
 

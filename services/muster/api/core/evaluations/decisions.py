@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from muster.contract.status import Phase
-from muster.contract.text import plural
+from muster.words.status import Phase
+from muster.words.text import plural
 
 REFUSED = "Refused"
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import EventRow, JobRow
 from muster.api.core.events.types import NewEvent
-from muster.contract.redaction import redact
+from muster.words.redaction import redact
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from muster.api.core.http.openapi import AT, UID, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.hub import POLL_SECONDS
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.replies import Event, EventList
-from muster.contract.times import rfc3339
-from muster.contract.views import with_times
+from muster.replies.jobs import Event, EventList
+from muster.replies.views import with_times
+from muster.words.times import rfc3339
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

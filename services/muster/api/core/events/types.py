@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from muster.contract.status import LIVING, Attempt, JobStatus, Phase
+from muster.words.status import LIVING, Attempt, JobStatus, Phase
 
 
 class EventType(StrEnum):

@@ -21,10 +21,10 @@ from muster.api.core.fleet.views import LiveJob, node_documents, queue_documents
 from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.projects import quota_of, visible
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.base import dump
-from muster.contract.fleet import SILENT_SECONDS, FleetReport
-from muster.contract.status import Phase
-from muster.contract.times import rfc3339
+from muster.words.base import dump
+from muster.words.fleet import SILENT_SECONDS, FleetReport
+from muster.words.status import Phase
+from muster.words.times import rfc3339
 
 log = structlog.get_logger("muster.api.fleet")
 _QUEUED = and_(JobRow.live.is_(True), JobRow.phase == Phase.QUEUED)

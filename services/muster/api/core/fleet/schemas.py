@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from muster.api.core.http.reply import Reply
-from muster.contract.base import Time
-from muster.contract.fleet import NodeNotice
-from muster.contract.quotas import ProjectQuota
+from muster.words.base import Time
+from muster.words.fleet import NodeNotice
+from muster.words.quotas import ProjectQuota
 
 
 class WaitingJob(Reply):

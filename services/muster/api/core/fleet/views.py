@@ -9,9 +9,9 @@ from typing import Any
 
 from muster.api.core.access import named
 from muster.api.core.callers import Principal
-from muster.contract.fleet import FleetReport, NodeReport
-from muster.contract.gang import ranks_per_node
-from muster.contract.times import epoch_seconds, rfc3339
+from muster.words.fleet import FleetReport, NodeReport
+from muster.words.gang import ranks_per_node
+from muster.words.times import epoch_seconds, rfc3339
 
 
 @dataclass(frozen=True, slots=True)

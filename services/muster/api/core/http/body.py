@@ -10,9 +10,9 @@ from typing import TypeVar
 from fastapi import Request
 
 from muster.api.core.errors import ApiError
-from muster.contract.base import DocumentProblem, InvalidDocument, M, parse
 from muster.documents.document import Document, DocumentError
 from muster.documents.reader import Format, read
+from muster.words.base import DocumentProblem, InvalidDocument, M, parse
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from muster.api.core.errors import KINDS, MEDIA_TYPE, ApiError, problem_body
-from muster.contract.base import DocumentProblem
+from muster.words.base import DocumentProblem
 
 _REF = "#/components/schemas/{model}"
 AT = 1_795_000_000.0  # when examples happen, in seconds since the epoch

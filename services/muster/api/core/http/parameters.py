@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from muster.api.core.errors import ApiError
-from muster.contract.base import DocumentProblem
+from muster.words.base import DocumentProblem
 
 
 async def known_parameters_only(request: Request) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Path
 from starlette.convertors import Convertor, register_url_convertor
 
-from muster.contract.names import JOB_NAME
+from muster.words.names import JOB_NAME
 
 NO_NUL = r"^[^\x00]*$"  # PostgreSQL has no such text
 JobId = Annotated[str, Path(description="The job's uid.", min_length=1, max_length=64, pattern=NO_NUL)]

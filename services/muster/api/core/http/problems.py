@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from muster.api.core.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
-from muster.contract.base import DocumentProblem
+from muster.words.base import DocumentProblem
 
 log = structlog.get_logger("muster.api")
 

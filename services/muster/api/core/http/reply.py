@@ -1,5 +1,5 @@
 """The base of every answer's shape."""
 
-from muster.contract.replies import Reply
+from muster.replies.jobs import Reply
 
 __all__ = ["Reply"]

@@ -7,10 +7,11 @@ from typing import Any
 from muster.api.core.database.tables import JobRow
 from muster.api.core.http.openapi import AT, EXAMPLE_JOB, UID
 from muster.api.core.jobs.schemas import job_document, job_summary
-from muster.contract.base import dump
-from muster.contract.signals import Cause
-from muster.contract.spec import parse_job
-from muster.contract.status import (
+from muster.documents.prices import load_prices
+from muster.recipe.document import parse_job
+from muster.words.base import dump
+from muster.words.signals import Cause
+from muster.words.status import (
     Attempt,
     CheckpointStatus,
     Failure,
@@ -22,7 +23,6 @@ from muster.contract.status import (
     Restart,
     Restarts,
 )
-from muster.documents.prices import load_prices
 
 EXAMPLE_SUBMISSION = parse_job(EXAMPLE_JOB)
 

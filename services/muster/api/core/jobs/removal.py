@@ -17,12 +17,12 @@ from muster.api.core.errors import ApiError
 from muster.api.core.jobs import repository
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import Services
-from muster.contract.address import StorageAddress
-from muster.contract.base import UserError
-from muster.contract.checkpoint import COMMITS
 from muster.storage.errors import StorageError
 from muster.storage.listing import CommitListing
 from muster.storage.pins import pinned, steps_of_pins
+from muster.words.address import StorageAddress
+from muster.words.base import UserError
+from muster.words.checkpoint import COMMITS
 
 GONE_SECONDS = 10.0  # for the cluster to let go of an ended job's object: its operator looks every few seconds
 DELETE_SECONDS_MAX = 600.0  # of all commits of a job: thousands of objects, one after another

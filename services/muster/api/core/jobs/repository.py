@@ -14,8 +14,8 @@ from muster.api.core.database.tables import EventRow, JobRow, JobTagRow, LabelRo
 from muster.api.core.events.repository import event_values
 from muster.api.core.events.types import NewEvent
 from muster.api.core.jobs.ordering import JobOrder
-from muster.contract.address import AddressError, StorageAddress, job_folder
-from muster.contract.status import Phase
+from muster.words.address import AddressError, StorageAddress, job_folder
+from muster.words.status import Phase
 
 
 @dataclass(frozen=True)

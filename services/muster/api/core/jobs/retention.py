@@ -11,7 +11,7 @@ from sqlalchemy import delete, exists, select
 
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import EventRow, JobRow
-from muster.contract.layout import StateFolder
+from muster.words.state_folder import StateFolder
 
 JOBS_AT_ONCE = 100  # of a round; the next one goes on
 NAMES_AT_ONCE = 500  # of a statement

@@ -21,10 +21,10 @@ from muster.api.core.jobs import examples, removal, repository, service, tagging
 from muster.api.core.jobs.repository import JobFilter
 from muster.api.core.jobs.schemas import job_document, job_summary
 from muster.api.core.services import ServicesDependency
-from muster.contract.annotations import JobAnnotations
-from muster.contract.replies import Job, JobList
-from muster.contract.status import Phase
-from muster.contract.text import nearest
+from muster.replies.jobs import Job, JobList
+from muster.words.annotations import JobAnnotations
+from muster.words.status import Phase
+from muster.words.text import nearest
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

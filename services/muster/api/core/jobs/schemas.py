@@ -8,13 +8,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from muster.api.core.database.tables import JobRow
-from muster.contract.names import KIND
-from muster.contract.prices import Prices, bill
-from muster.contract.redaction import redact_spec, without_env_values
-from muster.contract.replies import API_VERSION
-from muster.contract.status import Attempt
-from muster.contract.times import epoch_seconds, rfc3339
-from muster.contract.views import status_view, summary_view
+from muster.replies.views import status_view, summary_view
+from muster.words.names import API_VERSION, KIND
+from muster.words.prices import Prices, bill
+from muster.words.redaction import redact_spec, without_env_values
+from muster.words.status import Attempt
+from muster.words.times import epoch_seconds, rfc3339
 
 
 def job_document(row: JobRow, prices: Prices, reader: str) -> dict[str, Any]:

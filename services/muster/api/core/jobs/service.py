@@ -15,7 +15,7 @@ from muster.api.core.events import repository as events
 from muster.api.core.events.types import EventType, NewEvent
 from muster.api.core.jobs import repository
 from muster.api.core.services import Services
-from muster.contract.status import Phase
+from muster.words.status import Phase
 
 
 async def cancel(services: Services, caller: Principal, job_id: str) -> JobRow:

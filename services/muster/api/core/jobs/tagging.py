@@ -13,7 +13,7 @@ from muster.api.core.database.tables import JobRow, JobTagRow
 from muster.api.core.errors import ApiError
 from muster.api.core.jobs import repository
 from muster.api.core.services import Services
-from muster.contract.annotations import TAGS_MAX, JobAnnotations
+from muster.words.annotations import TAGS_MAX, JobAnnotations
 
 WRONG = "The tags or the note are not valid"
 

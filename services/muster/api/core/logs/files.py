@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from muster.contract.layout import StateFolder
-from muster.contract.names import LOG
 from muster.storage import numbered_folders
 from muster.storage.small_files import open_regular
+from muster.words.names import LOG
+from muster.words.state_folder import StateFolder
 
 PAGE_BYTES_MAX = 1_000_000
 LINE_BYTES_MAX = 64_000  # a longer one is told in pieces

@@ -21,7 +21,7 @@ from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs import repository
 from muster.api.core.logs.files import JobLogs, LogFollower, LogLine, page, tail_offset
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.replies import LogPage
+from muster.replies.jobs import LogPage
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -17,8 +17,8 @@ from muster.api.core.metrics import service
 from muster.api.core.metrics.curves import CurveQuery
 from muster.api.core.metrics.steps import Axis
 from muster.api.core.services import ServicesDependency
-from muster.contract.base import Time
-from muster.contract.times import rfc3339
+from muster.words.base import Time
+from muster.words.times import rfc3339
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -15,9 +15,9 @@ from muster.api.core.http.openapi import AT, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.metrics.steps import Record, StepLogs, finite_only, thinned
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.replies import History
-from muster.contract.times import rfc3339, rfc3339_or_none
-from muster.contract.views import with_times
+from muster.replies.jobs import History
+from muster.replies.views import with_times
+from muster.words.times import rfc3339, rfc3339_or_none
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -15,7 +15,7 @@ from muster.api.core.database.tables import AttemptRow
 from muster.api.core.metrics.curves import CurveQuery, curves_document
 from muster.api.core.metrics.steps import StepHistory, StepLogs
 from muster.api.core.services import Services
-from muster.contract.times import epoch_seconds, rfc3339_or_none
+from muster.words.times import epoch_seconds, rfc3339_or_none
 
 
 async def curves(services: Services, caller: Principal, job_id: str, query: CurveQuery) -> dict[str, Any]:

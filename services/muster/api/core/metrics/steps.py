@@ -21,10 +21,10 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from muster.api.core.metrics.tables import StepTable, column_of, finite
-from muster.contract.layout import StateFolder
-from muster.contract.names import STEP_LOG
 from muster.storage import numbered_folders
 from muster.storage.small_files import open_regular
+from muster.words.names import STEP_LOG
+from muster.words.state_folder import StateFolder
 
 Axis = Literal["step", "tokens", "seconds"]
 

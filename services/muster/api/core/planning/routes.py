@@ -19,7 +19,7 @@ from muster.api.core.submission import clone as cloning
 from muster.api.core.submission.drafts import SubmissionDraft, parse_submission
 from muster.api.core.submission.schemas import CloneRequest, JobDocument, plan_document
 from muster.api.core.submission.service import SubmissionService, SubmittedJob
-from muster.contract.replies import Job, Plan
+from muster.replies.jobs import Job, Plan
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -12,11 +12,11 @@ from muster.api.core.estimates.service import estimate
 from muster.api.core.services import Services
 from muster.api.core.submission.schemas import finding
 from muster.api.core.submission.service import SubmissionService
-from muster.contract.advice import start_with
-from muster.contract.base import DocumentProblem, dump
-from muster.contract.estimate import NO_ESTIMATE, Estimate
-from muster.contract.spec import Submission
-from muster.contract.warnings import Warned
+from muster.plan.advice import start_with
+from muster.plan.estimate import NO_ESTIMATE, Estimate
+from muster.plan.warnings import Warned
+from muster.recipe.document import Submission
+from muster.words.base import DocumentProblem, dump
 
 # Somebody waits with the text before them, and the rest of the plan is worth showing without an estimate. A model's
 # headers that are far away may take longer.

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from muster.contract.base import M
-from muster.contract.profiles import (
+from muster.storage.errors import NotFound, UnfitObject
+from muster.storage.store import Store, StoredObject
+from muster.words.base import M
+from muster.words.profiles import (
     PROFILES,
     RANKS_MAX,
     REQUEST_KEY,
@@ -20,8 +22,6 @@ from muster.contract.profiles import (
     profile_key,
     rank_document,
 )
-from muster.storage.errors import NotFound, UnfitObject
-from muster.storage.store import Store, StoredObject
 
 NEWEST = 20
 DOCUMENT_BYTES_MAX = 100_000

@@ -23,14 +23,14 @@ from muster.api.core.http.ranges import ranged
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.profiles.folder import find_artefact, read_profiles, read_request, still_asked
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.address import StorageAddress
-from muster.contract.base import UserError, dump_json
-from muster.contract.gang import ranks_per_node
-from muster.contract.profiles import REQUEST_KEY, ProfileOrder, ProfileRequest, ProfilesReply
-from muster.contract.status import Phase
-from muster.contract.times import rfc3339
 from muster.storage.errors import StorageError
 from muster.storage.store import Store, StoredObject
+from muster.words.address import StorageAddress
+from muster.words.base import UserError, dump_json
+from muster.words.gang import ranks_per_node
+from muster.words.profiles import REQUEST_KEY, ProfileOrder, ProfileRequest, ProfilesReply
+from muster.words.status import Phase
+from muster.words.times import rfc3339
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

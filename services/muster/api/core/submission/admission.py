@@ -12,7 +12,8 @@ from muster.api.core.database.db import Database
 from muster.api.core.jobs import repository
 from muster.api.core.submission.drafts import SubmissionDraft
 from muster.api.core.submission.operator_previews import NoPreview, OperatorPreviews
-from muster.contract.preview import Preview, PreviewedEviction, PreviewQuestion
+from muster.words.base import dump
+from muster.words.preview import Preview, PreviewedEviction, PreviewQuestion
 
 EVICTIONS_LISTED_MAX = 100
 
@@ -28,7 +29,7 @@ async def admission(
         name=drafted.name,
         project=drafted.project,
         owner=caller.person,
-        spec=drafted.spec,
+        spec=dump(drafted.spec),
     )
     try:
         preview = await previews.ask(question)

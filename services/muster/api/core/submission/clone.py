@@ -20,11 +20,11 @@ from muster.api.core.services import Services
 from muster.api.core.submission.drafts import parse_submission
 from muster.api.core.submission.service import SubmissionService, SubmittedJob
 from muster.api.core.submission.storing import ExtraRows
-from muster.contract.base import FAULTS_MAX, DocumentProblem, InvalidDocument, dump, parse
-from muster.contract.names import DEFAULT_PROJECT, JOB_NAME, Label
-from muster.contract.redaction import HIDDEN, redact_spec, without_env_values
-from muster.contract.spec import JobSpec
 from muster.documents.document import Document
+from muster.recipe.document import JobSpec
+from muster.words.base import FAULTS_MAX, DocumentProblem, InvalidDocument, dump, parse
+from muster.words.names import DEFAULT_PROJECT, JOB_NAME, Label
+from muster.words.redaction import HIDDEN, redact_spec, without_env_values
 
 # A clone starts afresh: what its original was told to do while it ran is not part of what it is.
 _NOT_COPIED = ("suspend", "cancel")

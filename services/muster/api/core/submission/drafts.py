@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.errors import ApiError
 from muster.api.core.submission.facts import SubmissionFacts
-from muster.contract.base import DocumentProblem, InvalidDocument
-from muster.contract.redaction import redact, redact_values, secrets_in
-from muster.contract.spec import JobSpec, Submission, parse_job
 from muster.documents.document import Document
+from muster.recipe.document import JobSpec, Submission, parse_job
+from muster.words.base import DocumentProblem, InvalidDocument
+from muster.words.redaction import redact, redact_values, secrets_in
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,23 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import project_not_found, project_role
 from muster.api.core.callers import Principal
+from muster.api.core.cluster_objects import objects_named
 from muster.api.core.database.recent import RecentAnswers
 from muster.api.core.database.tables import FileRow, JobRow, ProjectRow, SecretRow
 from muster.api.core.jobs import repository
 from muster.api.core.jobs.repository import folder_of
+from muster.api.core.limits import ProjectLimits
 from muster.api.core.projects import DEFAULT_NAMESPACE, namespace_of
+from muster.api.core.roles import Role
 from muster.api.core.services import Services
 from muster.api.core.settings import ApiSettings
-from muster.contract.address import parse_address
-from muster.contract.cluster_objects import objects_named
-from muster.contract.job_inputs import files_named, input_commits
-from muster.contract.model_config import FromCommit
-from muster.contract.names import Label
-from muster.contract.projects import ProjectLimits, Role
-from muster.contract.spec import Submission
 from muster.local.sandbox import commits_of
+from muster.recipe.document import Submission
+from muster.recipe.job_inputs import files_named, input_commits
 from muster.storage.errors import StoreError
+from muster.words.address import parse_address
+from muster.words.model_sources import FromCommit
+from muster.words.names import Label
 
 
 @dataclass(frozen=True)

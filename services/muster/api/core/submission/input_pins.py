@@ -20,12 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.database.tables import InputPinRow, JobRow
 from muster.api.core.services import Services
 from muster.api.core.submission.drafts import InputCommit, SubmissionDraft, invalid_job
-from muster.contract.address import parse_address
-from muster.contract.base import DocumentProblem
-from muster.contract.checkpoint import commit_key
 from muster.storage import readers
 from muster.storage.errors import NotFound, StoreError
 from muster.storage.listing import CommitListing
+from muster.words.address import parse_address
+from muster.words.base import DocumentProblem
+from muster.words.checkpoint import commit_key
 
 log = structlog.get_logger("muster.api.inputs")
 

@@ -11,8 +11,8 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from pydantic import ValidationError
 
 from muster.api.core.settings import ApiSettings
-from muster.contract.base import dump_json
-from muster.contract.preview import PATH, Preview, PreviewQuestion
+from muster.words.base import dump_json
+from muster.words.preview import PATH, Preview, PreviewQuestion
 
 SECONDS_MAX = (
     6.0  # for an answer: a pass over a large fleet takes a second, and the operator answers one after the other

@@ -8,11 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from muster.api.core.submission.drafts import SubmissionDraft
-from muster.contract.base import DocumentProblem
-from muster.contract.names import KIND
-from muster.contract.replies import API_VERSION
-from muster.contract.spec import JobSpec
-from muster.contract.views import plan_view
+from muster.recipe.document import JobSpec
+from muster.replies.views import plan_view
+from muster.words.base import DocumentProblem
+from muster.words.names import API_VERSION, KIND
 
 
 class DocumentMetadata(BaseModel):

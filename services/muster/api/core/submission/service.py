@@ -27,8 +27,8 @@ from muster.api.core.submission.facts import SubmissionFacts, SubmissionProject,
 from muster.api.core.submission.operator_previews import OperatorPreviews
 from muster.api.core.submission.schemas import finding, plan_document
 from muster.api.core.submission.storing import NO_EXTRA_ROWS, ExtraRows, JobWriter, accepted
-from muster.contract.names import Label
-from muster.contract.spec import Submission
+from muster.recipe.document import Submission
+from muster.words.names import Label
 
 _TRIES = 3  # a lost race against another process is looked at anew; the second look finds who won
 

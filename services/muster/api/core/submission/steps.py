@@ -7,21 +7,21 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from muster.api.core.cluster_objects import namespace_problem, node_volume_problems
 from muster.api.core.database.tables import EvaluationRow
 from muster.api.core.jobs.repository import folder_of
+from muster.api.core.limits import limit_problems, with_defaults
 from muster.api.core.submission.drafts import InputCommit, SubmissionDraft
 from muster.api.core.submission.facts import CommitOrigin, SubmissionFacts
-from muster.contract.address import AddressError, parse_address
-from muster.contract.base import DocumentProblem
-from muster.contract.cluster_objects import namespace_problem, node_volume_problems
-from muster.contract.environment import steers_processes
-from muster.contract.job_inputs import input_commits, with_input_folder
-from muster.contract.model_config import FromCommit
-from muster.contract.names import DEFAULT_PROJECT, FILE_ID, Label
-from muster.contract.oddities import oddities_of
-from muster.contract.program import ARCHIVES
-from muster.contract.projects import limit_problems, with_defaults
 from muster.local.sandbox import state_problems
+from muster.plan.oddities import oddities_of
+from muster.recipe.job_inputs import input_commits, with_input_folder
+from muster.words.address import AddressError, parse_address
+from muster.words.base import DocumentProblem
+from muster.words.environment import steers_processes
+from muster.words.model_sources import FromCommit
+from muster.words.names import DEFAULT_PROJECT, FILE_ID, Label
+from muster.words.program import ARCHIVES
 
 
 def project_defaults(draft: SubmissionDraft, facts: SubmissionFacts) -> SubmissionDraft:

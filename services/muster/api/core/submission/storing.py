@@ -25,9 +25,9 @@ from muster.api.core.jobs import repository
 from muster.api.core.jobs.repository import NewJob
 from muster.api.core.jobs.schemas import job_document
 from muster.api.core.submission.drafts import SubmissionDraft
-from muster.contract.base import dump
-from muster.contract.prices import Prices
-from muster.contract.status import JobStatus, Phase
+from muster.words.base import dump
+from muster.words.prices import Prices
+from muster.words.status import JobStatus, Phase
 
 # How many are committed together. More take hardly less of the processor each, and all of them wait for the last.
 GROUP_MAX = 20

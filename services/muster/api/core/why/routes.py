@@ -20,14 +20,14 @@ from muster.api.core.metrics.steps import StepLogs
 from muster.api.core.metrics.tables import finite
 from muster.api.core.mirror import status_of
 from muster.api.core.services import Services, ServicesDependency
-from muster.contract.advice import advice, unreadable
-from muster.contract.base import dump
-from muster.contract.outcome import best_checkpoint, outcome_warnings
-from muster.contract.replies import Why
-from muster.contract.spec import JobSpec
-from muster.contract.status import Phase, Restarts
-from muster.contract.times import rfc3339
-from muster.contract.views import with_times
+from muster.plan.advice import advice, unreadable
+from muster.plan.outcome import best_checkpoint, outcome_warnings
+from muster.recipe.document import JobSpec
+from muster.replies.jobs import Why
+from muster.replies.views import with_times
+from muster.words.base import dump
+from muster.words.status import Phase, Restarts
+from muster.words.times import rfc3339
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import structlog
 
-from muster.contract.address import StorageAddress
-from muster.contract.base import UserError
 from muster.storage.errors import StorageError
 from muster.storage.opening import open_store
+from muster.words.address import StorageAddress
+from muster.words.base import UserError
 
 log = structlog.get_logger("muster.api.exports")
 

@@ -23,12 +23,12 @@ from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.http.ranges import ranged
 from muster.api.core.jobs.repository import folder_of
+from muster.api.core.limits import ProjectLimits, is_under
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.data.exports.making import ExportOrder, ExportProgress, ModelExports, available
 from muster.api.data.exports.schemas import Dtype, Export, ExportRequest, Format
 from muster.api.data.exports.tar import TarArchive
-from muster.contract.address import AddressError, parse_address
-from muster.contract.projects import ProjectLimits, is_under
+from muster.words.address import AddressError, parse_address
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -23,15 +23,15 @@ from muster.api.core.clock import clock, now_in
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import FileRow, ProjectRow
 from muster.api.core.errors import ApiError
+from muster.api.core.limits import ProjectLimits
 from muster.api.data.files import repository
 from muster.api.data.files.staging import UploadStaging
 from muster.api.data.tool import run_module
-from muster.contract.address import StorageAddress
-from muster.contract.file_replies import FileStatus, Purpose
-from muster.contract.projects import ProjectLimits
+from muster.replies.files import FileStatus, Purpose
 from muster.storage.contents import UploadedContents
 from muster.storage.data_check import MEMORY_BYTES_MAX, CheckedContents
 from muster.storage.errors import StorageError
+from muster.words.address import StorageAddress
 
 log = structlog.get_logger("muster.api.files")
 

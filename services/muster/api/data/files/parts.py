@@ -14,7 +14,7 @@ from muster.api.core.services import Services
 from muster.api.data.files import service
 from muster.api.data.files.arrivals import FilePlaces
 from muster.api.data.files.service import Chunks, NewFile
-from muster.contract.file_replies import FileStatus
+from muster.replies.files import FileStatus
 
 # A part may come again whose reply was lost, as often as OpenAI's client tries: what comes more often fills the disk.
 TRIES: Final = 3

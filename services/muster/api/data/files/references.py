@@ -13,9 +13,9 @@ from muster.api.core.database.tables import FileRow, JobFileRow
 from muster.api.core.errors import ApiError
 from muster.api.core.submission.drafts import Step, SubmissionDraft
 from muster.api.core.submission.facts import NamedFile, SubmissionFacts
-from muster.contract.base import DocumentProblem
-from muster.contract.file_replies import FileStatus, Purpose
+from muster.replies.files import FileStatus, Purpose
 from muster.storage.contents import UploadedContents
+from muster.words.base import DocumentProblem
 
 _SOURCE = "spec.program.source"
 _WAITS = {

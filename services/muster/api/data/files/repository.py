@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.database.tables import FileRow, JobFileRow, JobRow, ProjectRow
 from muster.api.core.errors import ApiError
-from muster.contract.file_replies import FileStatus
+from muster.replies.files import FileStatus
 from muster.storage.contents import UploadedContents
 from muster.storage.errors import StorageError
 

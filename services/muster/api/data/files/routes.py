@@ -15,15 +15,15 @@ from muster.api.core.errors import ApiError
 from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.ranges import ranged
+from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files import service, tus
 from muster.api.data.files.repository import FileFilter
 from muster.api.data.files.schemas import file_document
 from muster.api.data.files.service import NewFile
 from muster.api.data.files.staging import CHECKSUMS
-from muster.contract.file_replies import File, FileList, FileStatus, Purpose
-from muster.contract.projects import Role
-from muster.contract.times import rfc3339
+from muster.replies.files import File, FileList, FileStatus, Purpose
+from muster.words.times import rfc3339
 
 router = APIRouter(prefix="/files", tags=["files"])
 reads, writes = Depends(needs(Scope.READ)), Depends(needs(Scope.WRITE))

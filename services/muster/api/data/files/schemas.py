@@ -1,12 +1,12 @@
-"""Files as REST shows them (muster.contract.file_replies)."""
+"""Files as REST shows them (muster.replies.files)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from muster.api.core.database.tables import FileRow
-from muster.contract.file_replies import FileStatus
-from muster.contract.times import rfc3339
+from muster.replies.files import FileStatus
+from muster.words.times import rfc3339
 
 
 def file_document(row: FileRow, received: int | None = None) -> dict[str, Any]:

@@ -28,17 +28,18 @@ from muster.api.core.callers import Principal
 from muster.api.core.clock import clock
 from muster.api.core.database.tables import FileRow, ProjectRow
 from muster.api.core.errors import ApiError, invalid_parameter
+from muster.api.core.limits import ProjectLimits
+from muster.api.core.roles import Role
 from muster.api.core.services import Services
 from muster.api.data.files import repository
 from muster.api.data.files.arrivals import FilePlaces
 from muster.api.data.files.repository import FileFilter, FileLikeness
 from muster.api.data.files.staging import ExpectedChecksum
-from muster.contract.file_replies import FileStatus, Purpose
-from muster.contract.projects import ProjectLimits, Role
-from muster.contract.text import nearest
-from muster.contract.text import size as text_size
+from muster.replies.files import FileStatus, Purpose
 from muster.storage.contents import UploadedContents
 from muster.storage.errors import NotFound, StorageError
+from muster.words.text import nearest
+from muster.words.text import size as text_size
 
 UPLOAD_SECONDS = 24 * 3600.0  # from its begin: what has not arrived by then is dropped
 SAVE_SECONDS = 3600.0  # of an upload by one request, whose sender can't go on with it

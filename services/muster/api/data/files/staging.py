@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from muster.api.core.errors import ApiError
-from muster.contract.text import size as text_size
 from muster.storage.checksum import crc32_value
+from muster.words.text import size as text_size
 
 BLOCK_BYTES = 4 << 20  # that are handed to a thread at a time: at 1 MiB the hand-over costs a tenth of the time
 DIGESTS_KEPT = 1_000  # digests of uploads that are not whole; of any other the file is read once more at the end

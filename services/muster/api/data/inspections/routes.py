@@ -21,13 +21,13 @@ from muster.api.core.submission.drafts import invalid_job, parse_submission
 from muster.api.core.submission.schemas import JobDocument
 from muster.api.core.submission.service import SubmissionService
 from muster.api.data.inspections.service import DataInspections, Inspection, refuse_what_the_api_may_not_read, with_ids
-from muster.contract.address import StorageAddress
-from muster.contract.base import DocumentProblem, UserError, dump
-from muster.contract.data_report import DATA_REPORT_KEY, DataReport
-from muster.contract.job_inputs import with_addresses
-from muster.contract.program import NO_DATA_TO_INSPECT
+from muster.recipe.job_inputs import with_addresses
 from muster.storage.errors import NotFound, StorageError
 from muster.storage.listing import CommitListing
+from muster.words.address import StorageAddress
+from muster.words.base import DocumentProblem, UserError, dump
+from muster.words.data_report import DATA_REPORT_KEY, DataReport
+from muster.words.program import NO_DATA_TO_INSPECT
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from muster.api.core.database.tables import ProjectRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.reply import Reply
+from muster.api.core.limits import ProjectLimits, is_under, read_addresses
 from muster.api.core.submission.drafts import SubmissionDraft, invalid_job
 from muster.api.data.exports.making import available
 from muster.api.data.tool import ToolEnd, run_module
-from muster.contract.base import DocumentProblem, dump
-from muster.contract.data_report import DataReport
-from muster.contract.projects import ProjectLimits, is_under, read_addresses
+from muster.words.base import DocumentProblem, dump
+from muster.words.data_report import DataReport
 
 if TYPE_CHECKING:  # it has an Inspections
     from muster.api.core.services import Services

@@ -16,13 +16,13 @@ from muster.api.core.http.openapi import AT, example_reply, problems
 from muster.api.core.http.path_parts import JobId
 from muster.api.core.jobs.repository import folder_of
 from muster.api.core.services import ServicesDependency
-from muster.contract.address import StorageAddress
-from muster.contract.base import UserError
-from muster.contract.replies import SamplesReply
-from muster.contract.samples import SAMPLES, Samples, samples_key, step_of_samples
-from muster.contract.times import rfc3339
+from muster.replies.jobs import SamplesReply
 from muster.storage.errors import NotFound, StorageError, UnfitObject
 from muster.storage.listing import CommitListing
+from muster.words.address import StorageAddress
+from muster.words.base import UserError
+from muster.words.samples import SAMPLES, Samples, samples_key, step_of_samples
+from muster.words.times import rfc3339
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -20,8 +20,8 @@ from muster.api.openai.models.base_models import ModelMap
 from muster.api.openai.models.names import FineTuned, fine_tuned_of, job_of
 from muster.api.openai.models.service import model_not_found, named_job
 from muster.api.openai.requests import refused
-from muster.contract.base import UserError
 from muster.storage.errors import StorageError
+from muster.words.base import UserError
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from pydantic import BaseModel
 
 from muster.api.core.database.tables import FileRow
-from muster.contract.file_replies import FileStatus
+from muster.replies.files import FileStatus
 
 FILE_PREFIX: Final = "file-"
 UPLOAD_PREFIX: Final = "upload_"

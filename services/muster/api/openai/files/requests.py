@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, WithJsonSchema
 
 from muster.api.openai.requests import OpenAIRequest
-from muster.contract.file_replies import Purpose
+from muster.replies.files import Purpose
 
 LIFETIME_SECONDS_MIN, LIFETIME_SECONDS_MAX = 3_600, 2_592_000  # an hour and thirty days, as OpenAI bounds them
 PARTS_MAX: Final = 10_000

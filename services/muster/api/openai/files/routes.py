@@ -14,6 +14,7 @@ from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.errors import invalid_parameter
 from muster.api.core.http.openapi import AT, example_reply, problems
 from muster.api.core.http.ranges import ranged
+from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files import service as files
 from muster.api.data.files.repository import FileFilter
@@ -23,8 +24,7 @@ from muster.api.openai.files.replies import DeletedFile, FileObject, FileObjectL
 from muster.api.openai.files.requests import FORM_SCHEMA
 from muster.api.openai.fine_tuning.retries import RetryCount
 from muster.api.openai.fine_tuning.routes import After, ProjectHeader
-from muster.contract.file_replies import Purpose
-from muster.contract.projects import Role
+from muster.replies.files import Purpose
 
 router = APIRouter(prefix="/files", tags=["openai"])
 reads, writes = Depends(needs(Scope.READ)), Depends(needs(Scope.WRITE))

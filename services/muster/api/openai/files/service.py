@@ -20,9 +20,9 @@ from muster.api.openai.files.replies import FILE_PREFIX, PART_PREFIX, UPLOAD_PRE
 from muster.api.openai.files.requests import CompleteUpload, CreateFile, CreateUpload, nested
 from muster.api.openai.fine_tuning.retries import RETRY_SECONDS
 from muster.api.openai.requests import invalid_request
-from muster.contract.base import DocumentProblem, InvalidDocument, parse
-from muster.contract.file_replies import FileStatus, Purpose
+from muster.replies.files import FileStatus, Purpose
 from muster.storage.contents import ending_of
+from muster.words.base import DocumentProblem, InvalidDocument, parse
 
 FORM_BYTES: Final = 20_000  # that a form may have beside its file: boundaries, headers, fields
 # The service's words for what is wrong, as a form has them and as the body of an upload has them.

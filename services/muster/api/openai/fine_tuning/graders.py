@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from muster.api.openai.requests import OpenAIRequest
-from muster.contract.base import DocumentProblem, InvalidDocument, parse
-from muster.contract.verifiers import Verifier
+from muster.recipe.verifiers import Verifier
+from muster.words.base import DocumentProblem, InvalidDocument, parse
 
 _ANSWER: Final = re.compile(r"\{\{\s*sample\.output_text\s*\}\}")
 _COLUMN: Final = re.compile(r"\{\{\s*item\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")

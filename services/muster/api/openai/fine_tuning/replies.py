@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from muster.api.core.database.tables import EventRow
 from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models.names import fine_tuned_model
-from muster.contract.status import Phase
-from muster.contract.times import epoch_seconds
 from muster.storage.listing import CommitSummary
+from muster.words.status import Phase
+from muster.words.times import epoch_seconds
 
 JOB_PREFIX: Final = "ftjob-"
 EVENT_PREFIX: Final = "ftevent-"

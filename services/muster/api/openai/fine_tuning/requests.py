@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from muster.api.openai.fine_tuning.graders import Grader, WrongGrader, verifiers_of
 from muster.api.openai.fine_tuning.hyperparameters import GivenHyperparameters
 from muster.api.openai.requests import OpenAIRequest
-from muster.contract.base import DocumentProblem
+from muster.words.base import DocumentProblem
 
 EPOCHS_MAX, BATCH_MAX, MULTIPLIER_MAX, BETA_MAX = 50, 256, 1_000.0, 2.0
 COMPUTE_MAX, COUNT_MAX = 16.0, 1_000_000

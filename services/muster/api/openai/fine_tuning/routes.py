@@ -34,9 +34,9 @@ from muster.api.openai.fine_tuning.replies import (
 from muster.api.openai.fine_tuning.requests import EXAMPLE, CreateFineTuningJob
 from muster.api.openai.fine_tuning.retries import ROUTE, RepeatableRequest, RetryCount
 from muster.api.openai.fine_tuning.service import Act
-from muster.contract.base import UserError
 from muster.documents.document import Document
 from muster.storage.errors import StorageError
+from muster.words.base import UserError
 
 router = APIRouter(prefix="/fine_tuning/jobs", tags=["openai"])
 reads, writes = Depends(needs(Scope.READ)), Depends(needs(Scope.WRITE))

@@ -42,12 +42,12 @@ from muster.api.openai.models.base_models import (
 from muster.api.openai.models.service import BaseModel, base_model
 from muster.api.openai.requests import invalid_request, refused
 from muster.api.openai.training_files import TrainingFile, training_file
-from muster.contract.base import DocumentProblem, InvalidDocument
-from muster.contract.job_inputs import with_addresses
-from muster.contract.names import Label
-from muster.contract.objectives import Task
-from muster.contract.spec import Submission, parse_job
+from muster.recipe.document import Submission, parse_job
+from muster.recipe.job_inputs import with_addresses
+from muster.recipe.objectives import Task
 from muster.storage.data_shape import examine
+from muster.words.base import DocumentProblem, InvalidDocument
+from muster.words.names import Label
 
 _TRIES = 5  # each time another request of the same body was quicker
 _TASKS: dict[str, Task] = {"supervised": "sft", "dpo": "dpo", "reinforcement": "grpo"}

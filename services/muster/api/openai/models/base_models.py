@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import structlog
 
-from muster.contract.architecture import BYTE_VOCABULARY, PRESETS
-from muster.contract.base import DocumentProblem, InvalidDocument, parse
-from muster.contract.gang import Gang
-from muster.contract.model_map import MODEL_NAME, MODEL_NAME_WORDS, MappedModel, ModelMapFile
-from muster.contract.objectives import Grpo
-from muster.contract.optimizer_config import OptimizerConfig
-from muster.contract.spec import JobSpec
 from muster.documents.reader import read_file
+from muster.recipe.architecture import BYTE_VOCABULARY, PRESETS
+from muster.recipe.document import JobSpec
+from muster.recipe.objectives import Grpo
+from muster.recipe.optimizer_config import OptimizerConfig
+from muster.words.base import DocumentProblem, InvalidDocument, parse
+from muster.words.gang import Gang
+from muster.words.model_map import MODEL_NAME, MODEL_NAME_WORDS, MappedModel, ModelMapFile
 
 log = structlog.get_logger("muster.api.openai")
 

@@ -14,10 +14,10 @@ from muster.api.openai import fine_tunes
 from muster.api.openai.fine_tunes import FineTune
 from muster.api.openai.models.base_models import ModelMap, model_of_job
 from muster.api.openai.models.names import FineTuned, NamedJob, fine_tuned_of, job_of
-from muster.contract.base import DocumentProblem
-from muster.contract.model_map import MappedModel
-from muster.contract.status import Phase
-from muster.contract.text import nearest
+from muster.words.base import DocumentProblem
+from muster.words.model_map import MappedModel
+from muster.words.status import Phase
+from muster.words.text import nearest
 
 
 @dataclass(frozen=True)

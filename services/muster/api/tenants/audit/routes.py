@@ -16,10 +16,10 @@ from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL
 from muster.api.core.http.reply import Reply
+from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
-from muster.contract.base import Time
-from muster.contract.projects import Role
-from muster.contract.times import rfc3339
+from muster.words.base import Time
+from muster.words.times import rfc3339
 
 router = APIRouter(prefix="/audit", tags=["audit"])
 Word = Annotated[str | None, Query(max_length=128, pattern=NO_NUL)]

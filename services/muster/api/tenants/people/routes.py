@@ -15,13 +15,13 @@ from muster.api.core.database.tables import PersonRow
 from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.reply import Reply
+from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
 from muster.api.tenants.people import service
 from muster.api.tenants.people.service import PersonRequest
-from muster.contract.base import Time, dump
-from muster.contract.names import PERSON_NAME
-from muster.contract.projects import Role
-from muster.contract.times import rfc3339
+from muster.words.base import Time, dump
+from muster.words.names import PERSON_NAME
+from muster.words.times import rfc3339
 
 reads, manages = Depends(needs(Scope.READ)), Depends(needs(Scope.ADMIN))
 router = APIRouter(tags=["people"])

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import PersonRow
 from muster.api.core.errors import ApiError
-from muster.contract.base import Spec
+from muster.words.base import Spec
 
 
 class PersonRequest(Spec):

@@ -15,9 +15,10 @@ from muster.api.core.database.tables import ProjectRow
 from muster.api.core.observability import ApiMetrics
 from muster.api.core.projects import quota_of
 from muster.api.tenants.usage import repository
-from muster.contract.prices import Prices
-from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
-from muster.contract.usage import Amounts, HeldNodes, Usage, month_of, month_range, usage
+from muster.plan.usage import Amounts, HeldNodes, Usage, usage
+from muster.words.months import month_of, month_range
+from muster.words.prices import Prices
+from muster.words.quotas import MonthSpent, ProjectQuota, Quota, Spent
 
 ACCOUNTING_SECONDS = 60.0
 

@@ -9,19 +9,19 @@ from dataclasses import replace
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from muster.api.core.admission_policy import LimitedProject, limit_entries
 from muster.api.core.cluster.cluster import JobCluster
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import JobRow, ProjectRow, SecretRow
 from muster.api.core.errors import ApiError
+from muster.api.core.limits import ProjectLimits
 from muster.api.core.projects import quota_of
 from muster.api.core.submission.drafts import SubmissionDraft
 from muster.api.core.submission.facts import SubmissionFacts
-from muster.contract.address import StorageAddress
-from muster.contract.admission import LimitedProject, limit_entries
-from muster.contract.projects import ProjectLimits
-from muster.contract.quotas import MonthSpent, ProjectQuota
-from muster.contract.status import Phase
-from muster.contract.text import plural
+from muster.words.address import StorageAddress
+from muster.words.quotas import MonthSpent, ProjectQuota
+from muster.words.status import Phase
+from muster.words.text import plural
 
 QUOTA_SECONDS = 5.0  # admission, which looks every 15 s, hears of a changed quota hardly later than of anything else
 

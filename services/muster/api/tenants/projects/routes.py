@@ -17,14 +17,15 @@ from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.http.reply import Reply
+from muster.api.core.limits import ProjectLimits
 from muster.api.core.projects import visible
+from muster.api.core.roles import Role
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.tenants.people.routes import PersonName
 from muster.api.tenants.projects import service
 from muster.api.tenants.projects.service import MemberRequest, ProjectRequest
-from muster.contract.base import Time, dump
-from muster.contract.projects import ProjectLimits, Role
-from muster.contract.times import rfc3339
+from muster.words.base import Time, dump
+from muster.words.times import rfc3339
 
 reads, manages = Depends(needs(Scope.READ)), Depends(needs(Scope.ADMIN))
 router = APIRouter(prefix="/projects", tags=["projects"])

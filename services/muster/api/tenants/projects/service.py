@@ -14,11 +14,12 @@ from muster.api.core.callers import Principal
 from muster.api.core.cluster.cluster import JobCluster
 from muster.api.core.database.tables import FileRow, JobRow, MemberRow, ProjectRow, SweepRow, TokenRow
 from muster.api.core.errors import ApiError
+from muster.api.core.limits import ProjectLimits
+from muster.api.core.roles import Role
 from muster.api.tenants.people import service as people
 from muster.api.tenants.secrets import service as secrets
-from muster.contract.base import Spec, dump
-from muster.contract.names import DEFAULT_PROJECT, JOB_NAME
-from muster.contract.projects import ProjectLimits, Role
+from muster.words.base import Spec, dump
+from muster.words.names import DEFAULT_PROJECT, JOB_NAME
 
 ProjectName = Annotated[str, Field(pattern=f"^{JOB_NAME.pattern}$")]
 

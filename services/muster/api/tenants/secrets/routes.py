@@ -17,14 +17,14 @@ from muster.api.core.http.body import read_body
 from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import ProjectName
 from muster.api.core.http.reply import Reply
+from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
 from muster.api.tenants.secrets import service
-from muster.contract.address import refuse_metadata_url
-from muster.contract.base import DocumentProblem, InvalidDocument, Spec, Time, parse
-from muster.contract.names import JOB_NAME
-from muster.contract.projects import Role
-from muster.contract.times import rfc3339
 from muster.documents.document import Document
+from muster.words.address import refuse_metadata_url
+from muster.words.base import DocumentProblem, InvalidDocument, Spec, Time, parse
+from muster.words.names import JOB_NAME
+from muster.words.times import rfc3339
 
 reads, manages = Depends(needs(Scope.READ)), Depends(needs(Scope.ADMIN))
 router = APIRouter(prefix="/projects/{project}/secrets", tags=["secrets"])

@@ -11,15 +11,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import project_not_found
 from muster.api.core.cluster.cluster import JobCluster, SecretName, SecretRefused
+from muster.api.core.cluster_objects import object_problems
 from muster.api.core.database.tables import ProjectRow, SecretRow
 from muster.api.core.errors import ApiError
 from muster.api.core.projects import namespace_of
 from muster.api.core.submission.drafts import SubmissionDraft
 from muster.api.core.submission.facts import SubmissionFacts
-from muster.contract.base import DocumentProblem
-from muster.contract.cluster_objects import object_problems
-from muster.contract.environment import SecretUse, secret_uses, steers_processes, variables_of
-from muster.contract.spec import JobSpec
+from muster.recipe.document import JobSpec
+from muster.words.base import DocumentProblem
+from muster.words.environment import SecretUse, secret_uses, steers_processes, variables_of
 
 
 async def list_all(session: AsyncSession, project: str) -> list[SecretRow]:
@@ -83,7 +83,7 @@ def _problems(
     """Yield the problems of the job's references to secrets. `by_name` has the keys of the project's secrets by name.
 
     In `containers`, a job may also name Secrets that somebody else created in its namespace and its project lists
-    (muster.contract.cluster_objects). They can't be checked here. It may also set any variable that decides what its
+    (muster.api.core.cluster_objects). They can't be checked here. It may also set any variable that decides what its
     processes load.
     """
     for use in secret_uses(spec.runtime.env, spec.runtime.env_from):

@@ -19,12 +19,12 @@ from muster.api.core.callers import Principal, Scope, SignedIn, unauthorized
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import MemberRow, PersonRow
 from muster.api.core.errors import ApiError
+from muster.api.core.roles import Role
 from muster.api.core.settings import ApiSettings
 from muster.api.tenants.people.service import identity_of
 from muster.api.tenants.signin.code_flow import CodeFlow, authorization_address, redeem
 from muster.api.tenants.signin.provider import IdentityProvider, IssuerMismatch, ProviderUnreachable, SignInRefused
-from muster.contract.names import PERSON_NAME
-from muster.contract.projects import Role
+from muster.words.names import PERSON_NAME
 
 log = structlog.get_logger("muster.api.signin")
 

@@ -20,8 +20,8 @@ from muster.api.core.services import Services, ServicesDependency
 from muster.api.tenants.authentication import new_token
 from muster.api.tenants.tokens import service
 from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
-from muster.contract.base import Time
-from muster.contract.times import rfc3339, rfc3339_or_none
+from muster.words.base import Time
+from muster.words.times import rfc3339, rfc3339_or_none
 
 manages = Depends(needs(Scope.ADMIN))
 router = APIRouter(prefix="/tokens", tags=["tokens"])

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from muster.api.core.callers import Scope
-from muster.contract.base import Many, Spec
-from muster.contract.names import JOB_NAME, PERSON_NAME
+from muster.words.base import Many, Spec
+from muster.words.names import JOB_NAME, PERSON_NAME
 
 Days = Annotated[int, Field(gt=0, le=3650)]
 

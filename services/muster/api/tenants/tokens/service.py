@@ -19,12 +19,12 @@ from muster.api.core.callers import Principal, Scope
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import MemberRow, PersonRow, ProjectRow, TokenRow
 from muster.api.core.errors import ApiError
+from muster.api.core.roles import Role
 from muster.api.core.settings import ApiSettings
 from muster.api.tenants.authentication import hash_of, is_acceptable, new_token
 from muster.api.tenants.people import service as people
 from muster.api.tenants.tokens.schemas import TokenRequest
-from muster.contract.names import FIRST_PERSON
-from muster.contract.projects import Role
+from muster.words.names import FIRST_PERSON
 
 log = structlog.get_logger("muster.api.tokens")
 

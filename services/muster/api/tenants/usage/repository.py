@@ -11,9 +11,9 @@ from sqlalchemy import delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.database.tables import JobRow, UsageRow
-from muster.contract.quantities import quantity
-from muster.contract.status import Attempt
-from muster.contract.usage import HeldNodes, held_of
+from muster.plan.usage import HeldNodes, held_of
+from muster.words.quantities import quantity
+from muster.words.status import Attempt
 
 
 class UsageRecorder:

@@ -16,13 +16,14 @@ from muster.api.core.database.tables import ProjectRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.path_parts import ProjectName
+from muster.api.core.roles import Role
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.tenants.usage import repository
-from muster.contract.base import DocumentProblem
-from muster.contract.prices import InstancePrice, Prices
-from muster.contract.projects import Role
-from muster.contract.times import epoch_seconds
-from muster.contract.usage import COLUMNS, HeldNodes, Usage, month_of, month_range, usage
+from muster.plan.usage import COLUMNS, HeldNodes, Usage, usage
+from muster.words.base import DocumentProblem
+from muster.words.months import month_of, month_range
+from muster.words.prices import InstancePrice, Prices
+from muster.words.times import epoch_seconds
 
 DAYS_MAX = 400  # of a report: over a year, so that one can be compared with the last
 router = APIRouter(prefix="/projects", tags=["projects"])

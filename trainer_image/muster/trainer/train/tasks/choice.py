@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from muster.contract.commits_read import REFERENCE, TEACHER
-from muster.contract.objectives import Task
-from muster.contract.training import TrainingConfig
+from muster.recipe.commits_read import REFERENCE, TEACHER
+from muster.recipe.objectives import Task
+from muster.recipe.training import TrainingConfig
 from muster.trainer.models.forward_model import ForwardModel
 from muster.trainer.models.teacher import TeacherModel
 from muster.trainer.train.tasks import dpo, grpo, kto, next_token, orpo, reward, simpo

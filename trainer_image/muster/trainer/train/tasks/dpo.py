@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from muster.contract.objectives import Dpo
-from muster.contract.training import TrainingConfig
+from muster.recipe.objectives import Dpo
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.train.tasks.answers import (
     PAIR_VALUES,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from muster.contract.objectives import Grpo
-from muster.contract.verifiers import limit_metrics
+from muster.recipe.objectives import Grpo
+from muster.recipe.verifiers import limit_metrics
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED
 from muster.trainer.models.forward_model import ForwardModel

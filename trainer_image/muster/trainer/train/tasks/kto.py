@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from muster.contract.objectives import Kto
-from muster.contract.training import TrainingConfig
+from muster.recipe.objectives import Kto
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.parallel.groups import groups
 from muster.trainer.train.tasks.answers import answers, by_pair, losses_of, reference_of

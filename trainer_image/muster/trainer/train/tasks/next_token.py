@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from muster.contract.training import TrainingConfig
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED
 from muster.trainer.train.tasks.objective import BatchLosses

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muster.contract.objectives import Orpo
-from muster.contract.training import TrainingConfig
+from muster.recipe.objectives import Orpo
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED
 from muster.trainer.train.tasks.answers import (

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from muster.contract.objectives import Reward
-from muster.contract.training import TrainingConfig
+from muster.recipe.objectives import Reward
+from muster.recipe.training import TrainingConfig
 from muster.trainer.data.batch import TokenBatch
 from muster.trainer.data.packing import IGNORED
 from muster.trainer.train.tasks.answers import PAIR_VALUES, by_document, by_pair, losses_of, reward_values

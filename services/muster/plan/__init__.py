@@ -1,0 +1,1 @@
+"""Plans for a training: memory, speed, price and advice. Pure."""

@@ -1,0 +1,1 @@
+"""Replies of the REST API that its client and the command line read, too."""
