@@ -89,6 +89,26 @@ class DurationRecord:
         DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave alone, for `make test-long`, the files in which no test is long: to import them all takes half a minute of
+    each process. A file that is named by itself is collected."""
+    if config.option.markexpr != "long" or not collection_path.match("test_*.py"):
+        return None
+    named = any(collection_path == config.invocation_params.dir / word.split("::")[0] for word in config.args)
+    return None if named or may_be_long(collection_path) else True
+
+
+@functools.cache
+def may_be_long(file: Path) -> bool:
+    """Return whether the file's text says that a test is long, itself or by the marks of tests that need a browser."""
+    return any(word in file.read_text() for word in ("mark.long", "IN_CHROMIUM"))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("long") and not may_be_long(item.path):
+        raise pytest.UsageError(f"{item.nodeid} is long, and no text of its file says so: `make test-long` misses it")
+
+
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse two tests of one node id: pytest-xdist would run one of them, and pass over the rest without a word. Put

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
+from functools import cache
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -28,10 +29,23 @@ def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base.__module__.startswith("muster."):
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            assert isinstance(definition, ast.ClassDef), "it is the source of a class"
-            texts |= dict(_described(definition))
+            texts |= dict(_described(_classes(base.__module__)[base.__qualname__]))
     return {name: text for name, text in texts.items() if name in model.model_fields}
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module by their qualified names. inspect.getsource would parse the whole module for each."""
+    classes: dict[str, ast.ClassDef] = {}
+
+    def visit(body: list[ast.stmt], outer: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                classes[outer + node.name] = node
+                visit(node.body, f"{outer}{node.name}.")
+
+    visit(ast.parse(inspect.getsource(sys.modules[module])).body, "")
+    return classes
 
 
 def _described(definition: ast.ClassDef) -> list[tuple[str, str]]:

@@ -2,16 +2,21 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from tests.polling import WAIT_SECONDS_MAX, eventually
+from tests.processes import is_alive
 
 ROOT = Path(__file__).parents[3]
 CLOSING_LINE = "===== 12 passed, 1 skipped in 3.45s ====="
 
-STEPS = ["test", "test-long", "lint", "types", "generated"]
+STEPS = ["test", "test-long"]
+CHECKS = ["lint", "types", "generated"]  # run beside the steps
 
 FAKE_MAKE = f"""#!/bin/sh
 echo "$1" >> steps
@@ -73,10 +78,16 @@ def run(checkout: Path, failing: str = "", suite: str | Path = "") -> subprocess
     )
 
 
+def steps_of(checkout: Path) -> tuple[list[str], list[str]]:
+    """The steps and the checks that ran, each in its order."""
+    made = (checkout / "steps").read_text().split()
+    return [name for name in made if name not in CHECKS], [name for name in made if name in CHECKS]
+
+
 def test_all_steps_run_and_the_closing_line_comes_again(checkout: Path) -> None:
     result = run(checkout)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert (checkout / "steps").read_text().split() == STEPS
+    assert steps_of(checkout) == (STEPS, CHECKS)
     assert result.stdout.splitlines()[-2:] == [CLOSING_LINE, "All steps passed."]
     assert f"cluster-tests: not run, for no control plane is in {checkout}/assets" in result.stdout
 
@@ -86,7 +97,7 @@ def test_a_control_plane_that_is_there_is_tested_on(checkout: Path) -> None:
     for name in ("etcd", "kube-apiserver"):
         shutil.copy(checkout / "bin" / "make", checkout / "assets" / name)
     assert run(checkout).returncode == 0
-    assert (checkout / "steps").read_text().split() == [*STEPS, "test-cluster"]
+    assert steps_of(checkout) == ([*STEPS, "test-cluster"], CHECKS)
     assert run(checkout, "test-cluster").stdout.splitlines()[-1] == "FAILED: cluster-tests"
 
 
@@ -94,7 +105,7 @@ def test_a_control_plane_that_is_there_is_tested_on(checkout: Path) -> None:
 def test_any_failing_step_fails_the_run_after_all_steps(checkout: Path, failing: str) -> None:
     result = run(checkout, failing)
     assert result.returncode == 1
-    assert (checkout / "steps").read_text().split() == STEPS
+    assert steps_of(checkout) == (STEPS, CHECKS)
     names = " ".join({"test": "tests", "test-long": "long-tests"}.get(step, step) for step in failing.split())
     assert result.stdout.splitlines()[-2:] == [CLOSING_LINE, f"FAILED: {names}"]
 
@@ -134,3 +145,20 @@ def test_a_worker_that_crashed_and_many_failures_fit_into_the_end(tmp_path: Path
     assert lines[:3] == ["=== tests: tests/test_x.py::test_a", *crash[1:]]
     assert lines[4] == f"E   AssertionError: {'x' * 380} ... (620 characters more)"
     assert lines[-2:] == ["=== tests: 6 more failures are named below", "FAILED test_29 - x"]
+
+
+def test_what_a_check_writes_is_shown_once_and_its_processes_end_with_the_run(checkout: Path) -> None:
+    """The checks run out of sight; a run that is ended leaves none of them behind."""
+    assert run(checkout, "types").stdout.count("a.py:1: error: no type") == 2, "its output, and the summary at the end"
+    make = checkout / "bin" / "make"
+    make.write_text('#!/bin/sh\nmkdir -p lives\necho $$ > lives/$1\n[ "$1" = test ] && exit 0\nexec sleep 600\n')
+    environment = {"PATH": f"{checkout}/bin:{os.environ['PATH']}"}
+    command = subprocess.Popen([checkout / ".ci" / "run"], env=environment, stdout=subprocess.DEVNULL)
+    lives = {name: checkout / "lives" / name for name in ("lint", "test-long")}
+    eventually(lambda: all(path.exists() and path.read_text() for path in lives.values()), "both to run")
+    check, step = (psutil.Process(int(path.read_text())) for path in lives.values())
+    assert check.nice() == 19
+    command.send_signal(signal.SIGTERM)
+    step.terminate()  # bash hears the signal when what it waits for is over
+    command.wait(WAIT_SECONDS_MAX)
+    eventually(lambda: not is_alive(check), "the check to end")

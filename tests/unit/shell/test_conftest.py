@@ -33,11 +33,17 @@ def test_long():
 """
 
 
-def test_the_longest_files_come_first_and_a_run_writes_down_what_each_took(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    tests = tmp_path / "tests"
+def house(root: Path) -> Path:
+    """A folder of tests with nothing but our settings."""
+    shutil.copy(ROOT / "pyproject.toml", root)
+    tests = root / "tests"
     tests.mkdir()
     shutil.copy(ROOT / "tests" / "conftest.py", tests)
+    return tests
+
+
+def test_the_longest_files_come_first_and_a_run_writes_down_what_each_took(tmp_path: Path) -> None:
+    tests = house(tmp_path)
     recorded = {
         "quick": {"tests/test_a.py": 2, "tests/test_b.py": 9, "tests/test_gone.py": 7},
         "long": {"tests/test_a.py": 60},
@@ -69,3 +75,21 @@ def test_the_longest_files_come_first_and_a_run_writes_down_what_each_took(tmp_p
     assert written["quick"] == {"tests/test_a.py": 2, "tests/test_b.py": 9}, "what did not run stays, unless it is gone"
     assert written["long"]["tests/test_new.py"] >= 1
     assert written["long"].get("tests/test_a.py", 0) < 60
+
+
+def test_a_run_of_long_tests_imports_only_files_that_say_they_have_some(tmp_path: Path) -> None:
+    tests = house(tmp_path)
+    (tests / "test_long.py").write_text(SUITE.format(seconds=0))
+    (tests / "test_quick.py").write_text("raise RuntimeError('imported')\n")
+
+    def collect(marks: str, *words: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", marks, *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    assert "1/4 tests collected" in collect("long")
+    assert "RuntimeError: imported" in collect("long", "tests/test_quick.py"), "it is named"
+    (tests / "marks.py").write_text("import pytest\nLENGTHY = getattr(pytest.mark, 'long')\n")
+    words = "from tests.marks import LENGTHY\n\n@LENGTHY\ndef test_it(): ...\n"
+    (tests / "test_quick.py").write_text(words)
+    assert "test_quick.py::test_it is long, and no text of its file says so" in collect("not long")
