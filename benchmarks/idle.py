@@ -25,7 +25,7 @@ from muster.operator import runner as running
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
 from muster.operator.runner import JobRunner, serve
-from muster.recipe.document import parse_job
+from muster.recipe.document import JobSpec, parse_job
 from muster.words.status import JobStatus, Phase
 
 SHARE_MAX = 0.01
@@ -34,7 +34,7 @@ QUIET_SECONDS = 3.0  # without a turn: the first look at everything is over
 
 def suspended(folder: Path, jobs: int) -> None:
     """A state folder with so many suspended jobs that have trained once."""
-    world = LocalWorld(folder, VirtualNodes(4), ())
+    world = LocalWorld(folder, VirtualNodes(4), (), JobSpec)
     now = time.time()
     for index in range(jobs):
         training = {
@@ -63,7 +63,7 @@ class Turns(JobRunner):
 
 
 async def measure(folder: Path, jobs: int, seconds: float) -> dict[str, float]:
-    world = LocalWorld(folder, VirtualNodes(4), ())
+    world = LocalWorld(folder, VirtualNodes(4), (), JobSpec)
     runner = Turns(world)
     began, used = time.monotonic(), time.process_time()
     serving = asyncio.create_task(serve(runner))

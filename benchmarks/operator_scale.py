@@ -45,6 +45,7 @@ from muster.operator.core.decision import CreateWorker  # noqa: E402
 from muster.operator.kubernetes.jobs import JobStore  # noqa: E402
 from muster.operator.kubernetes.render import SiteSettings, pin, render_pod  # noqa: E402
 from muster.operator.kubernetes.settings import TOLERATIONS  # noqa: E402
+from muster.recipe.document import JobSpec  # noqa: E402
 from muster.words.names import FINALIZER  # noqa: E402
 
 NAMESPACE = "scale"
@@ -202,7 +203,7 @@ async def bare_loop(client: ApiClient, jobs: int, workers: int, nodes: int) -> O
     """The same pods, made and deleted by a client that decides nothing; a job that nobody looks at owns them."""
     hollow, sweeper = Hollow(client, gang_size=workers), Sweeper(client)
     reflectors = [asyncio.create_task(_follow(client, cache)) for cache in (hollow, sweeper)]
-    template = JobStore(lambda uid: None).keep(
+    template = JobStore(lambda uid: None, JobSpec).keep(
         await client.create(paths.jobs(NAMESPACE), job_document("bare", workers))
     )
     site = SiteSettings(image="trainer", checkpoint_uri="file:///tmp", tolerations=TOLERATIONS)

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from muster.recipe.document import MUTABLE, JobSpec
+from muster.recipe.document import JobSpec
 from muster.recipe.foreign_names import FOREIGN_NAMES
 from muster.recipe.reference import DocumentKey, example_lines, flow, job_reference
+from muster.words.job import MUTABLE
 
 TARGET = Path(__file__).parents[1] / "docs" / "job.md"
 WIDTH = 120

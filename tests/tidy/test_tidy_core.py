@@ -12,8 +12,8 @@ CORE = "operator/muster/operator/core"
 ALLOWED_IMPORTS = {
     "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions",
     "functools", "hashlib", "heapq", "itertools", "math", "muster.operator.core",
-    "muster.operator.pacing", "muster.recipe", "muster.words", "operator", "pydantic", "re", "statistics", "string",
-    "textwrap", "types", "typing", "typing_extensions",
+    "muster.operator.pacing", "muster.words", "operator", "pydantic", "re", "statistics", "string", "textwrap", "types",
+    "typing", "typing_extensions",
 }  # fmt: skip
 # `hash` and `id` differ from one process to the next; the others reach outside.
 FORBIDDEN_CALLS = {

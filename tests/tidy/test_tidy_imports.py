@@ -124,6 +124,8 @@ def test_an_empty_house_keeps_the_rules(house: Path) -> None:
         ("services/muster/recipe/document.py", "import yaml", "Words, recipe, plans and replies do no IO"),
         ("operator/muster/operator/runner.py", "import muster.operator.local", "The operator: worlds over"),
         ("operator/muster/operator/replay.py", "import muster.operator.local", "The operator: worlds over"),
+        ("operator/muster/operator/world.py", "import muster.recipe.document", "The operator needs words alone"),
+        ("operator/muster/operator/local.py", "import muster.storage.store", "The operator needs words alone"),
         ("operator/muster/operator/core/decide.py", "import random", "The operator's core is pure"),
         (
             "operator/muster/operator/core/decide.py",

@@ -1,5 +1,8 @@
 """`muster-operator`: run the operator, replay a decision, or dump what it sees of a job.
 
+This is where the operator, which carries jobs, meets the recipe, which knows whether a training can run: specs are
+read as `muster.recipe.document.JobSpec`, and everything else in this package knows only `muster.words`.
+
 Exit codes: 0 stopped on request, 2 bad usage or settings, 3 another operator has the state folder, 4 the folder can't
 be used, 5 the metrics port is taken, 1 anything else.
 """
@@ -18,6 +21,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from muster.operator.settings import DEFAULT_NODES, OperatorSettings
+from muster.recipe.document import JobSpec
 
 BAD_USAGE, FOLDER_TAKEN, FOLDER_UNUSABLE, PORT_TAKEN = 2, 3, 4, 5
 
@@ -30,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if _world(words) == "kubernetes":
         from muster.operator.kubernetes.service import main as operate_cluster
 
-        return operate_cluster(words)
+        return operate_cluster(words, JobSpec)
     return _run(words)
 
 
@@ -77,7 +81,7 @@ def _run(words: Sequence[str]) -> int:
 
     set_up_logs(settings.log_format, settings.log_level)
     try:
-        operate(settings)
+        operate(settings, JobSpec)
     except UnusableFile as error:
         print(f"muster-operator: {error}", file=sys.stderr)
         return FOLDER_UNUSABLE
@@ -118,7 +122,7 @@ def _dump(words: Sequence[str]) -> int:
         return FOLDER_UNUSABLE
     operator = read_claim(folder)
     nodes = VirtualNodes(operator.get("nodes") or DEFAULT_NODES, operator.get("gpusPerNode") or 0)
-    world = LocalWorld(folder, nodes, (), reads_only=True)
+    world = LocalWorld(folder, nodes, (), JobSpec, reads_only=True)
     uids = [job.uid for job in world.summaries() if given.job in (job.uid, job.name, f"{job.namespace}/{job.name}")]
     seen = asyncio.run(world.observe(uids[0], fresh=True)) if len(uids) == 1 else None
     if seen is None:

@@ -20,8 +20,8 @@ from muster.operator.core.observed import NodeReservation
 from muster.operator.core.preview import preview
 from muster.operator.server import HttpReply, HttpRequest, refusal, words
 from muster.operator.world import World
-from muster.recipe.document import JobSpec
 from muster.words.base import dump_json
+from muster.words.job import JobSpec
 from muster.words.preview import PreviewQuestion
 from muster.words.status import JobStatus
 
@@ -33,14 +33,18 @@ SECONDS_MAX = 5.0
 class PreviewHandler:
     """Answers the API's questions, one after the other: each takes the processor from the passes over the jobs.
 
-    While another operator leads, or before the world is open, it refuses with 503. `token` is called for each request,
-    and `complete` for the spec that is asked about: it adds what the installation gives to jobs that name nothing.
+    While another operator leads, or before the world is open, it refuses with 503. `token` is called for each request.
+    The spec that is asked about is read as `spec_type`, and `complete` adds to it what the installation gives to jobs
+    that name nothing.
     """
 
     def __init__(
-        self, token: Callable[[], str | None], complete: Callable[[JobSpec], JobSpec] = lambda spec: spec
+        self,
+        token: Callable[[], str | None],
+        spec_type: type[JobSpec],
+        complete: Callable[[JobSpec], JobSpec] = lambda spec: spec,
     ) -> None:
-        self._token, self._complete = token, complete
+        self._token, self._spec_type, self._complete = token, spec_type, complete
         self._world: tuple[World, asyncio.AbstractEventLoop] | None = None
         self._turn = threading.Lock()
 
@@ -60,7 +64,7 @@ class PreviewHandler:
             return HttpReply(503, words("this operator does not lead; try again"))
         try:
             asked = PreviewQuestion.model_validate_json(request.body())
-            spec = JobSpec.model_validate(asked.spec)
+            spec = self._spec_type.model_validate(asked.spec)
         except ValidationError as error:
             return HttpReply(
                 400, words(f"this is no question that this version understands: {error.error_count()} faults")

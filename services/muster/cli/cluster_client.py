@@ -16,7 +16,7 @@ from muster.cli.cluster_streams import ENDED, StreamEvent, events_after, follow_
 from muster.cli.cluster_views import id_of, job_view, status_of, summary_of, why_view
 from muster.cli.errors import CliError, DocumentFault, ExitStatus, usage
 from muster.recipe.document import Submission, parse_job
-from muster.recipe.job_inputs import input_commits, with_input_folder
+from muster.recipe.job_inputs import with_input_folder
 from muster.replies.views import plan_view, status_view
 from muster.words.base import DocumentProblem, InvalidDocument
 from muster.words.names import Label
@@ -173,7 +173,7 @@ class ClusterClient:
         """Replace `{job: NAME}` by the folder of that job's commits, and `last` and `best` by their steps where its
         status names them, as the API does. Retention is not held off: only the API pins what jobs will read."""
         spec = submission.spec
-        for path, source in input_commits(spec).items():
+        for path, source in spec.input_commits().items():
             if source.job is None or source.uri is not None:
                 continue
             checkpoint = status_of(self._objects.job(source.job)).get("checkpoint")

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.local.private import make_private_database
-from muster.recipe.document import JobSpec, TrainingJob
 from muster.words.base import dump_json
 from muster.words.fleet import FleetReport
-from muster.words.job import Metadata
+from muster.words.job import JobSpec, Metadata, TrainingJob
 from muster.words.quotas import ProjectQuota
 from muster.words.status import JobStatus
 
@@ -100,12 +99,13 @@ class RawChange:
 class LocalCluster:
     """The TrainingJobs in the SQLite file at `path`, which is made if it is not there.
 
+    Specs are read as `spec_type`: the plain one takes any training as it was written.
     Any thread or process may use it: each thread has a connection of its own.
     Raises UnusableFile for a damaged file, one of a newer Muster, and a full disk.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, spec_type: type[JobSpec] = JobSpec) -> None:
+        self.path, self.spec_type = path, spec_type
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(OSError):  # SQLite says better what is wrong with it
             make_private_database(path)
@@ -159,7 +159,7 @@ class LocalCluster:
         row = self._connection().execute("SELECT * FROM jobs WHERE uid = ?", (uid,)).fetchone()
         if row is None:
             raise NotFound(f"no job with uid {uid}")
-        return _job(row)
+        return self._job(row)
 
     def raw(self, uid: str) -> RawJob:
         """The job with its spec as it stands, readable or not. Raises NotFound."""
@@ -172,7 +172,7 @@ class LocalCluster:
         """Jobs written after that version, oldest write first; all of them by default."""
         query = "SELECT * FROM jobs WHERE version > ? ORDER BY version"
         rows = self._connection().execute(query, (after_version,)).fetchall()
-        return [_job(row) for row in rows]
+        return [self._job(row) for row in rows]
 
     def names_in(self, phases: Collection[str]) -> list[str]:
         """The names of the jobs in any of these phases, also of those that can't be read."""
@@ -286,6 +286,13 @@ class LocalCluster:
         with self._write() as db:
             db.execute("INSERT OR REPLACE INTO nodes VALUES (0, ?)", (dump_json(report),))
 
+    def _job(self, row: sqlite3.Row) -> TrainingJob:
+        return TrainingJob(
+            metadata=_metadata(row),
+            spec=self.spec_type.model_validate_json(row["spec"]),
+            status=JobStatus.model_validate_json(row["status"]),
+        )
+
     def _connection(self) -> sqlite3.Connection:
         """This thread's, closed when the thread is gone. To open one takes longer than most of what is asked of it."""
         connection: sqlite3.Connection | None = getattr(self._threads, "connection", None)
@@ -344,14 +351,6 @@ def _check(db: sqlite3.Connection, uid: str, resource_version: str | None) -> sq
             f"job {row['namespace']}/{row['name']} is at version {row['version']}, not {resource_version}"
         )
     return row
-
-
-def _job(row: sqlite3.Row) -> TrainingJob:
-    return TrainingJob(
-        metadata=_metadata(row),
-        spec=JobSpec.model_validate_json(row["spec"]),
-        status=JobStatus.model_validate_json(row["status"]),
-    )
 
 
 def _metadata(row: sqlite3.Row) -> Metadata:

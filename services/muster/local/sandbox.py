@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from muster.local import capabilities, mounts, seccomp
 from muster.local.landlock import READ, WRITE, FileAccess, LandlockRules, version
-from muster.recipe.document import JobSpec
 from muster.words.address import AddressError, parse_address
 from muster.words.base import DocumentProblem, Many, Record, dump
+from muster.words.job import JobSpec
 from muster.words.state_folder import StateFolder
 
 # Programs, libraries, certificates, name resolution, and what the kernel tells of processes and devices.
@@ -200,7 +200,7 @@ def _texts_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield every text of the job's training or program with its path. Each word of a command may be a path: of the
     program itself, of its data or of its configuration."""
     if spec.training is not None:
-        yield from _texts("training", dump(spec.training))
+        yield from _texts("training", dump(spec)["training"])
     elif spec.program is not None:
         yield from _texts("program", dump(spec.program))
         for index, word in enumerate(spec.program.command):  # --data=/data/corpus

@@ -2,81 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from muster.recipe.commits_read import commits_read
 from muster.recipe.foreign_names import with_hint
 from muster.recipe.training import TrainingConfig
-from muster.words.base import DocumentProblem, InvalidDocument, Record, Spec, UserError, parse
-from muster.words.fields import Count, Positive, Text
-from muster.words.gang import Gang
-from muster.words.job import (
-    CheckpointSpec,
-    Metadata,
-    Past,
-    Recovery,
-    Runtime,
-    past_of,
-)
+from muster.words import job as words
+from muster.words.base import DocumentProblem, InvalidDocument, Record, UserError, parse
+from muster.words.model_sources import FromCommit
 from muster.words.names import GROUP, JOB_NAME, KIND, VERSION
 from muster.words.pods import label_key, label_value
-from muster.words.program import Program
 from muster.words.redaction import masked_paths
-from muster.words.status import DataSkip, JobStatus
-from muster.words.tracking import WANDB_KEY, Tracking
 
 LABELS_MAX = 64
 
 
-# What a JobSpec says when it names no work or two kinds of it; the CRD's rule says the same.
-ONE_KIND_OF_WORK = "give exactly one of training (Muster's own trainer) and program (a program of your own)"
-ONLY_PROGRAMS_HAVE_FOLDERS = "checkpoint.folder is where a program writes its checkpoints; leave it out with training"
-
-
-class JobSpec(Spec):
+class JobSpec(words.JobSpec):
     """Desired state of a job: its training or its program, its gang, its checkpoints and its recovery."""
 
     training: TrainingConfig | None = None
     """Configuration of Muster's own trainer; exactly one of `training` and `program` is given."""
-    program: Program | None = None
-    """A program of your own; exactly one of `training` and `program` is given."""
-    gang: Gang = Gang()
-    checkpoint: CheckpointSpec = CheckpointSpec()
-    recovery: Recovery = Recovery()
-    tracking: Tracking = Tracking()
-    runtime: Runtime = Runtime()
-    suspend: bool = False
-    """Whether the job is to commit, give its nodes back and wait."""
-    cancel: bool = False
-    """Whether the job is to end and keep its record; deleting the object removes both."""
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
-    """Jobs of a higher priority get nodes first."""
-    priority_class_name: Text | None = None
-    """A PriorityClass of the cluster, whose value counts instead of `priority`."""
-    active_deadline_seconds: Positive | None = None
-    """Seconds after which a job that has not ended fails."""
-    ttl_seconds_after_finished: Count | None = None
-    """Seconds after its end when the job's object is deleted; left out, never."""
-
-    @model_validator(mode="after")
-    def _one_kind_of_work(self) -> Self:
-        if (self.training is None) == (self.program is None):
-            raise ValueError(ONE_KIND_OF_WORK)
-        return self
-
-    @model_validator(mode="after")
-    def _asks_of_a_program_what_it_can_do(self) -> Self:
-        """Refuse settings that Muster's own trainer alone obeys, and those that it alone does not."""
-        if self.program is None:
-            if self.checkpoint.folder is not None:
-                raise ValueError(ONLY_PROGRAMS_HAVE_FOLDERS)
-            return self
-        if self.checkpoint.every != "auto":
-            raise ValueError("checkpoint.every: a program saves when it chooses to; leave it out")
-        if self.tracking != Tracking():
-            raise ValueError("tracking: Muster's own trainer alone writes to trackers; let the program do so itself")
-        return self
 
     @model_validator(mode="after")
     def _float8_needs_gpus(self) -> Self:
@@ -86,20 +33,6 @@ class JobSpec(Spec):
             raise ValueError(
                 "training.precision fp8 is for GPUs of compute capability 8.9 or more, and gang.gpusPerNode 0 trains "
                 "on CPUs, which have no float8; ask for GPUs, or take bf16"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _trackers_have_their_tokens(self) -> Self:
-        """Refuse a tracker without its token, but only if it is certain that there is none: a variable may come from
-        `envFrom`, too."""
-        wandb, runtime = self.tracking.wandb, self.runtime
-        named = {variable.name for variable in runtime.env}
-        if wandb is not None and wandb.mode == "online" and not runtime.env_from and WANDB_KEY not in named:
-            raise ValueError(
-                f"tracking.wandb needs its token in {WANDB_KEY}: keep it by `muster secrets set wandb`, and give "
-                f"runtime.env: [{{name: {WANDB_KEY}, valueFrom: {{secretKeyRef: {{name: wandb, key: value}}}}}}]; or "
-                "set tracking.wandb.mode to offline"
             )
         return self
 
@@ -115,10 +48,19 @@ class JobSpec(Spec):
                     raise ValueError(f"{error} (gang.nodes {nodes})") from None
         return self
 
-    def gang_sizes(self) -> tuple[int, ...]:
-        """The node counts, ascending, that min, max and the divisibility of batch and model copies allow; of a program
-        all from min to max."""
-        return tuple(n for n in range(self.gang.nodes.min, self.gang.nodes.max + 1) if self._divides_the_batch(n))
+    def runs_on(self, nodes: int) -> bool:
+        """Return whether batch and replicas of the model can be divided over so many nodes; of a program always."""
+        try:
+            self.accumulation(nodes)
+        except ValueError:
+            return False
+        return True
+
+    def input_commits(self) -> dict[str, FromCommit]:
+        """Return the checkpoints that the job reads, by the path below `spec` of the field that names each."""
+        if self.training is None:
+            return super().input_commits()
+        return {f"training.{path}": origin for path, origin in commits_read(self.training).items()}
 
     @property
     def training_config(self) -> TrainingConfig:
@@ -126,13 +68,6 @@ class JobSpec(Spec):
         if self.training is None:
             raise UserError("this job runs a program of its own (spec.program), not Muster's trainer")
         return self.training
-
-    def _divides_the_batch(self, nodes: int) -> bool:
-        try:
-            self.accumulation(nodes)
-        except ValueError:
-            return False
-        return True
 
     def accumulation(self, nodes: int) -> int:
         """Micro-steps per optimizer step on `nodes` nodes; 1 for a program. Raises ValueError when the batch or the
@@ -144,49 +79,16 @@ class JobSpec(Spec):
         return self.training.accumulation(size)
 
 
-# What a running job may change; everything else decides what is computed or where, and is fixed at submission.
-MUTABLE = frozenset(
-    {
-        "suspend",
-        "cancel",
-        "priority",
-        "priority_class_name",
-        "recovery",
-        "active_deadline_seconds",
-        "ttl_seconds_after_finished",
-    }
-)
+class TrainingJob(words.TrainingJob):
+    """A job with a spec whose training is understood."""
 
-
-class TrainingJob(Record):
-    api_version: str = f"{GROUP}/{VERSION}"
-    kind: str = KIND
-    metadata: Metadata
     spec: JobSpec
-    status: JobStatus = JobStatus()
 
 
-class WorkerConfig(Record):
-    """Configuration of a worker: the part of its job that it needs, as JSON in MUSTER_CONFIG."""
+class WorkerConfig(words.WorkerConfig):
+    """Configuration of a worker of Muster's own trainer, or of a program."""
 
     training: TrainingConfig | None = None
-    program: Program | None = None
-    checkpoint: CheckpointSpec
-    past: Past | None = None
-    tracking: Tracking = Tracking()
-    data_skip: DataSkip | None = None  # applies where training begins after that very commit
-
-
-def worker_config(spec: JobSpec, status: JobStatus) -> WorkerConfig:
-    """Return the document that the workers of the job's next attempt get."""
-    return WorkerConfig(
-        training=spec.training,
-        program=spec.program,
-        checkpoint=spec.checkpoint,
-        past=past_of(status),
-        tracking=spec.tracking,
-        data_skip=status.data_skip,
-    )
 
 
 class Submission(Record):

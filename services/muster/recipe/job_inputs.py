@@ -8,22 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muster.recipe.commits_read import commits_read, with_folder
+from muster.recipe.commits_read import with_folder
 from muster.recipe.document import JobSpec
 from muster.words.base import dump, parse
-from muster.words.model_sources import FromCommit
 from muster.words.names import FILE_ID
 
 _TRAINING, _INPUTS = "training.", "program.inputs."
-
-
-def input_commits(spec: JobSpec) -> dict[str, FromCommit]:
-    """Return the commits that the job reads, by the path below `spec` of the field that names each."""
-    if spec.training is not None:
-        return {f"{_TRAINING}{path}": origin for path, origin in commits_read(spec.training).items()}
-    inputs = spec.program.inputs if spec.program is not None else {}
-    commits = {f"{_INPUTS}{name}": each.commit for name, each in inputs.items()}
-    return {path: origin for path, origin in commits.items() if origin is not None}
 
 
 def with_input_folder(spec: JobSpec, path: str, uri: str, step: int | None = None) -> JobSpec:

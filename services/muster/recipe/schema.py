@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from muster.recipe.architecture import PRESETS
 from muster.recipe.data_formats import FORMATS
 from muster.recipe.descriptions import describe
-from muster.recipe.document import MUTABLE, ONE_KIND_OF_WORK, ONLY_PROGRAMS_HAVE_FOLDERS, JobSpec
+from muster.recipe.document import JobSpec
 from muster.recipe.second_model import exactly_one
 from muster.words.gang import QUANTITY
-from muster.words.job import DURATION
+from muster.words.job import DURATION, MUTABLE, ONE_KIND_OF_WORK, ONLY_PROGRAMS_HAVE_FOLDERS
 from muster.words.names import GROUP, KIND, VERSION
 from muster.words.program import EVALUATIONS_ARE_THE_APIS
 from muster.words.status import JobStatus

@@ -1,4 +1,4 @@
-"""Parts of the job document that every job has, whatever it computes: checkpoints, recovery, environment, metadata."""
+"""The TrainingJob as its carriers see it: gang, checkpoints, recovery and environment of any training or program."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pydantic import BeforeValidator, Field, model_validator
 from muster.words.base import Many, Record, Spec, Time
 from muster.words.environment import EnvVar
 from muster.words.fields import Count, FolderAddress, KmsKey, Positive, Text
-from muster.words.names import Env
+from muster.words.gang import Gang
+from muster.words.model_sources import FromCommit
+from muster.words.names import API_VERSION, KIND, Env
 from muster.words.pods import PodMarks
-from muster.words.program import RelativeFolder
+from muster.words.program import Program, RelativeFolder
 from muster.words.signals import Cause
-from muster.words.status import JobStatus
+from muster.words.status import DataSkip, JobStatus
+from muster.words.tracking import WANDB_KEY, Tracking
 
 # Bounded, so that what is made of them stays a number of 64 bits; only the digits 0 to 9, as Kubernetes has it.
 DURATION = r"[0-9]{1,9}(s|m|h)"
@@ -176,4 +179,131 @@ def past_of(status: JobStatus) -> Past | None:
     return Past(
         failures=sum(attempt.cause is not None for attempt in over),
         seconds=sum(max(0.0, (attempt.ended_at or 0.0) - attempt.created_at) for attempt in over),
+    )
+
+
+# What a JobSpec says when it names no work or two kinds of it; the CRD's rule says the same.
+ONE_KIND_OF_WORK = "give exactly one of training (Muster's own trainer) and program (a program of your own)"
+ONLY_PROGRAMS_HAVE_FOLDERS = "checkpoint.folder is where a program writes its checkpoints; leave it out with training"
+
+
+class JobSpec(Spec):
+    """Desired state of a job: its training or its program, its gang, its checkpoints and its recovery.
+
+    What a training computes is no concern of those who carry it, so that here it is whatever was written.
+    `muster.recipe.document.JobSpec` understands it, and answers the two questions whose answer depends on it.
+    """
+
+    training: object = None
+    """Configuration of Muster's own trainer, or None; exactly one of `training` and `program` is given."""
+    program: Program | None = None
+    """A program of your own; exactly one of `training` and `program` is given."""
+    gang: Gang = Gang()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    recovery: Recovery = Recovery()
+    tracking: Tracking = Tracking()
+    runtime: Runtime = Runtime()
+    suspend: bool = False
+    """Whether the job is to commit, give its nodes back and wait."""
+    cancel: bool = False
+    """Whether the job is to end and keep its record; deleting the object removes both."""
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
+    """Jobs of a higher priority get nodes first."""
+    priority_class_name: Text | None = None
+    """A PriorityClass of the cluster, whose value counts instead of `priority`."""
+    active_deadline_seconds: Positive | None = None
+    """Seconds after which a job that has not ended fails."""
+    ttl_seconds_after_finished: Count | None = None
+    """Seconds after its end when the job's object is deleted; left out, never."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_work(self) -> Self:
+        if (self.training is None) == (self.program is None):
+            raise ValueError(ONE_KIND_OF_WORK)
+        return self
+
+    @model_validator(mode="after")
+    def _asks_of_a_program_what_it_can_do(self) -> Self:
+        """Refuse settings that Muster's own trainer alone obeys, and those that it alone does not."""
+        if self.program is None:
+            if self.checkpoint.folder is not None:
+                raise ValueError(ONLY_PROGRAMS_HAVE_FOLDERS)
+            return self
+        if self.checkpoint.every != "auto":
+            raise ValueError("checkpoint.every: a program saves when it chooses to; leave it out")
+        if self.tracking != Tracking():
+            raise ValueError("tracking: Muster's own trainer alone writes to trackers; let the program do so itself")
+        return self
+
+    @model_validator(mode="after")
+    def _trackers_have_their_tokens(self) -> Self:
+        """Refuse a tracker without its token, but only if it is certain that there is none: a variable may come from
+        `envFrom`, too."""
+        wandb, runtime = self.tracking.wandb, self.runtime
+        named = {variable.name for variable in runtime.env}
+        if wandb is not None and wandb.mode == "online" and not runtime.env_from and WANDB_KEY not in named:
+            raise ValueError(
+                f"tracking.wandb needs its token in {WANDB_KEY}: keep it by `muster secrets set wandb`, and give "
+                f"runtime.env: [{{name: {WANDB_KEY}, valueFrom: {{secretKeyRef: {{name: wandb, key: value}}}}}}]; or "
+                "set tracking.wandb.mode to offline"
+            )
+        return self
+
+    def gang_sizes(self) -> tuple[int, ...]:
+        """Return the node counts, ascending, from min to max, on which the job runs."""
+        return tuple(n for n in range(self.gang.nodes.min, self.gang.nodes.max + 1) if self.runs_on(n))
+
+    def runs_on(self, nodes: int) -> bool:
+        """Return whether the job's work can be divided over so many nodes. A program decides that for itself."""
+        return True
+
+    def input_commits(self) -> dict[str, FromCommit]:
+        """Return the checkpoints that the job reads, by the path below `spec` of the field that names each."""
+        inputs = self.program.inputs if self.program is not None else {}
+        commits = {f"program.inputs.{name}": each.commit for name, each in inputs.items()}
+        return {path: origin for path, origin in commits.items() if origin is not None}
+
+
+# What a running job may change; everything else decides what is computed or where, and is fixed at submission.
+MUTABLE = frozenset(
+    {
+        "suspend",
+        "cancel",
+        "priority",
+        "priority_class_name",
+        "recovery",
+        "active_deadline_seconds",
+        "ttl_seconds_after_finished",
+    }
+)
+
+
+class TrainingJob(Record):
+    api_version: str = API_VERSION
+    kind: str = KIND
+    metadata: Metadata
+    spec: JobSpec
+    status: JobStatus = JobStatus()
+
+
+class WorkerConfig(Record):
+    """Configuration of a worker: the part of its job that it needs, as JSON in MUSTER_CONFIG."""
+
+    training: object = None
+    program: Program | None = None
+    checkpoint: CheckpointSpec
+    past: Past | None = None
+    tracking: Tracking = Tracking()
+    data_skip: DataSkip | None = None  # applies where training begins after that very commit
+
+
+def worker_config(spec: JobSpec, status: JobStatus) -> WorkerConfig:
+    """Return the document that the workers of the job's next attempt get."""
+    return WorkerConfig(
+        training=spec.training,
+        program=spec.program,
+        checkpoint=spec.checkpoint,
+        past=past_of(status),
+        tracking=spec.tracking,
+        data_skip=status.data_skip,
     )

@@ -20,6 +20,7 @@ from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
 from muster.operator.preview import PreviewHandler
 from muster.operator.server import HttpReply, HttpRequest, LoopLiveness, serve_pages
+from muster.recipe.document import JobSpec
 from muster.words.preview import PATH
 from muster.words.status import CheckpointStatus, GangStatus, Phase
 
@@ -35,8 +36,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def operator(here: Platform) -> AsyncIterator[str]:
     """Two nodes with 4 GPUs each, and the server of an operator that looks at the platform's own jobs."""
-    world = LocalWorld(here.state.root, VirtualNodes(2, 4), (), reads_only=True)
-    previews = PreviewHandler(lambda: TOKEN)
+    world = LocalWorld(here.state.root, VirtualNodes(2, 4), (), JobSpec, reads_only=True)
+    previews = PreviewHandler(lambda: TOKEN, JobSpec)
     server = serve_pages(LoopLiveness(), "127.0.0.1", 0, {}, {PATH: previews})
     url = f"http://127.0.0.1:{server.server_address[1]}"
     here.state.operator.write_text(json.dumps({"pid": 1, "url": url}))
@@ -145,8 +146,8 @@ async def test_what_is_no_question_is_refused_and_one_that_does_not_lead_is_aske
             reply = await asyncio.to_thread(httpx2.post, f"{url}{PATH}", content=body, headers=headers)
             assert reply.status_code == status, reply.text
 
-        asked, idle, leads = [], PreviewHandler(lambda: TOKEN), PreviewHandler(lambda: TOKEN)
-        world = LocalWorld(here.state.root, VirtualNodes(2, 4), (), reads_only=True)
+        asked, idle, leads = [], PreviewHandler(lambda: TOKEN, JobSpec), PreviewHandler(lambda: TOKEN, JobSpec)
+        world = LocalWorld(here.state.root, VirtualNodes(2, 4), (), JobSpec, reads_only=True)
 
         def service(request: HttpRequest) -> HttpReply:
             """Two replicas, of which the third request meets the one that leads."""

@@ -22,6 +22,7 @@ from muster.operator.local import processes
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
 from muster.operator.runner import JobRunner, RunnerListener, serve
+from muster.recipe.document import JobSpec
 from muster.words.status import JobStatus, Phase
 
 STEPS = 40
@@ -39,7 +40,7 @@ class Errors(RunnerListener):
 async def operator(house: House, clock: Callable[[], float] = time.time) -> AsyncIterator[Errors]:
     """In this process, so that the test can break things under it."""
     errors = Errors()
-    world = LocalWorld(house.state.root, VirtualNodes(4), FAKE, clock=clock, on_error=errors.seen.append)
+    world = LocalWorld(house.state.root, VirtualNodes(4), FAKE, JobSpec, clock=clock, on_error=errors.seen.append)
     await world.adopt()
     serving = asyncio.create_task(serve(JobRunner(world, errors)))
     try:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from muster.operator.kubernetes.jobs import CachedJob, JobStore
+from muster.recipe.document import JobSpec
 
 JOB_UID = "0f3c2a9e-0000-4000-8000-000000000001"
 
@@ -29,7 +30,7 @@ def job_item(status: dict[str, Any] | None = None, version: int = 7, **spec: Any
 
 
 def make_job(status: dict[str, Any] | None = None, **spec: Any) -> CachedJob:
-    return JobStore(lambda uid: None).keep(job_item(status, **spec))
+    return JobStore(lambda uid: None, JobSpec).keep(job_item(status, **spec))
 
 
 def pod_item(worker: int = 0, attempt: int = 1, version: int = 1, **changes: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from muster.operator.kubernetes.events import EventWriter
 from muster.operator.kubernetes.render import SiteSettings
 from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.pacing import EVENT_WRITES_BURST
+from muster.recipe.document import JobSpec
 
 
 class Server:
@@ -101,7 +102,7 @@ async def test_a_job_that_can_not_be_read_is_told_of() -> None:
     server = StatusServer(1)
     events = EventWriter(cast(ApiClient, server), "me")
     world = KubernetesWorld(
-        cast(ApiClient, server), "muster-system", SiteSettings(image="trainer"), on_refusal=events.refused
+        cast(ApiClient, server), "muster-system", SiteSettings(image="trainer"), JobSpec, on_refusal=events.refused
     )
     item = job_item()
     world.job_cache.keep(item | {"spec": item["spec"] | {"gang": {"nodes": "four"}}})

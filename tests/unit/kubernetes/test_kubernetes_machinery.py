@@ -21,6 +21,7 @@ from muster.operator.kubernetes.pods import PodCache, read_pod
 from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reservations import ReservationStore
 from muster.operator.world import UnreadableDocument, VersionConflict
+from muster.recipe.document import JobSpec
 from muster.words.base import dump_json
 from muster.words.quotas import QUOTAS, ProjectQuota, Quota
 from muster.words.status import Phase
@@ -68,7 +69,7 @@ def beat(at: float, progressed_at: float) -> dict[str, Any]:
 
 
 def test_a_worker_whose_clock_is_an_hour_off_is_heard_right() -> None:
-    heartbeats = HeartbeatCache(JobStore(lambda uid: None), PodCache(lambda uid: None), lambda uid: None)
+    heartbeats = HeartbeatCache(JobStore(lambda uid: None, JobSpec), PodCache(lambda uid: None), lambda uid: None)
     pod = read_pod(pod_item())
     assert pod is not None
     wrong = time.time() - 3600
@@ -79,7 +80,7 @@ def test_a_worker_whose_clock_is_an_hour_off_is_heard_right() -> None:
 
 
 def test_a_heartbeat_that_is_told_again_is_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeats = HeartbeatCache(JobStore(lambda uid: None), PodCache(lambda uid: None), lambda uid: None)
+    heartbeats = HeartbeatCache(JobStore(lambda uid: None, JobSpec), PodCache(lambda uid: None), lambda uid: None)
     pod = read_pod(pod_item())
     assert pod is not None
     heartbeats._record_heartbeat(pod, beat(100.0, 99.0))
@@ -91,7 +92,7 @@ def test_a_heartbeat_that_is_told_again_is_no_sign_of_life(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("rubbish", [None, {}, {"attempt": "x"}, beat(1.0, 1.0) | {"attempt": 2}])
 def test_rubbish_and_other_attempts_are_no_news(rubbish: object) -> None:
-    heartbeats = HeartbeatCache(JobStore(lambda uid: None), PodCache(lambda uid: None), lambda uid: None)
+    heartbeats = HeartbeatCache(JobStore(lambda uid: None, JobSpec), PodCache(lambda uid: None), lambda uid: None)
     pod = read_pod(pod_item())
     assert pod is not None
     heartbeats._record_heartbeat(pod, rubbish)
@@ -182,15 +183,15 @@ async def test_what_the_api_writes_of_quotas_the_operator_reads() -> None:
 
 def test_a_job_is_of_the_project_and_the_person_that_its_labels_name() -> None:
     item = job_item()
-    known = JobStore(lambda uid: None).keep(item).summary
+    known = JobStore(lambda uid: None, JobSpec).keep(item).summary
     assert (known.project, known.owner) == ("default", "")
     item["metadata"] = item["metadata"] | {"labels": {"muster.dev/project": "nlp", "muster.dev/owner": "ada"}}
-    known = JobStore(lambda uid: None).keep(item).summary
+    known = JobStore(lambda uid: None, JobSpec).keep(item).summary
     assert (known.project, known.owner) == ("nlp", "ada")
 
 
 def test_equal_specs_are_kept_once() -> None:
-    jobs = JobStore(lambda uid: None)
+    jobs = JobStore(lambda uid: None, JobSpec)
     first, second = job_item(), job_item()
     second["metadata"] = second["metadata"] | {"uid": "other"}
     assert jobs.keep(first).spec is jobs.keep(second).spec
@@ -200,11 +201,11 @@ def test_equal_specs_are_kept_once() -> None:
 def test_who_applies_a_job_keeps_the_record_of_his_fields(operation: str, applied: bool) -> None:
     item = job_item()
     item["metadata"]["managedFields"] = [{"manager": "flux", "operation": operation}]
-    assert JobStore(lambda uid: None).keep(item).applied is applied
+    assert JobStore(lambda uid: None, JobSpec).keep(item).applied is applied
 
 
 def test_a_spec_that_the_schema_let_in_and_we_do_not_is_told_with_its_path() -> None:
-    job = JobStore(lambda uid: None).keep(job_item(gang={"nodes": 3}))
+    job = JobStore(lambda uid: None, JobSpec).keep(job_item(gang={"nodes": 3}))
     assert "tokensPerStep 524288 can't be divided over 3 ranks" in job.invalid
 
 
@@ -215,7 +216,7 @@ def test_keys_that_a_newer_definition_let_in_are_left_out() -> None:
     newer["spec"]["training"] = newer["spec"]["training"] | {"data": {
         "train": [{"source": "s3://data/chat.jsonl", "format": "jsonl", "levitate": 1}], "sequenceLength": 8192,
     }}  # fmt: skip
-    jobs = JobStore(lambda uid: None)
+    jobs = JobStore(lambda uid: None, JobSpec)
     expected, job = jobs.keep(item), jobs.keep(newer)
     assert job.invalid == ""
     assert job.spec == expected.spec
@@ -224,7 +225,7 @@ def test_keys_that_a_newer_definition_let_in_are_left_out() -> None:
 
 def test_words_of_a_newer_muster_keep_their_nodes_held() -> None:
     status = {"phase": "Levitating", "attempt": 2, "reservation": 5, "gang": {"nodes": ["a"], "wanted": 1}}
-    job = JobStore(lambda uid: None).keep(job_item(status))
+    job = JobStore(lambda uid: None, JobSpec).keep(job_item(status))
     assert job.unreadable
     assert (job.status.phase, job.status.reservation, job.status.gang.nodes) == (Phase.RUNNING, 5, ("a",))
 
@@ -277,7 +278,7 @@ def test_a_kubeconfig_is_read_and_a_broken_one_named(tmp_path: Path) -> None:
 
 def test_jobs_of_a_sweep_keep_what_is_equal_once() -> None:
     """Ten thousand that differ in one number took 45 MiB more, for each had a whole training section of its own."""
-    jobs, specs = JobStore(lambda uid: None), []
+    jobs, specs = JobStore(lambda uid: None, JobSpec), []
     for steps in (100, 200):
         item = job_item()
         item["metadata"]["uid"] = f"uid-{steps}"

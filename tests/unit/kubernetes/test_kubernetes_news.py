@@ -7,6 +7,7 @@ from tests.unit.kubernetes.making import JOB_UID, ended, job_item, pod_item
 
 from muster.operator.kubernetes.jobs import JobStore
 from muster.operator.kubernetes.pods import PodCache
+from muster.recipe.document import JobSpec
 from muster.words.names import FINALIZER
 from muster.words.status import JobStatus, Phase
 
@@ -98,7 +99,7 @@ def test_the_last_drop_is_told_where_those_left_are_kept_by_a_finalizer(listener
 
 
 def test_an_answer_with_no_more_than_metadata_renews_the_job() -> None:
-    jobs = JobStore(lambda uid: None)
+    jobs = JobStore(lambda uid: None, JobSpec)
     job = jobs.keep(job_item())
     meta = job_item(version=8)["metadata"] | {"finalizers": [FINALIZER]}
     renewed = jobs.written(job, {"metadata": meta})
@@ -110,7 +111,7 @@ def test_an_answer_with_no_more_than_metadata_renews_the_job() -> None:
 
 
 def test_an_answer_about_a_spec_that_somebody_changed_meanwhile_is_left_to_the_watch() -> None:
-    jobs = JobStore(lambda uid: None)
+    jobs = JobStore(lambda uid: None, JobSpec)
     job = jobs.keep(job_item())
     assert jobs.written(job, {"metadata": job_item(version=8)["metadata"] | {"generation": 2}}) is job
     assert jobs.get(JOB_UID) is job

@@ -9,6 +9,7 @@ from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.render import DiskLimits, SiteSettings, pin, render_pod, require_node_affinity
 from muster.operator.kubernetes.settings import TOLERATIONS
+from muster.recipe.document import JobSpec
 from muster.storage.settings import S3Settings
 from muster.words.gang import Resources
 from muster.words.names import Env
@@ -109,7 +110,7 @@ def test_the_installations_variables_come_before_the_jobs_own_which_win() -> Non
 
 def test_a_job_that_asks_for_no_resources_has_the_installations_everywhere() -> None:
     """Without any its pod is BestEffort, the first to be evicted."""
-    jobs = JobStore(lambda uid: None, Resources.model_validate({"cpu": "500m", "memory": "2Gi"}))
+    jobs = JobStore(lambda uid: None, JobSpec, Resources.model_validate({"cpu": "500m", "memory": "2Gi"}))
     item = job_item()
     item["spec"]["gang"].pop("resources", None)
     job = jobs.keep(item)
@@ -119,7 +120,7 @@ def test_a_job_that_asks_for_no_resources_has_the_installations_everywhere() -> 
     item["spec"]["gang"]["resources"] = {"cpu": 4}
     own = jobs.keep(item).spec.gang.resources
     assert (own.cpu, own.memory) == ("4", "2Gi")
-    untouched = JobStore(lambda uid: None).keep(item).spec.gang.resources
+    untouched = JobStore(lambda uid: None, JobSpec).keep(item).spec.gang.resources
     assert (untouched.cpu, untouched.memory) == ("4", None)
 
 

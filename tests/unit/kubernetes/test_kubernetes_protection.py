@@ -11,6 +11,7 @@ from muster.kube.errors import ApiError
 from muster.operator.kubernetes.render import SiteSettings
 from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.world import VersionConflict
+from muster.recipe.document import JobSpec
 from muster.words.base import dump
 from muster.words.names import FINALIZER
 from muster.words.status import JobStatus, Phase
@@ -42,7 +43,7 @@ class Server:
 
 def write_status(server: Server, status: JobStatus = STARTING, before: Any = None, **meta: Any) -> KubernetesWorld:
     async def write() -> KubernetesWorld:
-        world = KubernetesWorld(cast(ApiClient, server), "muster-system", SiteSettings(image="trainer"))
+        world = KubernetesWorld(cast(ApiClient, server), "muster-system", SiteSettings(image="trainer"), JobSpec)
         item = job_item()
         world.job_cache.keep(item | {"metadata": item["metadata"] | meta, "status": dump(before) if before else {}})
         await world.write_status(JOB_UID, status, "7")
@@ -122,7 +123,7 @@ def test_phases_are_counted_while_jobs_come(monkeypatch: pytest.MonkeyPatch) -> 
     """A scrape comes from another thread, in the middle of a list of ten thousand."""
 
     async def count() -> dict[str, int]:
-        world = KubernetesWorld(cast(ApiClient, Server()), "muster-system", SiteSettings(image="trainer"))
+        world = KubernetesWorld(cast(ApiClient, Server()), "muster-system", SiteSettings(image="trainer"), JobSpec)
         jobs = world.job_cache
         for number in range(3):
             jobs.keep(job_item() | {"metadata": job_item()["metadata"] | {"uid": f"uid-{number}"}})

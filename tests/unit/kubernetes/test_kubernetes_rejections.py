@@ -19,6 +19,7 @@ from muster.operator.kubernetes.jobs import JobStore
 from muster.operator.kubernetes.pods import PodCache
 from muster.operator.kubernetes.rejections import rejected
 from muster.operator.kubernetes.render import SiteSettings
+from muster.recipe.document import JobSpec
 from muster.words.status import Phase
 
 POD = 'pods "llama-1-0" is forbidden: '
@@ -74,7 +75,7 @@ class Refuses:
 @pytest.mark.parametrize(("error", "kind"), [(NEVER[0], Rejection.PERMANENT), (MAY_PASS[0], Rejection.TEMPORARY)])
 def test_the_core_is_told_since_when_and_why(error: ApiError, kind: Rejection) -> None:
     async def main() -> None:
-        jobs, pods = JobStore(lambda uid: None), PodCache(lambda uid: None)
+        jobs, pods = JobStore(lambda uid: None, JobSpec), PodCache(lambda uid: None)
         status = {"phase": "Starting", "attempt": 1, "gang": {"nodes": ["node-0", "node-1"], "wanted": 2}}
         job = jobs.keep(job_item(status))
         assert job.status.phase is Phase.STARTING

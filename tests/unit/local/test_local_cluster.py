@@ -36,7 +36,7 @@ def spec() -> JobSpec:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> LocalCluster:
-    return LocalCluster(tmp_path / "cluster.db")
+    return LocalCluster(tmp_path / "cluster.db", JobSpec)
 
 
 def test_status_is_written_by_compare_and_swap(cluster: LocalCluster, spec: JobSpec) -> None:

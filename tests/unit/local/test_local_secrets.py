@@ -17,7 +17,7 @@ from muster.operator.local.processes import WorkerKey
 from muster.operator.local.reading import redacted_exit
 from muster.operator.local.secrets import SecretMissing, SecretReader
 from muster.operator.local.world import LocalWorld
-from muster.recipe.document import parse_job
+from muster.recipe.document import JobSpec, parse_job
 from muster.secrets.box import SecretBox, SecretsLocked
 from muster.words.names import Env, Label
 from muster.words.signals import WorkerExit
@@ -31,7 +31,7 @@ class House:
     """A world whose one job, of project nlp, has this runtime and starts its first attempt."""
 
     def __init__(self, root: Path, **runtime: Any) -> None:
-        self.world = LocalWorld(root, VirtualNodes(4), ("sleep", "600"))
+        self.world = LocalWorld(root, VirtualNodes(4), ("sleep", "600"), JobSpec)
         self.box = SecretBox(self.world.state.secret_key)
         spec = {
             "training": {

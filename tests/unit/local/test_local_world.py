@@ -27,7 +27,7 @@ from muster.operator.local.nodes import PORTS, VirtualNodes, free_ports, rendezv
 from muster.operator.local.processes import WorkerKey
 from muster.operator.local.world import LocalWorld
 from muster.operator.world import UnreadableDocument
-from muster.recipe.document import TrainingJob, WorkerConfig, parse_job
+from muster.recipe.document import JobSpec, TrainingJob, WorkerConfig, parse_job
 from muster.words.base import dump_json
 from muster.words.job import Runtime
 from muster.words.names import DEFAULT_PROJECT, Env
@@ -57,7 +57,7 @@ class House:
     """A world and one job in it, whose status says attempt 1."""
 
     def __init__(self, root: Path, command: tuple[str, ...] = SLEEP, gpus_per_node: int = 0, **gang: Any) -> None:
-        self.world = LocalWorld(root, VirtualNodes(4, gpus_per_node), command)
+        self.world = LocalWorld(root, VirtualNodes(4, gpus_per_node), command, JobSpec)
         submission = parse_job({"metadata": {"name": "tiny"}, "spec": spec(**gang)})
         self.uid = self.world.cluster.create("tiny", "default", submission.spec, {}).metadata.uid
         self.set_attempt(1)
@@ -123,7 +123,7 @@ async def test_a_gang_is_made_seen_and_removed(house: House) -> None:
 async def test_what_is_observed_can_be_written_down_and_read_again(house: House) -> None:
     await house.create(0)
     seen = await house.observe(fresh=True)
-    assert from_json(to_json(seen)) == seen
+    assert to_json(from_json(to_json(seen))) == to_json(seen)
     assert (seen.name, seen.fresh, seen.checkpoint_uri) == (
         "tiny",
         True,
@@ -307,7 +307,7 @@ async def test_a_new_operator_adopts_what_runs_and_ends_what_belongs_to_nobody(h
         dict(os.environ) | processes.marks(house.world.state, WorkerKey("no-such-job", 3, 0)),
     )
     assert stray is not None
-    second = LocalWorld(house.world.state.root, VirtualNodes(4), SLEEP)
+    second = LocalWorld(house.world.state.root, VirtualNodes(4), SLEEP, JobSpec)
     adopted, strays = await second.adopt()
     assert [record.key for record in adopted] == [house.key()]
     assert strays == (WorkerKey("no-such-job", 3, 0),)
@@ -376,14 +376,14 @@ async def test_reservations_are_compared_and_swapped_and_outlive_the_operator(ho
     await house.world.write_reservations((entry,), empty.version)
     with pytest.raises(VersionConflict):
         await house.world.write_reservations((), empty.version)
-    later = LocalWorld(house.world.state.root, VirtualNodes(4), SLEEP)
+    later = LocalWorld(house.world.state.root, VirtualNodes(4), SLEEP, JobSpec)
     assert (await later.reservations()).entries == (entry,)
     seen = await later.observe(house.uid)
     assert seen is not None
     assert seen.reservations == (entry,)
     (house.world.state.root / "reservations.json").write_text("{")
     with pytest.raises(UnreadableDocument, match=r"reservations.json can't be understood"):
-        await LocalWorld(house.world.state.root, VirtualNodes(4), SLEEP).reservations()
+        await LocalWorld(house.world.state.root, VirtualNodes(4), SLEEP, JobSpec).reservations()
 
 
 async def test_the_fleet_has_the_quotas_that_are_written_and_whose_each_job_is(house: House) -> None:
@@ -446,7 +446,7 @@ async def test_a_job_whose_spec_can_not_be_read_ends_and_says_why(house: House) 
 
 
 async def test_a_node_that_this_start_does_not_have_is_unfit(house: House) -> None:
-    smaller = LocalWorld(house.world.state.root, VirtualNodes(1), SLEEP)
+    smaller = LocalWorld(house.world.state.root, VirtualNodes(1), SLEEP, JobSpec)
     seen = await smaller.observe(house.uid)
     assert seen is not None
     assert seen.nodes_unfit == ("local-1",)
@@ -456,7 +456,7 @@ async def test_a_guest_writes_nothing(house: House) -> None:
     await house.create(0)
     psutil.Process(house.pid()).kill()
     processes_gone(house)
-    guest = LocalWorld(house.world.state.root, VirtualNodes(4), (), reads_only=True)
+    guest = LocalWorld(house.world.state.root, VirtualNodes(4), (), JobSpec, reads_only=True)
     seen = await guest.observe(house.uid, fresh=True)
     assert seen is not None
     assert seen.workers[0].state == WorkerState.EXITED

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.plan.oddities import oddities_of
-from muster.recipe.document import JobSpec, parse_job
+from muster.recipe.document import JobSpec, WorkerConfig, parse_job
+from muster.words import job as words
 from muster.words.base import InvalidDocument, dump, dump_json
 from muster.words.job import DEFAULT_BUDGETS, duration_seconds
 from muster.words.signals import Cause
+from muster.words.status import JobStatus
 
 DOCUMENT: dict[str, Any] = {
     "apiVersion": "muster.dev/v1alpha1",
@@ -258,3 +260,27 @@ def test_no_endpoint_of_a_job_is_a_metadata_service(value: str) -> None:
         parse_job(edited(put("spec.runtime", {"env": env})))
     env[0]["value"] = "http://169.254.169.254.example.com"
     assert parse_job(edited(put("spec.runtime", {"env": env}))).spec.runtime.env[0].value == env[0]["value"]
+
+
+def test_who_carries_a_job_hands_its_training_on_as_it_was_written() -> None:
+    """The operator's own class reads no word of a training; what its workers get is the same to the byte."""
+    spec = parse_job(
+        edited(put("spec.training.adapter", {"rank": 4}), put("spec.training.model", {"from": {"job": "a"}}))
+    )
+    carried = words.JobSpec.model_validate(dump(spec.spec))
+    assert dump_json(carried) == dump_json(spec.spec)
+    status = JobStatus()
+    configs = {dump_json(words.worker_config(each, status)) for each in (carried, spec.spec)}
+    assert len(configs) == 1
+    assert WorkerConfig.model_validate_json(configs.pop()).training == spec.spec.training
+    job = words.TrainingJob(metadata=words.Metadata(name="demo"), spec=spec.spec)
+    assert dump(job)["spec"] == dump(spec.spec)
+
+
+def test_only_who_understands_a_training_knows_its_sizes_and_inputs() -> None:
+    document = edited(put("spec.gang.nodes", {"min": 1, "max": 6}), put("spec.training.model", {"from": {"job": "a"}}))
+    spec = parse_job(document).spec
+    carried = words.JobSpec.model_validate(document["spec"], by_alias=True, by_name=False)
+    assert (spec.gang_sizes(), carried.gang_sizes()) == ((1, 2, 4), (1, 2, 3, 4, 5, 6))
+    assert {path: commit.job for path, commit in spec.input_commits().items()} == {"training.model.from": "a"}
+    assert carried.input_commits() == {}

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pydantic import create_model
 
-from muster.recipe.document import MUTABLE, JobSpec, parse_job
+from muster.recipe.document import JobSpec, parse_job
 from muster.recipe.model_config import ModelConfig
 from muster.recipe.schema import RULES, definition, document_schema
 from muster.words.base import dump
+from muster.words.job import MUTABLE
 
 FORBIDDEN = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "additionalItems", "const", "title", "prefixItems"}
 

@@ -16,6 +16,7 @@ from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
 from muster.operator.node_reports import NodeReporter
 from muster.operator.pacing import NODE_REPORT_AGAIN_SECONDS
+from muster.recipe.document import JobSpec
 from muster.words.fleet import FleetReport, NodeReport
 from muster.words.notices import NodeNotices, Notice, Remedy
 from muster.words.signals import SignalKind
@@ -78,7 +79,7 @@ async def test_what_a_cluster_s_operator_tells_the_api_reads() -> None:
 
 
 def test_virtual_nodes_tell_their_notices(tmp_path: Path) -> None:
-    world = LocalWorld(tmp_path, VirtualNodes(2, 4), ("true",))
+    world = LocalWorld(tmp_path, VirtualNodes(2, 4), ("true",), JobSpec)
     notice = Notice(kind=SignalKind.SPOT_NOTICE, remedy=Remedy.DRAIN, at=7.0, message="taken back", source="imds")
     world.state.notices.mkdir(parents=True)
     told = NodeNotices(node="local-1", at=7.0, notices=(notice,)).model_dump_json(by_alias=True)

@@ -11,10 +11,11 @@ import pytest
 from muster.api.core.limits import read_addresses
 from muster.local.sandbox import named_paths, state_problems
 from muster.plan.plan_words import plan_facts
-from muster.recipe.document import ONE_KIND_OF_WORK, JobSpec, parse_job, worker_config
-from muster.recipe.job_inputs import files_named, input_commits, with_addresses, with_input_folder
+from muster.recipe.document import JobSpec, parse_job
+from muster.recipe.job_inputs import files_named, with_addresses, with_input_folder
 from muster.replies.views import plan_view, summary_view
 from muster.words.base import InvalidDocument, UserError, dump, dump_json
+from muster.words.job import ONE_KIND_OF_WORK, worker_config
 from muster.words.state_folder import StateFolder
 from muster.words.status import JobStatus
 
@@ -90,9 +91,9 @@ def test_a_bad_program_is_refused_with_its_place(changes: dict[str, Any], words:
 
 def test_the_commits_and_addresses_that_a_program_reads_are_named_by_their_fields() -> None:
     spec = spec_of()
-    assert {path: origin.job for path, origin in input_commits(spec).items()} == {"program.inputs.base": "pretrain"}
+    assert {path: origin.job for path, origin in spec.input_commits().items()} == {"program.inputs.base": "pretrain"}
     spec = with_input_folder(spec, "program.inputs.base", "s3://ck/uid", 40)
-    assert input_commits(spec)["program.inputs.base"].step == 40
+    assert spec.input_commits()["program.inputs.base"].step == 40
     assert dict(read_addresses(spec)) == {
         "program.inputs.tokenizer.source": "hf://org/name@v1",
         "program.inputs.base.uri": "s3://ck/uid",

@@ -33,7 +33,7 @@ from muster.operator.core.placement import FleetSpace, GangRequest, WorkerPlace,
 from muster.operator.core.preemption import GangPreemption, PreemptionPlanner
 from muster.operator.core.quotas import QuotaBook
 from muster.operator.core.transitions import replace_last
-from muster.recipe.document import JobSpec
+from muster.words.job import JobSpec
 from muster.words.status import STATUS_VERSION, Phase
 from muster.words.text import plural
 

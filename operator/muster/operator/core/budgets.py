@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from muster.operator.core.causes import chargeable
 from muster.operator.core.codes import Code
 from muster.operator.core.crash_loops import ends_at_once, is_repeated
-from muster.recipe.document import JobSpec
-from muster.words.job import Recovery
+from muster.words.job import JobSpec, Recovery
 from muster.words.names import ExitCode
 from muster.words.signals import Cause
 from muster.words.status import ExcludedNode, Failure, JobStatus, NodeFault, Restart, Restarts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from muster.recipe.document import JobSpec
+from muster.words.job import JobSpec
 from muster.words.names import ExitCode
 from muster.words.signals import Cause
 from muster.words.status import Attempt, Failure, GoodputState, JobStatus

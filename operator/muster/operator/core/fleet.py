@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from muster.operator.core.observed import NodeReservation
-from muster.recipe.document import JobSpec
+from muster.words.job import JobSpec
 from muster.words.names import DEFAULT_PROJECT
 from muster.words.prices import Prices
 from muster.words.quotas import ProjectQuota

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from pydantic import ConfigDict, TypeAdapter
 
-from muster.recipe.document import JobSpec
+from muster.words.job import JobSpec
 from muster.words.signals import Heartbeat, Signal, WorkerExit
 from muster.words.status import JobStatus
 

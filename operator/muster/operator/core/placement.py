@@ -9,7 +9,7 @@ from itertools import repeat
 
 from muster.operator.core.fleet import FleetNode
 from muster.operator.core.observed import NodeReservation
-from muster.recipe.document import JobSpec
+from muster.words.job import JobSpec
 from muster.words.pods import NodeTerm, Toleration, tolerated
 from muster.words.quantities import quantity
 

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 from muster.kube.client import Object
 from muster.kube.timestamps import seconds_of
 from muster.operator.core.fleet import JobSummary
-from muster.recipe.document import JobSpec
 from muster.words.base import InvalidDocument, known_part, parse
 from muster.words.gang import Resources
+from muster.words.job import JobSpec
 from muster.words.names import DEFAULT_PROJECT, Label
 from muster.words.status import STATUS_VERSION, GangStatus, JobStatus, Phase
 
@@ -76,12 +76,15 @@ class CachedJob:
 
 
 class JobStore:
-    """All jobs as last read, by uid. `enqueue` is called with the uid of each job that changed. A job whose workers ask
-    for no CPU or memory has those of `resources`.
+    """All jobs as last read, by uid. `enqueue` is called with the uid of each job that changed. Specs are read as
+    `spec_type`, which refuses those that can't run. A job whose workers ask for no CPU or memory has those of
+    `resources`.
     """
 
-    def __init__(self, enqueue: Callable[[str], None], resources: Resources = Resources()) -> None:
-        self._enqueue, self._resources = enqueue, resources
+    def __init__(
+        self, enqueue: Callable[[str], None], spec_type: type[JobSpec], resources: Resources = Resources()
+    ) -> None:
+        self._enqueue, self._spec_type, self._resources = enqueue, spec_type, resources
         self._jobs: dict[str, CachedJob] = {}
         self._parts: dict[tuple[type, bytes], Any] = {}
 
@@ -175,9 +178,9 @@ class JobStore:
 
     def _spec(self, document: object) -> tuple[JobSpec, str]:
         if isinstance(document, dict):
-            document = known_part(JobSpec, document)
+            document = known_part(self._spec_type, document)
         try:
-            spec = parse(JobSpec, document, "spec")
+            spec = parse(self._spec_type, document, "spec")
         except InvalidDocument as error:
             return _STAND_IN, "; ".join(str(problem) for problem in error.problems)
         return self._shared(with_resources(spec, self._resources)), ""

@@ -15,10 +15,10 @@ from muster.operator.kubernetes import network
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.nodes import GPU
 from muster.operator.kubernetes.pods import KEEPER, PREFLIGHT, PREPARE, TRAINER
-from muster.recipe.document import worker_config
 from muster.words.address import AddressError, job_folder
 from muster.words.base import Spec, dump, dump_json
 from muster.words.gang import Quantity, Resources
+from muster.words.job import worker_config
 from muster.words.names import GROUP, KEEPER_STATE, KIND, VERSION, Env, Label, Rendezvous, worker_name
 from muster.words.notices import NOTICES_ENV, NOTICES_PATH
 from muster.words.pods import Toleration

@@ -40,15 +40,18 @@ from muster.operator.server import LoopLiveness, Pages, Posts, serve_pages
 from muster.operator.sources.alertmanager import PATH as ALERTS
 from muster.operator.sources.alertmanager import token_in
 from muster.operator.sources.signal_sources import SignalSources
+from muster.words.job import JobSpec
 from muster.words.preview import PATH as PREVIEW
 
 GARBAGE = 50_000  # objects made, and not let go of by themselves, before somebody looks for cycles
 BAD_USAGE, LOST, NO_CLUSTER, PORT_TAKEN = 2, 1, 4, 5
 
 
-def main(words: Sequence[str]) -> int:
-    """Run `muster-operator --world kubernetes`. Exit codes: 0 stopped on request, 1 lost the lead, 2 bad usage, 4 no
-    cluster, 5 the metrics port is taken."""
+def main(words: Sequence[str], spec_type: type[JobSpec]) -> int:
+    """Run `muster-operator --world kubernetes`, which reads specs as `spec_type`.
+
+    Exit codes: 0 stopped on request, 1 lost the lead, 2 bad usage, 4 no cluster, 5 the metrics port is taken.
+    """
     parser = argparse.ArgumentParser(
         prog="muster-operator --world kubernetes",
         description="Gathers gangs of workers in a Kubernetes cluster. Options are also read from MUSTER_OPERATOR_*.",
@@ -77,7 +80,7 @@ def main(words: Sequence[str]) -> int:
     gc.freeze()  # what was imported never becomes garbage …
     gc.set_threshold(GARBAGE)  # … and a call or a pass leaves hardly any: looking for it cost a seventh of our time
     try:
-        uvloop.run(_operate(settings, connection))
+        uvloop.run(_operate(settings, spec_type, connection))
     except OSError as error:
         print(f"muster-operator: {error}", file=sys.stderr)
         return PORT_TAKEN
@@ -88,11 +91,11 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-async def _operate(settings: KubernetesSettings, connection: ApiConnection) -> None:
+async def _operate(settings: KubernetesSettings, spec_type: type[JobSpec], connection: ApiConnection) -> None:
     metrics, liveness, readiness = OperatorMetrics(), LoopLiveness(), LeaseReadiness()
     sources = SignalSources(settings, metrics)
     previews = PreviewHandler(
-        token_in(settings.webhook_token_file), lambda spec: with_resources(spec, settings.resources)
+        token_in(settings.webhook_token_file), spec_type, lambda spec: with_resources(spec, settings.resources)
     )
     pages: Pages = {"/metrics": metrics.page}
     posts: Posts = {ALERTS: sources.webhook, PREVIEW: previews}
@@ -117,7 +120,9 @@ async def _operate(settings: KubernetesSettings, connection: ApiConnection) -> N
             stop = asyncio.create_task(_stop_signal())
             beat = asyncio.create_task(_beat(liveness))
             if await _until(stop, leader.acquire()):
-                await _lead(settings, client, namespace, identity, leader, stop, metrics, sources, previews, server)
+                await _lead(
+                    settings, spec_type, client, namespace, identity, leader, stop, metrics, sources, previews, server
+                )
                 await leader.release()
             beat.cancel()
             log.info("operator stops", identity=identity)
@@ -127,6 +132,7 @@ async def _operate(settings: KubernetesSettings, connection: ApiConnection) -> N
 
 async def _lead(
     settings: KubernetesSettings,
+    spec_type: type[JobSpec],
     client: ApiClient,
     namespace: str,
     identity: str,
@@ -143,6 +149,7 @@ async def _lead(
         client,
         namespace,
         settings.site,
+        spec_type,
         settings.namespace_limits,
         lambda what, error: log.warning("trying again", what=what, error=f"{type(error).__name__}: {error}"[:500]),
         settings.silence_seconds,

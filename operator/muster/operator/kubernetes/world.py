@@ -34,6 +34,7 @@ from muster.operator.kubernetes.watches import ApiWatches
 from muster.operator.kubernetes.writes import JobWriter
 from muster.operator.world import FLEET, NotFound, ReservationSet, UnreadableDocument, VersionConflict
 from muster.words.fleet import NodeReport
+from muster.words.job import JobSpec
 from muster.words.prices import Prices
 from muster.words.status import JobStatus, Phase
 
@@ -41,9 +42,9 @@ from muster.words.status import JobStatus, Phase
 class KubernetesWorld:
     """A Kubernetes cluster as the core sees it: it looks, and does what was decided.
 
-    `limits` has the number of accelerators that the jobs of a namespace may hold together, by namespace. `on_error` is
-    called with what fails outside a pass. `on_refusal` is called with the job, the code and the reason of each spec
-    that can't run.
+    Specs are read as `spec_type`, which refuses those that can't run; for each of these `on_refusal` is called with the
+    job, the code and the reason. `limits` has the number of accelerators that the jobs of a namespace may hold
+    together, by namespace. `on_error` is called with what fails outside a pass.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class KubernetesWorld:
         client: ApiClient,
         namespace: str,
         site: SiteSettings,
+        spec_type: type[JobSpec],
         limits: dict[str, int] | None = None,
         on_error: Callable[[str, Exception], None] = lambda what, error: None,
         silence_seconds: float = SILENCE_SECONDS,
@@ -60,7 +62,7 @@ class KubernetesWorld:
     ) -> None:
         self._site, self._changes = site, ChangeQueue()
         changes = self._changes.enqueue, self._changes.enqueue_later
-        self.job_cache = JobStore(self.enqueue, site.resources)
+        self.job_cache = JobStore(self.enqueue, spec_type, site.resources)
         self.pods = PodCache(*changes)
         self.nodes = NodeCache(site.tolerations, self.now, self._node_changed)
         self.gangs = GangSchedulers(client, self.enqueue, on_error)

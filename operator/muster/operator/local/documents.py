@@ -13,8 +13,8 @@ from muster.local.cluster import LocalCluster
 from muster.operator.core.conditions import refused_status
 from muster.operator.local.fences import FenceFiles
 from muster.operator.world import UnreadableDocument
-from muster.recipe.document import JobSpec, TrainingJob
 from muster.words.base import InvalidDocument, parse
+from muster.words.job import TrainingJob
 from muster.words.status import JobStatus
 
 
@@ -36,7 +36,7 @@ class JobDocuments:
             raw = self._cluster.raw(uid)
         try:
             status = JobStatus.model_validate_json(raw.status)
-            spec = parse(JobSpec, json.loads(raw.spec), "spec")
+            spec = parse(self._cluster.spec_type, json.loads(raw.spec), "spec")
         except ValidationError as error:
             where = f"job {uid} in {self._cluster.path}"
             raise UnreadableDocument(

@@ -13,13 +13,11 @@ from muster.local.sandbox import Sandbox, named_paths, state_problems, uploaded
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
 from muster.operator.settings import cores
-from muster.recipe.document import JobSpec, TrainingJob, worker_config
-from muster.recipe.job_inputs import input_commits
 from muster.storage.settings import platform_variables
 from muster.words.address import job_folder, parse_address
 from muster.words.base import dump_json
 from muster.words.checkpoint import READERS
-from muster.words.job import Runtime
+from muster.words.job import JobSpec, Runtime, TrainingJob, worker_config
 from muster.words.names import DEFAULT_PROJECT, Env, Label, Rendezvous
 from muster.words.notices import NOTICES_ENV
 from muster.words.quantities import quantity
@@ -171,7 +169,7 @@ def _sandbox(
     # AWS libraries find credentials there, and a store is reached with them, as with the AWS_* variables.
     shared = (str(_hub_home(inherited)), str(home / ".aws"))
     given = (value.split(":") for name, value in inherited.items() if not name.startswith(_NO_PATHS))
-    named = (origin.uri for origin in input_commits(spec).values() if origin.uri)
+    named = (origin.uri for origin in spec.input_commits().values() if origin.uri)
     commits = [address.local for address in map(parse_address, named) if address.scheme == "file"]
     ours = parse_address(checkpoint_folder(state, spec, uid))
     temporary = state.jobs / uid / "tmp"

@@ -13,8 +13,8 @@ from muster.operator.local.node_reports import node_reports
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.notices import NoticeFiles
 from muster.operator.local.quotas import QuotaReader
-from muster.recipe.document import TrainingJob
 from muster.words.fleet import NodeReport
+from muster.words.job import TrainingJob
 from muster.words.names import DEFAULT_PROJECT, Label
 from muster.words.prices import Prices
 

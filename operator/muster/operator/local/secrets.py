@@ -9,9 +9,9 @@ from pathlib import Path
 from muster.local.cluster import LocalCluster
 from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
 from muster.operator.local.processes import WorkerKey
-from muster.recipe.document import TrainingJob
 from muster.secrets.box import SecretBox, SecretsLocked
 from muster.words.environment import SecretUse, secret_uses, steers_processes, variables_of
+from muster.words.job import TrainingJob
 from muster.words.names import DEFAULT_PROJECT, Label
 
 

@@ -31,6 +31,7 @@ from muster.operator.sources.alertmanager import PATH as ALERTS
 from muster.operator.sources.alertmanager import token_in
 from muster.operator.sources.signal_sources import SignalSources
 from muster.words.fleet import FleetReport
+from muster.words.job import JobSpec
 from muster.words.preview import PATH as PREVIEW
 from muster.words.state_folder import StateFolder
 
@@ -41,18 +42,21 @@ class PortTaken(Exception):
     """Error that the metrics port is taken; the message says what to do."""
 
 
-def operate(settings: OperatorSettings) -> None:
-    """Run until SIGTERM, SIGINT or the parent's death. Raises FolderTaken, FolderUnusable, PortTaken."""
+def operate(settings: OperatorSettings, spec_type: type[JobSpec]) -> None:
+    """Run until SIGTERM, SIGINT or the parent's death, and read specs as `spec_type`.
+
+    Raises FolderTaken, FolderUnusable, PortTaken.
+    """
     claim = claim_folder(settings.folder)
     try:
         metrics, liveness = OperatorMetrics(), LoopLiveness()
         settings = _with_token(settings)
         sources = SignalSources(settings, metrics)
-        pages, previews = {"/metrics": metrics.page}, PreviewHandler(token_in(settings.webhook_token_file))
+        pages, previews = {"/metrics": metrics.page}, PreviewHandler(token_in(settings.webhook_token_file), spec_type)
         server = _serve(settings, liveness, pages, {ALERTS: sources.webhook, PREVIEW: previews})
         port = server.server_address[1]
         try:
-            asyncio.run(_operate(settings, claim, metrics, liveness, pages, sources, previews, port))
+            asyncio.run(_operate(settings, spec_type, claim, metrics, liveness, pages, sources, previews, port))
         finally:
             server.server_close()  # its thread ends with the process; waiting for it would cost half a second
     finally:
@@ -61,6 +65,7 @@ def operate(settings: OperatorSettings) -> None:
 
 async def _operate(
     settings: OperatorSettings,
+    spec_type: type[JobSpec],
     claim: StateClaim,
     metrics: OperatorMetrics,
     liveness: LoopLiveness,
@@ -74,6 +79,7 @@ async def _operate(
         settings.folder,
         VirtualNodes(settings.nodes, settings.gpus_per_node),
         settings.worker_command,
+        spec_type,
         settings.poll_seconds,
         on_error=lambda error: log.warning("poll failed", error=f"{type(error).__name__}: {error}"),
         worker_env=settings.worker_env,

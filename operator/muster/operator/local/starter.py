@@ -18,7 +18,7 @@ from muster.operator.local.reading import note
 from muster.operator.local.secrets import RefusedWorkers, SecretMissing, SecretReader
 from muster.operator.local.workers import LocalWorkers
 from muster.operator.world import VersionConflict
-from muster.recipe.document import TrainingJob
+from muster.words.job import TrainingJob
 from muster.words.state_folder import StateFolder
 from muster.words.status import Phase
 

@@ -36,10 +36,10 @@ from muster.operator.local.starter import WorkerStarter
 from muster.operator.local.watch import JobWatch
 from muster.operator.local.workers import LocalWorkers
 from muster.operator.world import ReservationSet, UnreadableDocument, VersionConflict
-from muster.recipe.document import TrainingJob
 from muster.storage.listing import CommitListing
 from muster.storage.small_files import write_whole
 from muster.words.fleet import NodeReport
+from muster.words.job import JobSpec, TrainingJob
 from muster.words.names import Env
 from muster.words.prices import Prices
 from muster.words.state_folder import StateFolder
@@ -51,11 +51,12 @@ _ENTRIES = TypeAdapter(tuple[NodeReservation, ...])
 class LocalWorld:
     """Jobs as processes of this machine, in the state folder `root` (an absolute path).
 
-    `worker_command` runs as each worker, which inherits the variables that `worker_env` names in addition to those that
-    every worker needs, and may read the files and folders of `worker_paths`. `secret_key` has the keys of secrets; None
-    for the file in `root`. `on_error` is called with a poll that failed. With `reads_only`, for somebody who looks
-    while the operator works, nothing is written and nothing may be applied. Only one operator may act on a state
-    folder; its process sees to that (`claim.py`).
+    Specs are read as `spec_type`, which refuses those that can't run. `worker_command` runs as each worker, which
+    inherits the variables that `worker_env` names in addition to those that every worker needs, and may read the files
+    and folders of `worker_paths`. `secret_key` has the keys of secrets; None for the file in `root`. `on_error` is
+    called with a poll that failed. With `reads_only`, for somebody who looks while the operator works, nothing is
+    written and nothing may be applied. Only one operator may act on a state folder; its process sees to that
+    (`claim.py`).
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class LocalWorld:
         root: Path,
         nodes: VirtualNodes,
         worker_command: tuple[str, ...],
+        spec_type: type[JobSpec],
         poll_seconds: float = 0.1,
         reads_only: bool = False,
         clock: Callable[[], float] = time.time,
@@ -73,7 +75,7 @@ class LocalWorld:
         worker_paths: tuple[str, ...] = (),
     ) -> None:
         self.state = StateFolder(root)
-        self.cluster = LocalCluster(self.state.cluster)
+        self.cluster = LocalCluster(self.state.cluster, spec_type)
         self._reads_only = reads_only
         self._fences = FenceFiles(self.state, self.cluster)
         self._documents = JobDocuments(self.cluster, self._fences, self.now)

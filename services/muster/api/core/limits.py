@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field, field_validator
 
 from muster.recipe.commits_read import REFERENCE, second_models
 from muster.recipe.document import JobSpec
-from muster.recipe.job_inputs import input_commits
 from muster.recipe.training import TrainingConfig
 from muster.words.address import AddressError, parse_address
 from muster.words.base import DocumentProblem, Many, Spec
@@ -148,7 +147,7 @@ def _endpoint_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> It
 def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield every address that the job reads, with its path; addresses that need no permission are left out."""
     addresses = [*_read_by_training(spec.training)] if spec.training is not None else [*_read_by_program(spec)]
-    addresses += [(f"{path}.uri", origin.uri) for path, origin in input_commits(spec).items()]
+    addresses += [(f"{path}.uri", origin.uri) for path, origin in spec.input_commits().items()]
     return ((path, text) for path, text in addresses if text is not None and not _is_ours(text))
 
 

@@ -28,7 +28,6 @@ from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.trials import SweepDraft, TrialFaults, submissions_of
 from muster.documents.document import Document
 from muster.recipe.document import Submission
-from muster.recipe.job_inputs import input_commits
 from muster.recipe.sweep import SweepMetric, SweepPhase, parse_sweep
 from muster.words.base import DocumentProblem, InvalidDocument, dump
 from muster.words.names import Label
@@ -162,7 +161,7 @@ def _pinned(drafted: SweepDraft, first: SubmissionDraft) -> dict[str, Any]:
     it, and `best` the best by then, which would not be the same to every trial. The namespace and the project are the
     first trial's, too."""
     template = dict(drafted.template)
-    for path, source in input_commits(first.spec).items():
+    for path, source in first.spec.input_commits().items():
         if source.uri is not None and not any(each.startswith(path) for each in drafted.sweep.parameters):
             template = _with(template, ["spec", *path.split(".")], {"uri": source.uri, "step": source.step})
     return template

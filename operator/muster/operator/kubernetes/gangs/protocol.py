@@ -8,7 +8,7 @@ from typing import Protocol
 from muster.kube import paths
 from muster.kube.client import Object
 from muster.operator.kubernetes.pods import PodState
-from muster.recipe.document import JobSpec
+from muster.words.job import JobSpec
 
 
 class UnservedApi(OSError):

@@ -23,7 +23,7 @@ from muster.api.core.services import Services
 from muster.api.core.settings import ApiSettings
 from muster.local.sandbox import commits_of
 from muster.recipe.document import Submission
-from muster.recipe.job_inputs import files_named, input_commits
+from muster.recipe.job_inputs import files_named
 from muster.storage.errors import StoreError
 from muster.words.address import parse_address
 from muster.words.model_sources import FromCommit
@@ -96,7 +96,7 @@ async def read_facts(
     spec, layout = submission.spec, services.settings.layout
     project = await _project(services, projects, caller, submission)
     facts = SubmissionFacts(caller, services.settings, project.row, project.limits, project.holder)
-    named, commits = files_named(spec), input_commits(spec)
+    named, commits = files_named(spec), spec.input_commits()
     uses_secrets = any(use.kind == "secrets" for use in objects_named(spec.runtime))
     after = spec.program.after if spec.program is not None else None
     if not (named or commits or uses_secrets or after is not None):

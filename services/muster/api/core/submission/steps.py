@@ -15,7 +15,7 @@ from muster.api.core.submission.drafts import InputCommit, SubmissionDraft
 from muster.api.core.submission.facts import CommitOrigin, SubmissionFacts
 from muster.local.sandbox import state_problems
 from muster.plan.oddities import oddities_of
-from muster.recipe.job_inputs import input_commits, with_input_folder
+from muster.recipe.job_inputs import with_input_folder
 from muster.words.address import AddressError, parse_address
 from muster.words.base import DocumentProblem
 from muster.words.environment import steers_processes
@@ -101,7 +101,7 @@ def commit_origins(draft: SubmissionDraft, facts: SubmissionFacts) -> Submission
     """Put the folder of the job in the place of `job`, and the number of the step in the place of `best` or `last`, so
     that the job reads the same commit whenever it starts. Where the platform keeps the commits itself, refuse the
     folder of a job that people of the project do not see."""
-    for path, source in input_commits(draft.spec).items():
+    for path, source in draft.spec.input_commits().items():
         if (origin := facts.origins.get(path)) is None:
             continue
         at = f"spec.{path}"
