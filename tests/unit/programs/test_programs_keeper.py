@@ -403,6 +403,23 @@ def test_a_worker_whose_rank_failed_does_not_wait_for_what_worker_0_may_order_on
     assert second.keeper.ended_at is not None
 
 
+def test_a_part_that_was_written_in_place_before_its_ranks_were_killed_is_not_waited_for(tmp_path: Path) -> None:
+    """Nobody knows whether it is whole. Both keepers waited a minute for it, and held their pods."""
+    first, second = gang(tmp_path)
+    second.stepped(4, after=-60)
+    second.write("step-00000005/part", b"second")
+    first.save("step-00000005", other=b"first")
+    while not list(first.store.objects("parts/attempt-1/order.json")):
+        first.look()
+    second.look()
+    assert not list(first.store.objects("parts/attempt-1/step-00000005")), "its next step would show that it is whole"
+    second.ended(-15)
+    assert second.keeper.run() == 0
+    settle(first)
+    assert first.steps() == ()
+    assert "worker 1: step-00000005: the ranks were gone" in (first.keeper.state.fault or "")
+
+
 def test_a_worker_whose_rank_failed_waits_for_the_order_of_what_is_whole_on_its_node(tmp_path: Path) -> None:
     """The engine of `run.save` commits on all nodes what dead ranks left, and each keeper hears of it by itself."""
     first, second = gang(tmp_path)

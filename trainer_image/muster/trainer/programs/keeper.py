@@ -321,9 +321,11 @@ class FolderKeeper:
     def _upload_part(
         self, order: PublishOrder, listing: FileListing, progress: RankProgress
     ) -> tuple[FileEntry, ...] | None:
-        """None while the part is not complete here, or changes."""
+        """None while the part is not complete here, or changes. Raises UnfitFolder where it will never be."""
         is_past = progress.step is None and self.ended_at is None and not self._watch.requests()
         if not (self._watch.is_complete(listing, progress) or is_past):
+            if self.ended_at is not None:  # no step comes any more that would show that it is whole
+                raise UnfitFolder(f"{order.entry}: the ranks were gone before they took a step after it")
             return None
         if (snapshot := self._copied(listing, order.step, {}, 0)) is None:
             return None
