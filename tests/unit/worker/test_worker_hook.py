@@ -190,6 +190,7 @@ def test_the_last_of_quick_steps_is_reported_while_the_next_is_awaited(image: Pa
 
 def test_real_optimizers_are_counted(hook: Any, tmp_path: Path) -> None:
     import torch
+    from torch.distributed.checkpoint.state_dict import _init_optim_state
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     path = tmp_path / "rank-0.progress.json"
@@ -198,6 +199,7 @@ def test_real_optimizers_are_counted(hook: Any, tmp_path: Path) -> None:
     try:
         weight = torch.nn.Parameter(torch.ones(2))
         optimizer = torch.optim.AdamW([weight])
+        _init_optim_state(optimizer)  # as torch.distributed.checkpoint does before it loads: no step of the program's
         weight.grad = torch.ones(2)
         for _ in range(25):
             optimizer.step()
