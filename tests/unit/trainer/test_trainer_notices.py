@@ -15,10 +15,10 @@ from tests.ports import free_port
 from muster.agent.board import NoticeBoard
 from muster.agent.folder import write
 from muster.agent.server import serve
-from muster.trainer.launch.notices import NOTICE_SECONDS, read, seconds_left
-from muster.words.names import Env
-from muster.words.notices import NOTICES_ENV, NodeNotices, Notice, Remedy
-from muster.words.signals import SignalKind
+from muster.contract.names import Env
+from muster.contract.notices import NOTICES_ENV, NodeNotices, Notice, Remedy
+from muster.contract.signals import SignalKind
+from muster.worker.notices import NOTICE_SECONDS, read, seconds_left
 
 GOING = Notice(
     kind=SignalKind.SPOT_NOTICE, remedy=Remedy.DRAIN, at=1000.0, message="taken back", source="imds", until=1120.0
@@ -30,9 +30,9 @@ OTHERS = [
 ]
 LISTENER = """
 import signal, sys, time
-from muster.trainer.launch.notices import watch_notices
+from muster.trainer.launch.worker import leave_node, watch_notices
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
-watch_notices()
+watch_notices(leave_node)
 print("listens", flush=True)
 time.sleep(600)
 """
@@ -118,4 +118,4 @@ def test_how_long_a_rank_has(
 
 def test_a_worker_that_was_told_nothing_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NOTICES_ENV, raising=False)
-    assert seconds_left() is None
+    assert seconds_left(now=1020.0) is None

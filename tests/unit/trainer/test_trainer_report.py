@@ -13,9 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.polling import eventually
 from tests.ports import free_port
 
+from muster.contract.signals import WorkerExit
 from muster.trainer.launch import preflight, report
 from muster.trainer.launch.preflight import PreflightFault, verdict
-from muster.words.signals import WorkerExit
+from muster.worker.heartbeats import heartbeats_in
+from muster.worker.reports import TERMINATION_BYTES_MAX, _handler, _server_of, metrics_page
 
 
 def test_heartbeats_are_served_and_rubbish_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def test_a_rank_that_is_stopped_cannot_say_so_itself(tmp_path: Path) -> None:
         held.send_signal(signal.SIGSTOP)
 
         def told() -> dict[int, bool]:
-            return {beat["rank"]: beat.get("stopped", False) for beat in report.heartbeats(tmp_path)}
+            return {beat["rank"]: beat.get("stopped", False) for beat in heartbeats_in(str(tmp_path))}
 
         eventually(lambda: told() == {0: True, 1: False}, "the stopped one to be told")
         held.send_signal(signal.SIGCONT)
@@ -90,10 +92,16 @@ def test_a_taken_port_ends_nothing(
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "\x00", '"'])
-def test_a_long_record_fits_into_a_termination_message(letter: str) -> None:
+def test_a_long_record_fits_into_a_termination_message(
+    letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = WorkerExit(exit_code=82, at=1.0, rank=3, message=letter * 9_000, log_tail=letter * 90_000)
-    text = report.fitting(end, report.TERMINATION_BYTES_MAX)
-    assert len(text.encode()) <= report.TERMINATION_BYTES_MAX
+    path = tmp_path / "termination-log"
+    monkeypatch.setenv("MUSTER_TERMINATION_LOG", str(path))
+    monkeypatch.setenv("MUSTER_WORKER_DIR", str(tmp_path))
+    report.write_termination_message(end)
+    text = path.read_text()
+    assert len(text.encode()) <= TERMINATION_BYTES_MAX
     kept = WorkerExit.model_validate_json(text)
     assert (kept.exit_code, kept.rank) == (82, 3)
     assert set(kept.message) <= {letter}
@@ -119,7 +127,7 @@ def test_the_last_heartbeat_goes_with_the_record(tmp_path: Path, monkeypatch: py
     report.write_termination_message(WorkerExit(exit_code=82, at=1.0, message="x" * 9_000, log_tail="y" * 9_000))
     text = path.read_text()
     assert json.loads(text)["lastHeartbeat"] == {"rank": 0, "step": 7}
-    assert len(text.encode()) <= report.TERMINATION_BYTES_MAX
+    assert len(text.encode()) <= TERMINATION_BYTES_MAX
 
 
 @pytest.mark.parametrize(("answer", "code"), [("warn", 0), ("retry", 84), ("exclude", 90), ("stop", 80)])
@@ -151,7 +159,7 @@ def test_a_disk_that_can_not_be_written_is_found(tmp_path: Path, monkeypatch: py
 def test_an_operator_that_gives_up_a_question_leaves_no_traceback_in_the_log(
     error: Exception, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with report._server_of("")(("127.0.0.1", 0), report._handler(Path("."), "")) as server:
+    with _server_of("")(("127.0.0.1", 0), _handler(".", {}, metrics_page)) as server:
         try:
             raise error
         except Exception:

@@ -1,5 +1,9 @@
-"""Reports of a program's worker in a cluster: `GET /heartbeats` and `GET /metrics` while it runs, and the exit record
-as its pod's termination message, as the launcher of Muster's trainer has them (trainer/launch/report.py)."""
+"""Reports of a worker in a cluster to the operator, which can't read the worker's files there.
+
+While it runs, the launcher answers `GET /heartbeats` with the heartbeats of its ranks, and Prometheus' `GET /metrics`
+with one page of all of them. When it ends, its exit record is also its pod's termination message. Each of these is
+there only where the environment requests it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,8 +20,10 @@ from muster.worker.heartbeats import heartbeats_in
 from muster.worker.names import HEARTBEATS_PATH, LAST_HEARTBEAT, WorkerVariables
 
 TERMINATION_BYTES_MAX = 4_096  # the kubelet keeps no more of a termination message
-NOT_LAST = ("stands", "doing")  # what nobody asks of a rank that has ended
-_PLACE = {
+# What nobody asks of a rank that has ended.
+NOT_LAST = ("stands", "doing", "memory", "slowRanks", "lastSkipped", "trackingFault")
+MetricsPage = Callable[[str, Mapping[str, str]], str]  # of the ranks whose heartbeats lie in that folder
+PLACE = {
     "job_name": WorkerVariables.JOB,
     "job_uid": WorkerVariables.JOB_UID,
     "attempt": WorkerVariables.ATTEMPT,
@@ -39,24 +45,11 @@ _HELP = {
 }
 
 
-def serve_reports(directory: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Answer in a thread of our own, if MUSTER_REPORT_PORT is set. A taken port is told and ends nothing."""
-    port, host = environ.get(WorkerVariables.REPORT_PORT, ""), environ.get(WorkerVariables.POD_IP, "")
-    if not port.isdecimal():
-        return
-    try:
-        server = _server_of(host)((host, int(port)), _handler(directory, environ))
-    except OSError as error:
-        print(f"muster: can't report heartbeats on {host or '*'}:{port}: {error.strerror}", file=sys.stderr, flush=True)
-        return
-    threading.Thread(target=server.serve_forever, name="report", daemon=True).start()
-
-
 def metrics_page(directory: str, environ: Mapping[str, str] = os.environ) -> str:
     """Return Prometheus' page of all ranks of this worker, under the names that Muster's own trainer has where they
     mean the same."""
     samples: dict[str, list[str]] = {name: [] for name in _HELP}
-    place = {label: environ.get(variable, "") for label, variable in _PLACE.items()}
+    place = {label: environ.get(variable, "") for label, variable in PLACE.items()}
     for beat in heartbeats_in(directory):
         labels = {**place, "rank": str(beat["rank"])}
         last = beat.get("lastStep") or {}
@@ -85,6 +78,19 @@ def metrics_page(directory: str, environ: Mapping[str, str] = os.environ) -> str
     return "\n".join(lines) + "\n" if lines else ""
 
 
+def serve_reports(directory: str, environ: Mapping[str, str] = os.environ, page: MetricsPage = metrics_page) -> None:
+    """Answer in a thread of our own, if MUSTER_REPORT_PORT is set. A taken port is told and ends nothing."""
+    port, host = environ.get(WorkerVariables.REPORT_PORT, ""), environ.get(WorkerVariables.POD_IP, "")
+    if not port.isdecimal():
+        return
+    try:
+        server = _server_of(host)((host, int(port)), _handler(directory, environ, page))
+    except OSError as error:
+        print(f"muster: can't report heartbeats on {host or '*'}:{port}: {error.strerror}", file=sys.stderr, flush=True)
+        return
+    threading.Thread(target=server.serve_forever, name="report", daemon=True).start()
+
+
 def _labels(labels: Mapping[str, str]) -> str:
     def escaped(value: str) -> str:
         return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -106,28 +112,32 @@ def write_termination_message(record: dict[str, Any], directory: str, environ: M
 
 def termination_message(record: dict[str, Any], directory: str) -> str:
     """Return the record with the last heartbeat of the worker's first rank, which nobody can ask for any more, as JSON
-    of at most 4 KiB: the heartbeat is left out first, then the log's beginning, then the message's end."""
+    of at most 4 KiB: the log loses its beginning first, then the message its end, and then the heartbeat is left
+    out."""
     beat = next(iter(heartbeats_in(directory)), None)
     small = {name: value for name, value in (beat or {}).items() if name not in NOT_LAST}
-    for tail, message, with_beat in ((2_000, 1_000, True), (2_000, 1_000, False), (300, 400, False), (0, 100, False)):
-        cut = {**record, "logTail": (record.get("logTail") or "")[-tail:] if tail else ""}
-        cut["message"] = (record.get("message") or "")[:message]
-        if with_beat and small:
-            cut[LAST_HEARTBEAT] = small
-        text = json.dumps(cut, separators=(",", ":"))
-        if len(text.encode()) <= TERMINATION_BYTES_MAX:
-            return text
-    return json.dumps({name: record.get(name) for name in ("exitCode", "at", "signal", "rank", "step")})
+    for last in (small, None) if small else (None,):
+        for tail, message in ((2_000, 1_000), (1_000, 800), (300, 400), (0, 400), (0, 100)):
+            cut = {**record, "logTail": (record.get("logTail") or "")[-tail:] if tail else ""}
+            cut["message"] = (record.get("message") or "")[:message]
+            text = _compact(cut if last is None else {**cut, LAST_HEARTBEAT: last})
+            if len(text.encode()) <= TERMINATION_BYTES_MAX:
+                return text
+    return _compact({name: record.get(name) for name in ("exitCode", "at", "signal", "rank", "step")})
 
 
-def _handler(directory: str, environ: Mapping[str, str]) -> type[BaseHTTPRequestHandler]:
+def _compact(document: dict[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _handler(directory: str, environ: Mapping[str, str], page: MetricsPage) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 10
 
         def do_GET(self) -> None:
             code, kind, body = 200, "application/json", b"{}"
             if self.path == "/metrics":
-                kind, body = "text/plain; version=0.0.4; charset=utf-8", metrics_page(directory, environ).encode()
+                kind, body = "text/plain; version=0.0.4; charset=utf-8", page(directory, environ).encode()
             elif self.path == HEARTBEATS_PATH:
                 document = {"jobUid": environ.get(WorkerVariables.JOB_UID, ""), "heartbeats": heartbeats_in(directory)}
                 body = json.dumps(document).encode()

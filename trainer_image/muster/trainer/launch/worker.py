@@ -20,7 +20,6 @@ from muster.storage.small_files import write_whole
 from muster.trainer.config import WorkerRun, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.launch.limits import ProcessLimits, limit_tasks, processes_max
-from muster.trainer.launch.notices import watch_notices
 from muster.trainer.launch.process_control import LAUNCHER, adopt_orphans
 from muster.trainer.launch.program import NotPrepared, run_program, runs_program
 from muster.trainer.launch.report import serve_reports, write_termination_message
@@ -44,6 +43,7 @@ from muster.worker.early_stop import STOP_SIGNALS, end_now
 from muster.worker.fence import SECONDS_MAX as FENCE_SECONDS_MAX
 from muster.worker.fence import FenceUnreachable, StaleAttempt, pass_fence
 from muster.worker.names import AFTER_CRASH_SECONDS_MAX
+from muster.worker.notices import watch_notices
 from muster.worker.ranks import SHUTDOWN_SECONDS, RankProcesses, read_layout
 
 # What the kernel answers where a worker may not read or write.
@@ -69,7 +69,7 @@ def main() -> int:
             run_program()
         stop = StopRelay(directory, started)
         serve_reports(directory)
-        watch_notices()
+        watch_notices(leave_node)
         run = read_run()
         pass_fence(run.fence, run.job_uid, run.attempt)
         end = launch(run, stop, started, sandbox)
@@ -119,6 +119,12 @@ def check_python_path() -> None:
             raise UserError(f"PYTHONPATH names {folder}, which can't be read: permission denied") from error
         except OSError:  # not there, and Python needs none of them
             continue
+
+
+def leave_node(words: str) -> None:
+    """Send ourselves SIGTERM when the node announces its end: what follows is the same, whoever asks."""
+    print(f"the node announces its end: {words}", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class StopRelay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,7 +19,6 @@ from muster.trainer.convert.weights import begin_with
 from muster.trainer.data import RankLoader, RunData, open_data
 from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, must_have_samples, warn_of_small_epoch
 from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError, is_out_of_memory
-from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
 from muster.trainer.models.compiler import ADVICE, has_compiler, must_have_compiler
 from muster.trainer.models.float8 import must_compute_float8
@@ -39,6 +39,7 @@ from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.second_model import LoadedSecond, SecondOrigin, find_second_models
 from muster.trainer.train.step import TrainStep
 from muster.trainer.train.trials import report_verdict, trial_of
+from muster.worker.notices import seconds_left
 from muster.words.checkpoint import DataCursor
 from muster.words.names import ExitCode
 from muster.words.signals import StepRecord, TrainerPhase
@@ -327,7 +328,7 @@ class RankTrainer:
         self.rank_state.activity.enter(TrainerPhase.DRAIN)
         if state is None:
             return ExitCode.PREEMPTED_NO_COMMIT
-        left = seconds_left()  # known where it is this very node that goes
+        left = seconds_left(time.time())  # known where it is this very node that goes
         committed = self.checkpoints.save_last(state, left, terminating=left is not None)
         self.checkpoints.close()
         return ExitCode.PREEMPTED_COMMITTED if committed else ExitCode.PREEMPTED_NO_COMMIT
