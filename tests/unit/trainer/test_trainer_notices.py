@@ -15,9 +15,9 @@ from tests.ports import free_port
 from muster.agent.board import NoticeBoard
 from muster.agent.folder import write
 from muster.agent.server import serve
-from muster.contract.names import Env
-from muster.contract.notices import NOTICES_ENV, NodeNotices, Notice, Remedy
-from muster.contract.signals import SignalKind
+from muster.words.names import Env
+from muster.words.notices import NOTICES_ENV, NodeNotices, Notice, Remedy
+from muster.words.signals import SignalKind
 from muster.worker.notices import NOTICE_SECONDS, read, seconds_left
 
 GOING = Notice(

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.polling import eventually
 from tests.ports import free_port
 
-from muster.contract.signals import WorkerExit
 from muster.trainer.launch import preflight, report
 from muster.trainer.launch.preflight import PreflightFault, verdict
+from muster.words.signals import WorkerExit
 from muster.worker.heartbeats import heartbeats_in
 from muster.worker.reports import TERMINATION_BYTES_MAX, _handler, _server_of, metrics_page
 

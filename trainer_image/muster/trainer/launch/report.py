@@ -8,10 +8,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster.contract.base import dump_json
-from muster.contract.names import Env
-from muster.contract.signals import WorkerExit
 from muster.local.metric_pages import gathered
+from muster.words.base import dump_json
+from muster.words.names import Env
+from muster.words.signals import WorkerExit
 from muster.worker import reports
 from muster.worker.heartbeats import heartbeats_in
 

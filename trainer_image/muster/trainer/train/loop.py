@@ -39,10 +39,10 @@ from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.second_model import LoadedSecond, SecondOrigin, find_second_models
 from muster.trainer.train.step import TrainStep
 from muster.trainer.train.trials import report_verdict, trial_of
-from muster.worker.notices import seconds_left
 from muster.words.checkpoint import DataCursor
 from muster.words.names import ExitCode
 from muster.words.signals import StepRecord, TrainerPhase
+from muster.worker.notices import seconds_left
 
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 
