@@ -90,7 +90,9 @@ def main() -> int:
             rounds.append(one_round(Path(folder) / str(number)))
             print("  ".join(f"{way}: {took:.1f} s" for way, took in zip(WAYS, rounds[-1], strict=True)), flush=True)
     more = [statistics.median(each[way] - each[0] for each in rounds) for way in (1, 2)]
-    print(f"more than torchrun, median: {more[0]:.1f} s with the platform up, {more[1]:.1f} s from an empty machine")
+    times = [statistics.median(each[way] / each[0] for each in rounds) for way in (1, 2)]
+    for way, seconds, ratio in zip(("with the platform up", "from an empty machine"), more, times, strict=True):
+        print(f"{way}: {seconds:+.1f} s beside torchrun, x {ratio:.2f} (medians of {len(rounds)} rounds)")
     return 1 if chosen.check and more[0] > BOUND_SECONDS else 0
 
 

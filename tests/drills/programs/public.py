@@ -2,9 +2,9 @@
 
 Programs of public libraries, untouched, as jobs of one machine: each once without a fault, and once with SIGKILL of a
 rank, of a launcher and of all of a node, one after the other, each after a new checkpoint. The final weights must be
-the same. Plain DistributedDataParallel is the program of `drill.py`, which kills the same. torchtitan 0.3 needs a GPU
-driver (it takes `cuda` where torch finds no accelerator); a loop of Accelerate stands in its place. --lightning names a
-Python whose environment has Lightning; without, that program is left out.
+the same. torchtitan 0.3 needs a GPU (it imports Triton, and takes `cuda` where torch finds no accelerator); a loop of
+Accelerate stands in its place. --lightning names a Python whose environment has Lightning; without, that program is
+left out.
 Exit status 1 where the weights of a program differ.
 """
 
@@ -60,6 +60,8 @@ class PublicProgram:
 
 
 PROGRAMS = (
+    # It saves to its working directory.
+    PublicProgram("ddp", ["plain.py"], 2_000, shell='cd out && exec "$1" "../$2"'),
     PublicProgram("fsdp2", ["fsdp2.py"], 1_500),
     PublicProgram("accelerate", ["accelerate_loop.py"], 2_000),
     PublicProgram("trainer", ["trainer.py"], 800, nodes=1),
