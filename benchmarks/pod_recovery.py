@@ -3,7 +3,7 @@
     KUBEBUILDER_ASSETS=… python benchmarks/pod_recovery.py [--kills 20] [--seed 0] [--check]
 
 A real control plane, the chart's CRD and RBAC, and the operator with its own service account. A job of two workers
-trains (torchrun, gloo, FSDP) in pods that a stand-in kubelet runs as processes. At random moments the container of one
+trains (gloo, FSDP) in pods that a stand-in kubelet runs as processes. At random moments the container of one
 is killed, or its pod is deleted by force. Measured from there to the first step of the next attempt, all of whose pods
 are new. --check: exit 1 if its p95 is over 30 s.
 """

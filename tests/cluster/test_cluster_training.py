@@ -12,7 +12,7 @@ TEXT = "A gang of workers marches on, and what it has learnt it commits before t
 
 
 @pytest.mark.timeout(600)
-def test_torchrun_trains_through_a_killed_container(house: House, tmp_path: Path) -> None:
+def test_a_gang_trains_through_a_killed_container(house: House, tmp_path: Path) -> None:
     for index in range(2):
         house.node(f"train-{index}", {"node.kubernetes.io/instance-type": "train"})
     for index in range(40):

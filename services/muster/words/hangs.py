@@ -8,7 +8,7 @@ from muster.words.signals import Heartbeat, TrainerPhase
 
 # Without progress, at most, until the run has taught its ranks better (Heartbeat.limit_seconds).
 LIMIT_SECONDS: Mapping[TrainerPhase, float] = {
-    TrainerPhase.INIT: 600.0,  # rendezvous: 600 s is torchrun's own join time-out
+    TrainerPhase.INIT: 600.0,  # until the ranks have met; torchrun, too, waits for the others for 600 s
     TrainerPhase.DATA: 3600.0,  # tokenizing a corpus
     TrainerPhase.LOAD: 1800.0,  # ByteCheckpoint (arXiv 2407.20143) reads 405B in 129 s; slow buckets take longer
     TrainerPhase.STEP: 300.0,  # the first steps compile, and meet an empty page cache

@@ -23,7 +23,7 @@ Written by the drill itself; not edited by hand.
     {command}
 
 {when}, {machine}. Each line is one kind of fault, done {rounds} to jobs of two nodes
-on a `muster up` of its own (API, operator, torchrun, ranks) that train {steps} steps each and save every {every}.
+on a `muster up` of its own (API, operator, launchers, ranks) that train {steps} steps each and save every {every}.
 Faults within a rank come from `tests/drills/faults/hooks`, which no production code knows of.
 
 - **cause**: assigned by the operator; of the first attempt. `none`: no attempt may end.

@@ -39,7 +39,8 @@ def main() -> int:
 
     import muster.trainer.programs.loop_saver  # noqa: F401
     from muster.trainer.checkpoint import coordinator, uploader
-    from muster.trainer.launch.process_control import LAUNCHER, adopt_orphans
+    from muster.trainer.launch.process_control import LAUNCHER
+    from muster.worker.process_tree import adopt_orphans
 
     # The upload processes, which are forked too, wait for each other however long a busy machine stands still.
     vars(uploader).update(AFTER_CRASH_SECONDS_MAX=600.0, OTHERS_SECONDS_MAX=600.0)

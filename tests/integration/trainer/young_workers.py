@@ -31,6 +31,7 @@ class YoungRank:
         must_have_no_threads()
         ours, theirs = socket.socketpair()
         launcher = os.getpid()
+        self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             for each in older:
@@ -46,7 +47,8 @@ class YoungRank:
         self._channel.close()
 
     def wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
 
 
 def _wait_and_train(orders: MessageChannel, launcher: int) -> NoReturn:

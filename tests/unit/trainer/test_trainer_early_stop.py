@@ -83,3 +83,21 @@ def test_the_names_are_those_of_the_contract() -> None:
     assert early_stop.PREEMPTED_NO_COMMIT == ExitCode.PREEMPTED_NO_COMMIT
     assert (early_stop.WORKER_DIR, early_stop.TERMINATION_LOG) == (Env.WORKER_DIR, Env.TERMINATION_LOG)
     assert early_stop.EXIT_RECORD == EXIT_RECORD
+
+
+def test_a_launcher_whose_disks_are_full_ends_with_its_true_code(tmp_path: Path) -> None:
+    """Neither its log nor the exit record can be written."""
+    (tmp_path / EXIT_RECORD).mkdir()
+    environ = {
+        Env.WORKER_DIR: str(tmp_path),
+        Env.TERMINATION_LOG: str(tmp_path / "message"),
+        Env.CONFIG: json.dumps({"training": {**TRAINING, "seed": "seventeen"}, "checkpoint": {}}),
+    }
+    with open("/dev/full", "w") as full:
+        code = subprocess.call(
+            [sys.executable, "-m", "muster.trainer.launch"], env={**os.environ, **environ}, stdout=full, stderr=full
+        )
+    assert code == ExitCode.USER_ERROR
+    end = WorkerExit.model_validate_json((tmp_path / "message").read_text())
+    assert end.exit_code == code
+    assert "training.seed: must be a whole number" in end.message

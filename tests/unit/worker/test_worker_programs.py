@@ -188,6 +188,51 @@ def test_one_failed_rank_ends_the_others_and_explains_the_end(program: Program) 
     assert end.message == "rank 1 ended with exit code 1: ValueError: a bad sample"
 
 
+def test_the_first_failure_is_in_the_log_before_the_others_are_gone(program: Program) -> None:
+    """Rank 0 ends only once the log has the failure of rank 1."""
+    text = TOUCH + "log = pathlib.Path(os.environ['MUSTER_WORKER_DIR'], 'log')\n"
+    text += "def reported(*_):\n    while 'asked to stop' not in log.read_text(): time.sleep(0.01)\n    os._exit(9)\n"
+    text += "if rank == '0': signal.signal(signal.SIGTERM, reported); pathlib.Path('here').touch(); signal.pause()\n"
+    text += "while not pathlib.Path('here').exists(): time.sleep(0.01)\nraise ValueError('a bad sample')\n"
+    end = program.run(text, ranks=2)
+    assert (end.exit_code, end.rank) == (1, 1)
+    said = "muster: rank 1 ended with exit code 1: ValueError: a bad sample; the other ranks here are asked to stop"
+    assert said in program.log()
+
+
+def test_a_traceback_that_torch_s_record_wrote_explains_an_end_without_output(program: Program) -> None:
+    text = "import json, os, sys, traceback\ntry: raise ValueError('a bad sample')\nexcept ValueError as error:\n"
+    text += "    extra = {'py_callstack': traceback.format_exc(), 'timestamp': '1'}\n"
+    text += "    document = {'message': {'message': f'ValueError: {error}', 'extraInfo': extra}}\n"
+    text += "    open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(json.dumps(document))\nsys.exit(1)\n"
+    assert program.run(text).message == "rank 0 ended with exit code 1: ValueError: a bad sample"
+
+
+def test_each_of_several_nodes_starts_a_command_once(program: Program) -> None:
+    """The second of two nodes with four GPUs: its process is number 1, and not rank 4."""
+    program.environ.update(
+        PET_NNODES="2", PET_NODE_RANK="1", PET_MASTER_ADDR="127.0.0.1", PET_MASTER_PORT="1", PYTHON_EXEC=sys.executable
+    )
+    end = program.run("import os; print(os.environ['GROUP_RANK']); raise SystemExit(3)", ranks=4, launcher="none")
+    assert (end.exit_code, end.rank, end.log_tail) == (3, 1, "1")
+    assert Heartbeat.model_validate_json((program.folder / "rank-1.json").read_text()).rank == 1
+
+
+def test_the_program_runs_under_the_python_that_its_environment_names(program: Program) -> None:
+    """torchrun's PYTHON_EXEC."""
+    program.environ["PYTHON_EXEC"] = "/nonesuch/python"
+    assert "/nonesuch/python can't be started" in program.run("pass").message
+
+
+def test_a_full_disk_under_the_log_ends_neither_program_nor_launcher(program: Program) -> None:
+    (program.folder / "log").symlink_to("/dev/full")
+    program.start("print('hello', flush=True); raise SystemExit(7)")
+    assert program.process is not None
+    assert program.process.wait(PATIENCE_SECONDS) == 7
+    end = WorkerExit.model_validate_json((program.folder / EXIT_RECORD).read_text())
+    assert (end.exit_code, end.log_tail) == (7, "hello")
+
+
 def test_an_exit_code_of_0_after_a_failed_collective(program: Program) -> None:
     text = "import traceback\nclass DistBackendError(RuntimeError): pass\ntry: raise DistBackendError("
     text += "'NCCL error: remote process exited')\nexcept DistBackendError: traceback.print_exc()\n"

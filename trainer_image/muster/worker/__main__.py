@@ -31,6 +31,9 @@ if __name__ == "__main__":
     from muster.worker.early_stop import end_on_signals
 
     end_on_signals()
+    from muster.worker.output import survive_full_log
+
+    survive_full_log()
     from muster.worker.launcher import main
 
     result = main()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +63,19 @@ class OutputWords:
     """Whether a collective failed because another rank went or did not come."""
 
 
-def read_words(tail: str) -> OutputWords:
+def recorded_traceback(document: Mapping[str, Any] | None) -> str:
+    """Return the traceback of an error file as torch's `record` writes it; empty where there is none."""
+    value: Any = document
+    for key in ("message", "extraInfo", "py_callstack"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else ""
+
+
+def read_words(tail: str, recorded: str = "") -> OutputWords:
     """Return what the end of an output says of the cause: of the first traceback's error, or of the process' own last
-    words."""
+    words. Where the output has no traceback (it was redirected), `recorded` may hold one."""
     lines = [_COLOURS.sub("", line).rstrip() for line in tail.splitlines()]
-    error = _first_error(lines)
+    error = _first_error(lines) or _first_error(recorded.splitlines())
     lower = "\n".join(lines).lower()
     if error is None:
         return _without_traceback(lines, lower)
@@ -147,14 +155,15 @@ def judge(
     step_of: Callable[[int], int],
     steps: int | None,
     oom_killed: bool = False,
+    recorded_of: Callable[[int], str] = lambda rank: "",
 ) -> dict[str, Any]:
     """Return the exit record of a worker whose ranks ended so, if nobody asked it to stop. `steps` is how many the
-    program should have taken, where that is stated."""
+    program should have taken, where that is stated; `recorded_of` returns the traceback that a rank has recorded."""
     failures = [end for end in ends if end.exit_code]
     if not failures:
         return _ended_well(ends, tail_of, step_of, steps)
     first = min(end.at for end in failures)
-    words = {end.rank: read_words(tail_of(end.rank)) for end in failures}
+    words = {end.rank: read_words(tail_of(end.rank), recorded_of(end.rank)) for end in failures}
 
     def order(end: ProcessEnd) -> tuple[int, float]:
         asked = end.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM) and end.at > first
@@ -180,13 +189,11 @@ def _failure(end: ProcessEnd, words: OutputWords, step: int, oom_killed: bool) -
     said = f": {words.text}" if words.text else ", and said nothing; see its log"
     if killed_by == signal.SIGKILL:
         by = " by the kernel, for want of memory" if oom_killed else ""
-        message = f"rank {end.rank} was killed by SIGKILL{by}"
+        message = f"{end.words}{by}"
         if oom_killed:
             code = int(ExitCode.OUT_OF_MEMORY)
-    elif killed_by:
-        message = f"rank {end.rank} was killed by {signal_name(killed_by)}{said}"
     else:
-        message = f"rank {end.rank} ended with exit code {code}{said}"
+        message = f"{end.words}{said}"
     if words.exit_code is not None and killed_by != signal.SIGKILL:
         code = words.exit_code
     elif not killed_by and code in _OF_LAUNCHER and code not in _OF_PROGRAMS:
@@ -230,14 +237,6 @@ def record(
 def log_tail(text: str) -> str:
     """Return the last lines of an output."""
     return "\n".join(text.rstrip().splitlines()[-TAIL_LINES:])[-16_384:]
-
-
-def signal_name(number: int) -> str:
-    """Return a signal's name, such as SIGKILL."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def oom_kills() -> int | None:

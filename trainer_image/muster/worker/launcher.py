@@ -26,6 +26,7 @@ from muster.worker.names import (
     AFTER_CRASH_SECONDS_MAX,
     EXIT_RECORD,
     KEEPER_STATE,
+    RANK_ERROR,
     RANKS_ENDED,
     RESULTS,
     SAVER,
@@ -53,7 +54,7 @@ from muster.worker.process_tree import (
     kill_all_but,
     reap_orphans,
 )
-from muster.worker.ranks import ProcessEnd, RankProcesses, read_layout
+from muster.worker.ranks import SHUTDOWN_SECONDS, ProcessEnd, RankProcesses, read_layout, signal_name
 from muster.worker.reports import metrics_page, serve_reports, write_termination_message
 from muster.worker.results import read_results
 from muster.worker.trainer_status import StatusServer
@@ -68,6 +69,7 @@ KEEPER_SECONDS = 330.0
 KEEPER_START_SECONDS = 30.0  # for a keeper of which nothing is seen yet
 KEEPER_LOOK_SECONDS = 0.5  # steps that are taken without a keeper are taken again
 ORPHANS_LOOK_SECONDS = 5.0  # a look at all processes of the machine
+LAST_WORDS_SECONDS = 0.5  # for a rank that has failed to be read to its end, before its failure is reported
 SAVER_FILE = re.compile(SAVER.format(rank="[0-9]+").replace(".", "[.]"))
 
 
@@ -158,7 +160,7 @@ class StopWish:
         if self._ranks is None:
             end_now()
         # A signal handler may not wait for a lock that the interrupted code holds.
-        threading.Thread(target=self.ask, args=(exit_record.signal_name(number),), daemon=True).start()
+        threading.Thread(target=self.ask, args=(signal_name(number),), daemon=True).start()
 
     def ask(self, reason: str) -> None:
         """Ask the ranks to stop, once."""
@@ -218,9 +220,7 @@ class ProgramWorker:
         environment = program_environment(orders, os.environ, layout.ranks_per_node)
         os.makedirs(environment[WorkerVariables.CHECKPOINT_DIR], exist_ok=True)
         command = command_line(orders, environment)
-        local = 1 if orders.once else layout.ranks_per_node
-        first = layout.node if orders.once else layout.first_rank
-        output = RankOutput(range(first, first + local))
+        output = RankOutput(layout.processes(orders.once))
         heartbeats: HeartbeatWriter | None = None
 
         def reported(status: dict[str, Any]) -> None:
@@ -240,19 +240,9 @@ class ProgramWorker:
             directory=orders.work,
             output=output.writers,
             prepare=die_with_this_process(),
+            error_file=self._error_file,
         )
-        try:
-            with self._stop.starting(ranks):
-                ranks.start()
-        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-            raise BadOrders(f"program.command: {command[0]} can't be started: {error}") from None
-        except OSError as error:
-            if error.errno == 8:  # ENOEXEC
-                raise BadOrders(
-                    f"program.command: {command[0]} is no program for this machine; a script begins with #! and its "
-                    "interpreter"
-                ) from None
-            raise
+        self._start(ranks, command[0])
         output.start()
         heartbeats = HeartbeatWriter(
             orders.directory, orders.attempt, ranks.started(), output, orders.hang, orders.steps, orders.resume_step,
@@ -261,7 +251,15 @@ class ProgramWorker:
         heartbeats.start()
         watcher = WorkerWatcher(ranks, heartbeats, self._helpers, self._end_by)
         watcher.start()
-        ends = ranks.wait(watcher.ended, lambda: self._stop.asked_at is not None)
+
+        def ended(end: ProcessEnd, stopped_others: bool) -> None:
+            watcher.ended(end)
+            if stopped_others:
+                words = exit_record.read_words(output.tail(end.rank, LAST_WORDS_SECONDS), self._recorded(end.rank))
+                said = f": {words.text}" if words.text else ""
+                say(f"{end.words}{said}; the other ranks here are asked to stop, and have {SHUTDOWN_SECONDS:.0f} s")
+
+        ends = ranks.wait(ended, lambda: self._stop.asked_at is not None)
         watcher.finish()
         self._let_savers_finish()
         left = kill_all_but(self._helpers)
@@ -276,6 +274,20 @@ class ProgramWorker:
             end = exit_record.record(ExitCode.STORAGE, words, step=end["step"])
         return self._as_stopped(end, ends, heartbeats)
 
+    def _start(self, ranks: RankProcesses, name: str) -> None:
+        try:
+            with self._stop.starting(ranks):
+                ranks.start()
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+            raise BadOrders(f"program.command: {name} can't be started: {error}") from None
+        except OSError as error:
+            if error.errno == 8:  # ENOEXEC
+                raise BadOrders(
+                    f"program.command: {name} is no program for this machine; a script begins with #! and its "
+                    "interpreter"
+                ) from None
+            raise
+
     def _end_by(self, record: dict[str, Any]) -> None:
         """Note how the worker ends; whoever calls this ends the ranks."""
         if self._fault is None:
@@ -286,12 +298,19 @@ class ProgramWorker:
     ) -> dict[str, Any]:
         now = exit_record.oom_kills()
         out_of_memory = kills is not None and now is not None and now > kills
-        end = exit_record.judge(ends, output.tail, heartbeats.step, self._orders.steps, out_of_memory)
+        steps = self._orders.steps
+        end = exit_record.judge(ends, output.tail, heartbeats.step, steps, out_of_memory, self._recorded)
         if self._fault is not None and self._stop.asked_at is None:
             end = {**self._fault, "step": end["step"]}
         rank = end["rank"] if end["rank"] is not None else ends[0].rank
         self.tail = exit_record.log_tail(output.tail(rank))
         return end
+
+    def _error_file(self, rank: int) -> str:
+        return os.path.join(self._orders.directory, RANK_ERROR.format(rank=rank))
+
+    def _recorded(self, rank: int) -> str:
+        return exit_record.recorded_traceback(read_document(self._error_file(rank)))
 
     def _let_savers_finish(self) -> None:
         """Wait for processes that outlive their ranks to write the checkpoint that these left in memory (run.save)."""
@@ -377,7 +396,6 @@ class WorkerWatcher:
     ) -> None:
         self._ranks, self._heartbeats, self._helpers, self._end_by = ranks, heartbeats, helpers, end_by
         self._uneven_seconds = uneven_seconds
-        self._pids = set(ranks.pids().values())
         self._ended_well: dict[int, float] = {}
         self._over = threading.Event()
 
@@ -399,7 +417,7 @@ class WorkerWatcher:
         reaped_at = time.monotonic()
         while not self._over.wait(KEEPER_LOOK_SECONDS):
             if time.monotonic() - reaped_at > ORPHANS_LOOK_SECONDS:
-                reap_orphans(self._pids)
+                reap_orphans(self._ranks.started().values())
                 reaped_at = time.monotonic()
             fault = self.look(time.time())
             if fault is not None:

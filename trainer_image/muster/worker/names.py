@@ -56,6 +56,7 @@ PREPARED = "prepared.json"
 KEEPER_STATE = "keeper.json"
 RANKS_ENDED = "ranks-ended.json"
 SAVER = "rank-{rank}.saver.json"
+RANK_ERROR = "rank-{rank}.error.json"  # $TORCHELASTIC_ERROR_FILE, by torch's `record`
 STOP = "stop.json"
 RESULTS = "results.json"  # $MUSTER_RESULTS
 WORK = "work"  # the working directory, where nobody prepared another

@@ -91,7 +91,7 @@ def command_line(orders: WorkerOrders, environ: Mapping[str, str] = os.environ) 
     if first.endswith(".py") or first == "-m":
         if first != "-m" and not os.path.isfile(os.path.join(orders.work, first)):
             raise BadOrders(f"program.command: there is no file {first} in {orders.work}{_near(first, orders.work)}")
-        return [sys.executable, "-u", *orders.command]
+        return [environ.get("PYTHON_EXEC") or sys.executable, "-u", *orders.command]  # as torchrun has it
     if "/" in first:
         path = os.path.join(orders.work, first)
         if not os.path.exists(path):

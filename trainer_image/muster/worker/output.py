@@ -7,13 +7,16 @@ fills no disk.
 
 from __future__ import annotations
 
+import io
 import os
 import selectors
 import stat
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from muster.worker.names import rank_mark
 
@@ -33,8 +36,27 @@ class _OutputStream:
     mark: bytes
     wrote_at: float
     tail: bytearray = field(default_factory=bytearray)
+    closed: threading.Event = field(default_factory=threading.Event)
     piece: bytes = b""  # of a line that is not over
     in_line: bool = False  # its beginning was passed on
+
+
+class _LossyFile(io.FileIO):
+    def write(self, data: Any) -> int:
+        try:
+            written = super().write(data)
+        except OSError:
+            return len(data)
+        return len(data) if written is None else written
+
+
+def survive_full_log() -> None:
+    """Replace standard output and error by streams that lose what the log's disk does not take: a launcher that ends by
+    an error of its log would leave no exit record, and take its ranks with it."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is not None:  # it was closed before we began
+            file = io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True))
 
 
 class BoundedLog:
@@ -113,8 +135,10 @@ class RankOutput:
         """Return when the rank last wrote, in seconds since the epoch; its start before that."""
         return self._streams[rank].wrote_at
 
-    def tail(self, rank: int) -> str:
-        """Return the end of what the rank wrote."""
+    def tail(self, rank: int, wait_seconds: float = 0.0) -> str:
+        """Return the end of what the rank wrote. With `wait_seconds`, wait that long for a rank that has ended to be
+        read to its end: not longer, for a process that it left running may still hold the pipe."""
+        self._streams[rank].closed.wait(wait_seconds)
         return bytes(self._streams[rank].tail).decode(errors="replace")
 
     def _run(self) -> None:
@@ -141,6 +165,7 @@ class RankOutput:
         if not data:  # the program closed its outputs, and may run on
             self._selector.unregister(descriptor)
             os.close(descriptor)
+            stream.closed.set()
             return
         stream.wrote_at = time.time()
         stream.tail += data

@@ -1,8 +1,11 @@
-"""Ranks of a worker: one process for each, with torchrun's variables, watched until all of them are gone.
+"""Starter of a worker's ranks: one process for each, with torchrun's variables, watched until all of them are gone.
 
-torchrun's agent does this too, at the price of importing torch (two seconds of processor time for each worker) and of
-a rendezvous of its own before the ranks'. Here a rank is started at once and meets the others by itself: rank 0 hosts
-the store of `init_process_group`, the others ask for it until it is there.
+torchrun's agent does this too, at the price of importing torch (two seconds of processor time for each worker), of a
+rendezvous of its own before the ranks', and of ending all ranks at the first death, whatever the gang could do without
+that one. Here a rank is started at once and meets the others by itself: rank 0 hosts the store of
+`init_process_group`, the others ask for it until it is there. `after_end` alone decides what follows from a death.
+
+Decision 0079 says what of torchrun is kept, and what nothing used.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 # After one rank failed, the others get this long to notice before they are killed.
 SHUTDOWN_SECONDS = 15.0
@@ -47,6 +51,12 @@ class RankLayout:
         """Return the lowest rank of this worker."""
         return self.node * self.ranks_per_node
 
+    def processes(self, once: bool) -> range:
+        """Return the ranks of this worker's processes. With `once` there is one process for each worker, and its rank
+        is the worker's number."""
+        first, count = (self.node, 1) if once else (self.first_rank, self.ranks_per_node)
+        return range(first, first + count)
+
 
 def read_layout(environ: Mapping[str, str] = os.environ) -> RankLayout:
     """Read the layout from torchrun's variables (PET_*). Raises ValueError, which names the variable."""
@@ -73,22 +83,30 @@ def _number(environ: Mapping[str, str], name: str, default: str, least: int) -> 
     return int(low)
 
 
-def rank_environment(layout: RankLayout, local_rank: int, base: Mapping[str, str], run_id: str = "") -> dict[str, str]:
-    """Return `base` with the variables that torchrun sets for a rank, except the one by which its agent hosts the
-    store."""
-    rank, world = str(layout.first_rank + local_rank), str(layout.world)
+def rank_environment(
+    layout: RankLayout, rank: int, base: Mapping[str, str], run_id: str = "", error_file: str = ""
+) -> dict[str, str]:
+    """Return `base` with the variables that torchrun sets for a rank.
+
+    OMP_NUM_THREADS is not among them: torchrun makes it 1 where a node has several ranks, `cores.share_cores` divides
+    the cores. `error_file` is where torch's `record` writes the exception that ends the program.
+    """
+    world = str(layout.world)
     return {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **meeting_environment(layout, base),
-        "RANK": rank,
-        "LOCAL_RANK": str(local_rank),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - layout.first_rank),
         "WORLD_SIZE": world,
         "ROLE_NAME": "default",
-        "ROLE_RANK": rank,
+        "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": world,
         "TORCHELASTIC_RUN_ID": run_id or "none",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
+        # Rank 0 hosts the store. Whoever runs us inside of torchrun must not make the ranks wait for an agent's.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": error_file,
     }
 
 
@@ -137,6 +155,38 @@ class ProcessEnd:
     at: float
     """Seconds since the epoch."""
 
+    @property
+    def words(self) -> str:
+        """Return how the rank ended, for people."""
+        if self.exit_code < 0:
+            return f"rank {self.rank} was killed by {signal_name(-self.exit_code)}"
+        return f"rank {self.rank} ended with exit code {self.exit_code}"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, such as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class AfterEnd(Enum):
+    """Consequence of one rank's end for the other ranks of its worker."""
+
+    LEAVE_OTHERS = "leave others"
+    STOP_OTHERS = "stop others"
+
+
+def after_end(end: ProcessEnd, stopping: bool) -> AfterEnd:
+    """Decide what follows from a rank's end. Nothing else here does.
+
+    The ranks of a gang compute each step together, so without one that failed the others come to no other step: they
+    would wait for it until a time-out, which is ten minutes with NCCL and thirty with gloo. One that ended well has
+    done its part. Where all were asked to stop, each ends in its own time.
+    """
+    return AfterEnd.STOP_OTHERS if end.exit_code and not stopping else AfterEnd.LEAVE_OTHERS
+
 
 class RankProcesses:
     """Processes of this worker's ranks. Each leads a session of its own, so that a signal to the launcher's group does
@@ -152,38 +202,44 @@ class RankProcesses:
         directory: str | None = None,
         output: Mapping[int, int] | None = None,
         prepare: Callable[[], None] | None = None,
+        error_file: Callable[[int], str] = lambda rank: "",
+        shutdown_seconds: float = SHUTDOWN_SECONDS,
     ) -> None:
         """With `once` the command is started once instead of once for each rank. `output` maps a rank to the descriptor
-        that is its standard output and error; `prepare` runs in each new process before the command."""
+        that is its standard output and error; `prepare` runs in each new process before the command; `error_file` names
+        a rank's file for `rank_environment`."""
         self.layout = layout
         self._command, self._environ, self._run_id, self._once = list(command), environ, run_id, once
         self._directory, self._output, self._prepare = directory, output or {}, prepare
+        self._error_file, self._shutdown_seconds = error_file, shutdown_seconds
         self._reserved: socket.socket | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._process_count = 0
         self._ended: queue.Queue[ProcessEnd] = queue.Queue()
-        self._gone: set[int] = set()
 
     def start(self) -> None:
-        """Start all ranks. Raises OSError if the port is taken or a process can't be started; then none is left."""
+        """Start all ranks. Raises OSError if the port is taken or a process can't be started; then none is left.
+
+        To be called from the main thread where `prepare` binds the ranks' lives to this process'."""
         if self.layout.node == 0:
             self._reserved = reserve_port(self.layout.master_port)
             self.layout = replace(self.layout, master_port=self._reserved.getsockname()[1])
         try:
-            for local_rank in range(1 if self._once else self.layout.ranks_per_node):
-                self._start(local_rank)
+            for rank in self.layout.processes(self._once):
+                self._start(rank)
         except BaseException:
             self.signal(signal.SIGKILL)
             self.close()
             raise
 
-    def _start(self, local_rank: int) -> None:
-        rank = self.layout.first_rank + local_rank
+    def _start(self, rank: int) -> None:
         if self._once:
             environ = meeting_environment(self.layout, self._environ)
         else:
-            environ = rank_environment(self.layout, local_rank, self._environ, self._run_id)
+            error_file = self._error_file(rank)
+            environ = rank_environment(self.layout, rank, self._environ, self._run_id, error_file)
         output = self._output.get(rank)
-        self._processes[rank] = subprocess.Popen(
+        process = subprocess.Popen(
             self._command,
             env=environ,
             cwd=self._directory,
@@ -193,27 +249,32 @@ class RankProcesses:
             start_new_session=True,
             preexec_fn=self._prepare,
         )
-        threading.Thread(target=self._watch, args=(rank,), name=f"rank {rank}", daemon=True).start()
+        self._processes[rank] = process
+        self._process_count += 1
+        threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
 
-    def _watch(self, rank: int) -> None:
-        """Wait for one process in a thread of its own: its end is noticed at once, and costs nothing until then."""
-        code = self._processes[rank].wait()
-        at = time.time()
-        self._gone.add(rank)
-        self._ended.put(ProcessEnd(rank, code, at))
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """Put the end of one process into the queue that `wait` reads. A thread notices it at once, costs nothing until
+        then, and needs no system call that an old kernel or a sandbox lacks (pidfd_open)."""
+        code = process.wait()
+        self._ended.put(ProcessEnd(rank, code, time.time()))
 
     def wait(
-        self, on_end: Callable[[ProcessEnd], None] | None = None, stopping: Callable[[], bool] = lambda: False
+        self,
+        on_end: Callable[[ProcessEnd, bool], None] = lambda end, stopped_others: None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> tuple[ProcessEnd, ...]:
-        """Return the ends of all ranks, in their order, once all of them are gone.
+        """Return the ends of all processes, in their order, once all of them are gone.
 
-        When one has failed, the others are asked to stop, and killed after SHUTDOWN_SECONDS. A process that even
-        SIGKILL does not end within that time again (it sits in the kernel, on a broken GPU or disk) is given up. Where
-        `stopping` says that all were asked already, they have as long as whoever asked gives them.
+        `after_end` decides about each of them. `on_end` hears of it when that is done, and whether others that still
+        ran were asked to stop because of it. Those that are still there after the shutdown's seconds are killed with
+        their process groups. A process that even SIGKILL does not end within that time again (it sits in the kernel, on
+        a broken GPU or disk) is given up. Where `stopping` says that all were asked already, they have as long as
+        whoever asked gives them.
         """
         ends: list[ProcessEnd] = []
         deadline, killed = None, False
-        while len(ends) < len(self._processes):
+        while len(ends) < self._process_count:
             try:
                 end = self._ended.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except queue.Empty:
@@ -222,14 +283,14 @@ class RankProcesses:
                     ends += [ProcessEnd(rank, -signal.SIGKILL, now) for rank in self.pids()]
                     break
                 self.signal(signal.SIGKILL)
-                killed, deadline = True, time.monotonic() + SHUTDOWN_SECONDS
+                killed, deadline = True, time.monotonic() + self._shutdown_seconds
                 continue
             ends.append(end)
-            if on_end is not None:
-                on_end(end)
-            if end.exit_code and deadline is None and not stopping():
+            stops_others = deadline is None and after_end(end, stopping()) is AfterEnd.STOP_OTHERS and bool(self.pids())
+            if stops_others:
                 self.signal(signal.SIGTERM)
-                deadline = time.monotonic() + SHUTDOWN_SECONDS
+                deadline = time.monotonic() + self._shutdown_seconds
+            on_end(end, stops_others)
         self.close()
         return tuple(ends)
 
@@ -241,7 +302,7 @@ class RankProcesses:
 
     def pids(self) -> dict[int, int]:
         """Return the process ids of the ranks that still run, by rank."""
-        return {rank: process.pid for rank, process in self._processes.items() if rank not in self._gone}
+        return {rank: process.pid for rank, process in self._processes.items() if process.returncode is None}
 
     def started(self) -> dict[int, int]:
         """Return the process ids of all ranks by rank, also of those that have ended: a short program may be over

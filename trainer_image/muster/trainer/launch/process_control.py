@@ -13,7 +13,6 @@ from muster.worker.names import LAUNCHER_ENV
 LAUNCHER = LAUNCHER_ENV
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
@@ -24,12 +23,6 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(launcher):  # it died before we asked
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of what our children leave running when they die (Linux: PR_SET_CHILD_SUBREAPER)."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def has_adopter() -> bool:

@@ -14,6 +14,7 @@ from muster.local.processes import is_stopped
 from muster.words.hangs import LIMIT_SECONDS, STANDING_SHARE, WAITS_FOR_DATA
 from muster.words.names import HEARTBEAT, LOG, RANK_FAILURE, ExitCode
 from muster.words.signals import Heartbeat, RankFailure, TrainerPhase, WorkerExit
+from muster.worker.ranks import signal_name
 
 TAIL_BYTES = 16_384
 TAIL_LINES = 40
@@ -44,7 +45,7 @@ def worker_exit(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float)
             f"rank {end.rank} was asked to stop while it was still starting",
         )
     elif killed_by:
-        message = f"rank {end.rank} was killed by {_signal_name(killed_by)}"
+        message = f"rank {end.rank} was killed by {signal_name(killed_by)}"
     elif code in _STOPPED:
         message = message or f"all ranks stopped as requested{', with a checkpoint' if code == _STOPPED[0] else ''}"
     elif not message:
@@ -167,10 +168,3 @@ def _read(path: Path, model: type[RankFailure] | type[Heartbeat]) -> RankFailure
         return model.model_validate_json(path.read_text())
     except (OSError, ValidationError):
         return None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

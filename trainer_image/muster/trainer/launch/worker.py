@@ -20,7 +20,7 @@ from muster.storage.small_files import write_whole
 from muster.trainer.config import WorkerRun, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.launch.limits import ProcessLimits, limit_tasks, processes_max
-from muster.trainer.launch.process_control import LAUNCHER, adopt_orphans
+from muster.trainer.launch.process_control import LAUNCHER
 from muster.trainer.launch.program import NotPrepared, run_program, runs_program
 from muster.trainer.launch.report import serve_reports, write_termination_message
 from muster.trainer.launch.stack_dumps import dump, record_flights
@@ -44,7 +44,8 @@ from muster.worker.fence import SECONDS_MAX as FENCE_SECONDS_MAX
 from muster.worker.fence import FenceUnreachable, StaleAttempt, pass_fence
 from muster.worker.names import AFTER_CRASH_SECONDS_MAX
 from muster.worker.notices import watch_notices
-from muster.worker.ranks import SHUTDOWN_SECONDS, RankProcesses, read_layout
+from muster.worker.process_tree import adopt_orphans
+from muster.worker.ranks import SHUTDOWN_SECONDS, ProcessEnd, RankProcesses, read_layout
 
 # What the kernel answers where a worker may not read or write.
 DENIALS = ("permission denied", "read-only file system", "file system is read-only")
@@ -90,7 +91,10 @@ def main() -> int:
     if end.exit_code and end.message:
         print(f"worker ends with exit code {end.exit_code}: {redact(end.message)}", file=sys.stderr, flush=True)
     end = end.model_copy(update={"log_tail": log_tail(directory) if end.exit_code else ""})
-    write_whole(directory / EXIT_RECORD, dump_json(end))
+    try:
+        write_whole(directory / EXIT_RECORD, dump_json(end))
+    except OSError as error:
+        print(f"can't write {EXIT_RECORD}: {error}; the exit code says the same", file=sys.stderr, flush=True)
     write_termination_message(end)
     return end.exit_code
 
@@ -212,9 +216,17 @@ def launch(run: WorkerRun, stop: StopRelay, started: float, sandbox: Sandbox | N
     command = [sys.executable, "-u", "-m", "muster.trainer"]
     ranks = RankProcesses(layout, command, os.environ, run_id=f"{run.job_uid}-{run.attempt}")
     stop.ranks_may_exist = True
+
+    def report(end: ProcessEnd, stopped_others: bool) -> None:
+        if stopped_others and not stop.requested:
+            message = read_end(run.worker_dir, end.rank, end.exit_code, end.at, started).message
+            words = f"{end.words}: {message}" if message else end.words
+            grace = f"the other ranks here are asked to stop, and have {SHUTDOWN_SECONDS:.0f} s"
+            print(redact(f"{words}; {grace}"), file=sys.stderr, flush=True)
+
     try:
         ranks.start()
-        ends = [end for end in ranks.wait() if end.exit_code]
+        ends = [end for end in ranks.wait(report) if end.exit_code]
     finally:
         trackers.finish()
         wait_for_uploads()
