@@ -206,10 +206,10 @@ def admissions(sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
 
 
 def _obey(seen: ObservedJob, decision: JobDecision) -> tuple[ObservedWorker, ...]:
-    gone = {(a.attempt, a.worker) for a in decision.actions if isinstance(a, RemoveWorker)}
+    gone = {a.id for a in decision.actions if isinstance(a, RemoveWorker)}
     made = [a for a in decision.actions if isinstance(a, CreateWorker)]
-    left = tuple(worker for worker in seen.workers if (worker.attempt, worker.worker) not in gone)
-    return left + tuple(ObservedWorker(a.worker, a.attempt, a.node, WorkerState.STARTING, NOW) for a in made)
+    left = tuple(worker for worker in seen.workers if worker.id not in gone)
+    return left + tuple(ObservedWorker(a.id.worker, a.id.attempt, a.node, WorkerState.STARTING, NOW) for a in made)
 
 
 def restart(size: int) -> float:

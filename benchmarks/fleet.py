@@ -304,7 +304,7 @@ class Datacenter:
         if isinstance(action, CreateWorker):
             if self.gang is None:
                 self.gang = Gang(
-                    action.attempt,
+                    action.id.attempt,
                     action.resume_step,
                     self.t,
                     action.nodes,

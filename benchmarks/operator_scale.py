@@ -46,7 +46,7 @@ from muster.operator.kubernetes.jobs import JobStore  # noqa: E402
 from muster.operator.kubernetes.render import SiteSettings, pin, render_pod  # noqa: E402
 from muster.operator.kubernetes.settings import TOLERATIONS  # noqa: E402
 from muster.recipe.document import JobSpec  # noqa: E402
-from muster.words.names import FINALIZER  # noqa: E402
+from muster.words.names import FINALIZER, WorkerId  # noqa: E402
 
 NAMESPACE = "scale"
 AT_ONCE = 64
@@ -210,7 +210,7 @@ async def bare_loop(client: ApiClient, jobs: int, workers: int, nodes: int) -> O
     manifests = []
     for number in range(jobs * workers):
         gang, worker = divmod(number, workers)
-        pod = render_pod(template, CreateWorker(1, worker, "", ("",) * workers, 0), site, "builtin")
+        pod = render_pod(template, CreateWorker(WorkerId(1, worker), "", ("",) * workers, 0), site, "builtin")
         pin(pod, node_name(number % nodes))
         pod["spec"]["hostname"] = pod["metadata"]["name"] = f"bare-{gang}-{worker}"
         pod["metadata"]["labels"]["muster.dev/job-uid"] = f"bare-{gang}"

@@ -28,7 +28,7 @@ from tests.cluster.controlplane import ControlPlane, missing  # noqa: E402
 from tests.cluster.house import House, quick_job  # noqa: E402
 from tests.polling import eventually  # noqa: E402
 
-from muster.words.names import STEP_LOG, worker_name  # noqa: E402
+from muster.words.names import STEP_LOG, WorkerId, worker_name  # noqa: E402
 from muster.words.signals import StepRecord  # noqa: E402
 from muster.words.times import epoch_seconds  # noqa: E402
 
@@ -58,7 +58,7 @@ def first_step(house: House, attempt: int) -> float:
     """When the attempt's first step was done, once it is."""
 
     def look() -> float | None:
-        pod = house.kubelets.of(worker_name(JOB, attempt, 0))
+        pod = house.kubelets.of(worker_name(JOB, WorkerId(attempt, 0)))
         log = pod.folder / "muster" / "worker" / STEP_LOG if pod else None
         lines = log.read_text().splitlines() if log and log.exists() else []
         return StepRecord.model_validate_json(lines[0]).at if lines and lines[0].endswith("}") else None
@@ -67,7 +67,7 @@ def first_step(house: House, attempt: int) -> float:
 
 
 def lose_a_pod(house: House, attempt: int, dice: random.Random) -> Recovery:
-    name = worker_name(JOB, attempt, dice.randrange(WORKERS))
+    name = worker_name(JOB, WorkerId(attempt, dice.randrange(WORKERS)))
     pod = house.kubelets.of(name)
     assert pod is not None, f"{name} does not run"
     fault, at = dice.choice(("container killed", "pod deleted")), time.time()

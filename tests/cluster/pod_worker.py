@@ -21,7 +21,7 @@ from muster.words.signals import Heartbeat, StepRecord, TrainerPhase, WorkerExit
 from muster.worker.fence import FenceUnreachable, StaleAttempt, confirm
 
 FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])
-ATTEMPT, WORKER = int(os.environ["MUSTER_ATTEMPT"]), int(os.environ["MUSTER_WORKER"])
+ATTEMPT, WORKER, INCARNATION = (int(os.environ[f"MUSTER_{name}"]) for name in ("ATTEMPT", "WORKER", "INCARNATION"))
 JOB = Path(os.environ["MUSTER_CHECKPOINT_URI"].removeprefix("file://"))
 STARTED = time.time()
 
@@ -36,7 +36,7 @@ def beat(phase: TrainerPhase, step: int, committed: int | None) -> None:
     at = time.time() + float(os.environ.get("QUICK_CLOCK_SECONDS", "0"))
     told = Heartbeat(
         attempt=ATTEMPT, rank=WORKER, pid=os.getpid(), phase=phase, step=step, at=at, progressed_at=at,
-        started_at=STARTED, last_commit_step=committed,
+        started_at=STARTED, last_commit_step=committed, incarnation=INCARNATION,
     )  # fmt: skip
     write_whole(FOLDER / f"rank-{WORKER}.json", dump_json(told))
 
@@ -54,7 +54,7 @@ def pass_fence() -> None:
     """As the trainer does it: while nobody can tell, wait, and don't commit."""
     while True:
         try:
-            return confirm(os.environ["MUSTER_FENCE"], os.environ["MUSTER_JOB_UID"], ATTEMPT)
+            return confirm(os.environ["MUSTER_FENCE"], os.environ["MUSTER_JOB_UID"], ATTEMPT, WORKER, INCARNATION)
         except FenceUnreachable:
             time.sleep(0.1)  # not a wait: the fence is asked again
 

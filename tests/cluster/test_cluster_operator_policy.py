@@ -14,7 +14,7 @@ from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.companions import fence_binding, network_policy, service
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.render import SiteSettings, render_pod
-from muster.words.names import Label
+from muster.words.names import Label, WorkerId
 
 OPERATOR = "--as=system:serviceaccount:muster-system:muster-operator"
 SITE = SiteSettings(image="trainer", preflight=True, report_from=({"namespaceSelector": {}},))
@@ -33,7 +33,7 @@ def in_namespace(item: Object, namespace: str = HERE) -> Object:
 
 def pod(job: CachedJob = JOB, **spec: Any) -> Object:
     """As the operator makes one; `spec` replaces parts of it."""
-    made = in_namespace(render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), SITE, "builtin", "p5.48xlarge"))
+    made = in_namespace(render_pod(job, CreateWorker(WorkerId(1, 0), "", ("", ""), 0), SITE, "builtin", "p5.48xlarge"))
     return copy.deepcopy(made | {"spec": made["spec"] | spec})
 
 

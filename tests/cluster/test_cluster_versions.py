@@ -82,6 +82,29 @@ def test_a_newer_operator_upgrades_what_it_finds_and_an_older_one_keeps_off(hous
     house.reaches("lasting", "Cancelled")
 
 
+def test_pods_of_a_release_without_incarnations_are_taken_over(house: House, nodes: None) -> None:
+    """A rolling upgrade: the gang trains on in the pods that it has, which have no such label."""
+    before = house.start_operator("before")
+    house.submit(quick_job("kept", steps=20, gang=KIND, runtime=house.holds("kept", 8)))
+    house.steps("kept", 8)
+    hand_over(before)
+    pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in house.pods("kept")}
+    for name in pods:
+        change: Object = {"metadata": {"labels": {"muster.dev/incarnation": None}}}
+        house.client.patch(f"{paths.core('team', 'pods')}/{name}", change)
+    house.start_operator("after")
+    house.change("kept", {"priority": 7})
+    eventually(
+        lambda: house.status("kept")["observedGeneration"] == house.job("kept")["metadata"]["generation"],
+        f"the new operator to look at it\n{house.tail()}",
+    )
+    assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in house.pods("kept")} == pods
+    house.let_go("kept")
+    house.reaches("kept", "Succeeded")
+    status = house.status("kept")
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+
+
 def allow(house: House, phase: str) -> None:
     """As the definition of a newer release would."""
     crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.muster.dev"

@@ -17,13 +17,14 @@ from muster.operator.kubernetes.gangs.choice import all_gangs, gang_ref
 from muster.operator.kubernetes.gangs.protocol import UnservedApi
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.render import SiteSettings, UnrenderableJob, pin, render_pod
+from muster.words.names import WorkerId
 
 GOLDEN = Path(__file__).parent / "golden"
 # conftest takes MUSTER_ variables out of the environment, so the wish to write has a name of its own.
 WRITE = bool(os.environ.get("WRITE_GOLDEN"))
 SITE = SiteSettings(image="")
 STATUS = {"phase": "Starting", "attempt": 3, "reservation": 4, "gang": {"wanted": 2, "nodes": ["a", "b"]}}
-ACTION = CreateWorker(attempt=3, worker=1, node="b", nodes=("a", "b"), resume_step=1200)
+ACTION = CreateWorker(WorkerId(3, 1), node="b", nodes=("a", "b"), resume_step=1200)
 GANGS = all_gangs("v1beta2", "v1alpha2")
 GPUS = {"nodes": 2, "gpusPerNode": 8, "resources": {"cpu": 90, "memory": "900Gi"}}
 

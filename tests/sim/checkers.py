@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import NodeReservation
+from muster.words.names import WorkerId
 from muster.words.quotas import ProjectQuota
 from muster.words.signals import Cause, SignalKind
 from muster.words.status import STATUS_VERSION, Failure, GoodputState, JobStatus, Phase
@@ -60,6 +61,9 @@ class Checkers:
             self._minted(job, before, after, what)
         if _closes(before, after):
             self._closed(job, after, what)
+        if after.phase is Phase.RUNNING:
+            lives = [str(life) for life in map(after.current, range(after.gang.wanted)) if life not in job.created]
+            self.require(not lives, "whoever runs was made", f"{what}: {lives}")
         if before.phase in ALIVE and after.phase in (Phase.RESTARTING, Phase.STOPPING):
             self._justified(job, before, after, what)
         if after.phase.terminal or after.phase in (Phase.SUSPENDED, Phase.QUEUED):
@@ -105,7 +109,7 @@ class Checkers:
         wanted = len(after.gang.nodes)
         lingering = [p for p in job.processes.values() if p.visible and p.joined and p.attempt < after.attempt]
         self.require(
-            not lingering, "a new attempt begins when the old one is gone", f"{what}: {[p.key for p in lingering]}"
+            not lingering, "a new attempt begins when the old one is gone", f"{what}: {[str(p.id) for p in lingering]}"
         )
         newest = max(
             (c[0] for c in job.commits if c[2] < self.world.t - 60 or (c[1] == before.attempt and not _late(job, c))),
@@ -133,6 +137,7 @@ class Checkers:
         self.require(sane, "data is passed over after the checkpoint that is resumed from", f"{what}: {skip}")
         numeric = bool(job.closed) and job.closed[-1][1:] == (before.attempt, Cause.NUMERIC)
         self.require(not numeric or skip is not None, "what could not be learnt from is passed over", what)
+        self.require(not after.gang.incarnations, "an attempt begins with first lives", what)
         job.minted_at[after.attempt] = self.world.t
         last = [(a.cause, a.failed_step) for a in before.attempts[-2:] if a.message.startswith(BUG)]
         again = len(last) == 2 and last[0] == last[1]
@@ -188,6 +193,10 @@ class Checkers:
             f"{what}: {failure and failure.cause} of {sorted(allowed)}: {after.because}",
         )
 
+        if failure is not None and failure.worker is not None and failure.exit_code is not None:
+            life = WorkerId(failure.attempt, failure.worker, failure.incarnation)
+            of_gang = life == before.current(failure.worker)
+            self.require(of_gang and life in job.deaths, "the life that is named has ended", f"{what}: {life}")
         training = job.trainings.get(before.attempt)
         if failure is not None and training is not None and training.suspect is not None:
             self._suspect_named(training, failure, self._heard(job), what)
@@ -211,7 +220,7 @@ class Checkers:
     def _empty(self, job: SimJob, what: str) -> None:
         """A worker that was created late by a delayed call has not passed the fence and never will."""
         there = [p for p in job.processes.values() if p.visible and p.joined and not p.ghost and p.state != "exited"]
-        self.require(not there, "terminal means empty", f"{what}: {[p.key for p in there]}")
+        self.require(not there, "terminal means empty", f"{what}: {[str(p.id) for p in there]}")
 
     def _ended(self, job: SimJob, after: JobStatus, what: str) -> None:
         if after.phase is Phase.SUCCEEDED:
@@ -386,6 +395,18 @@ class Checkers:
 
     def process_started(self, job: SimJob, process: Process) -> None:
         self._capacity_used(process.node)
+        current = job.status.current(process.index)
+        self.require(process.id <= current, "a life begins after the status says so", f"{process.id}, not {current}")
+
+    def process_joins(self, job: SimJob, process: Process) -> None:
+        current = job.status.current(process.index)
+        self.require(process.id == current, "only a worker's current life joins", f"{process.id}, not {current}")
+        others = [
+            str(p.id)
+            for p in job.processes.values()
+            if (p.attempt, p.index) == (process.attempt, process.index) and p.joined and p.alive and not p.ghost
+        ]
+        self.require(not others, "a worker has one life at a time", f"{process.id} beside {others}")
 
     def training_began(self, job: SimJob, training: Training) -> None:
         """Two gangs of one job never train at once: except one that is cut off from everything, and can't commit."""
@@ -403,19 +424,24 @@ class Checkers:
         self.require(
             training.attempt == job.status.attempt, "only the current attempt commits", f"{job.name}-{training.attempt}"
         )
+        speaker, current = training.speaker.id, job.status.current(0)
+        self.require(
+            speaker == current, "only a worker's current life commits", f"{job.name}: {speaker}, not {current}"
+        )
 
     def worker_removed(self, job: SimJob, process: Process, who: str) -> None:
         status = job.status
-        healthy = process.attempt == status.attempt and status.phase in ALIVE
-        newer = process.attempt > status.attempt
+        current = status.current(process.index)
+        healthy = process.id == current and status.phase in ALIVE
+        newer = process.id > current
         self.require(
             not healthy and not newer,
             "no live newer worker is deleted",
-            f"{job.name}-{process.key} in {status.phase} by {who}",
+            f"{process.id} of {job.name} in {status.phase} by {who}",
         )
 
     def job_removed(self, job: SimJob) -> None:
-        there = [p.key for p in job.processes.values() if p.visible and p.joined and p.state != "exited"]
+        there = [str(p.id) for p in job.processes.values() if p.visible and p.joined and p.state != "exited"]
         self.require(
             job.status.phase.terminal and not there,
             "a job goes after its gang",

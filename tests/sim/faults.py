@@ -57,6 +57,8 @@ class Weather:
     misnamed: float = 0.0  # chance per job that it names a service account that is not there
     # Chance per job that it names an image that is not there. Not in the repr, from which other dice are seeded.
     mistyped: float = field(default=0.0, repr=False)
+    # A worker is replaced within its attempt. No rule does that yet, so somebody edits the status.
+    replaced: float = field(default=0.0, repr=False)
 
 
 def draw(rng: random.Random) -> Weather:
@@ -102,7 +104,7 @@ def draw(rng: random.Random) -> Weather:
         newer=rate(0.0003, 0.002, 0.1),
         clock_jump=rate(0.0005, 0.01, 0.2),
     )
-    return _with_rejections(heal(weather) if calm else weather)
+    return _with_replacements(_with_rejections(heal(weather) if calm else weather))
 
 
 def _with_rejections(weather: Weather) -> Weather:
@@ -112,6 +114,12 @@ def _with_rejections(weather: Weather) -> Weather:
         return weather
     quota, misnamed, mistyped = dice.choice((0.002, 0.01)), dice.choice((0.0, 0.1)), dice.choice((0.0, 0.1))
     return replace(weather, quota=quota, misnamed=misnamed, mistyped=mistyped)
+
+
+def _with_replacements(weather: Weather) -> Weather:
+    """By dice of their own, too."""
+    dice = random.Random(repr(weather) + "replaced")
+    return replace(weather, replaced=dice.choice((0.005, 0.02))) if dice.random() < 0.2 else weather
 
 
 def heal(weather: Weather) -> Weather:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from muster.local.cluster import NotFound
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.observed import Rejection, WorkerState
-from muster.words.names import ExitCode
+from muster.words.names import ExitCode, WorkerId, worker_name
 from muster.words.signals import Cause, Signal, WorkerExit
+from muster.words.status import JobStatus
+from muster.worker import fence
 from tests.sim.physics import Process, SimJob, Training
 from tests.sim.store import Store
 
@@ -41,31 +45,33 @@ class Gangs(Store):
             self.forget(job, process)
 
     def _create(self, job: SimJob, action: CreateWorker, who: str) -> None:
-        key = (action.attempt, action.worker)
-        old = job.processes.get(key)
+        id = action.id
+        old = job.processes.get(id)
         if old is not None and old.visible:
             return
         process = Process(
             job.uid,
-            action.attempt,
-            action.worker,
+            id.attempt,
+            id.worker,
             action.node,
             len(action.nodes),
             action.resume_step,
             self.t,
             since=self.t,
+            incarnation=id.incarnation,
         )
         if old is not None and old.alive:
             # A ghost keeps running under the same name where nobody can reach it.
-            job.processes[(action.attempt, -1 - self._count)] = old
-        job.processes[key] = process
-        self.log(lambda: f"{who}: create {job.name}-{action.attempt}-{action.worker} on {action.node}")
+            job.processes[WorkerId(id.attempt, -1 - self._count)] = old
+        job.processes[id] = process
+        job.created.add(id)
+        self.log(lambda: f"{who}: create {worker_name(job.name, id)} on {action.node}")
         if self._is_rejected(job, process):
             self.crew_changed(job)
             return
         if job.mistyped:
             process.reason = process.refusal = "ErrImagePull: not found"
-            job.allow(action.attempt, Cause.USER_ERROR)
+            job.allow(id.attempt, Cause.USER_ERROR)
             self.after(REFUSED_SECONDS_MAX, lambda: self.check.refused_gives_back(job, process))
             self.crew_changed(job)
             return
@@ -74,7 +80,7 @@ class Gangs(Store):
             delay = self.rng.uniform(30.0, 500.0)
         if self.chance(self.weather.never_starts):
             process.reason = "ImagePullBackOff"
-            job.allow(action.attempt, Cause.INFRASTRUCTURE)
+            job.allow(id.attempt, Cause.INFRASTRUCTURE)
         else:
             self.after(delay, lambda: self._start(job, process))
         self.crew_changed(job)
@@ -117,32 +123,33 @@ class Gangs(Store):
         self.after(self.rng.uniform(0.1, 1.0), lambda: self._confirm(job, process))
 
     def _confirm(self, job: SimJob, process: Process) -> None:
-        """The worker asks whether its attempt is current, before it joins the rendezvous."""
+        """The worker asks whether its attempt and its own life are current, before it joins the rendezvous."""
         if not process.alive:
             return
         if self.unreachable_from(process):
             self.after(2.0, lambda: self._confirm(job, process))
-        elif not self.current(job, process.attempt):
+        elif not self.current(job, process):
             self.end(process, ExitCode.STALE_ATTEMPT)
         else:
+            self.check.process_joins(job, process)
             process.joined = True
             process.since = self.t
             self._rendezvous(job, process.attempt, process.wanted)
 
-    def current(self, job: SimJob, attempt: int) -> bool:
-        """muster.worker.fence, in this world."""
-        status = job.status
-        over = (
-            bool(status.attempts) and status.attempts[-1].number == attempt and status.attempts[-1].ended_at is not None
-        )
-        return not job.removed and status.attempt == attempt and not over
+    def current(self, job: SimJob, process: Process) -> bool:
+        """Return whether the fence lets the worker pass, by the status as it is stored now."""
+        gang = None if job.removed else fence.gang_in(_fence_document(job.status))
+        return not fence.refusal(gang, job.uid, process.attempt, process.index, process.incarnation)
 
     def unreachable_from(self, process: Process) -> bool:
         return self.t < self.outage_until or not self.nodes[process.node].reachable
 
     def _rendezvous(self, job: SimJob, attempt: int, wanted: int) -> None:
-        members = [p for p in job.processes.values() if p.attempt == attempt and p.joined and p.alive]
-        if len({p.index for p in members}) < wanted or attempt in job.trainings:
+        here = [p for p in job.processes.values() if p.attempt == attempt and p.joined and p.alive]
+        # Of two lives of a worker the newer one meets the others, at the address that both have.
+        newest = {p.index: p.incarnation for p in sorted(here, key=lambda p: p.incarnation)}
+        members = [p for p in here if p.incarnation == newest[p.index]]
+        if len(newest) < wanted or attempt in job.trainings:
             return
         training = Training(
             job.uid,
@@ -191,7 +198,7 @@ class Gangs(Store):
         """The commit confirms the attempt once more and is then visible; a broken gang can't complete one."""
         if training.broken_at is not None or (training.over and step < training.steps):
             return False
-        if any(self.unreachable_from(p) for p in training.members) or not self.current(job, training.attempt):
+        if any(self.unreachable_from(p) for p in training.members) or not self.current(job, training.speaker):
             return False
         if all(commit[0] != step for commit in job.commits):
             job.commits.append((step, training.attempt, self.t, self.wall))
@@ -237,9 +244,11 @@ class Gangs(Store):
         process.alive, process.died_at = False, self.t
         if process.visible and self.nodes[process.node].reachable:
             self._ended_in_sight(job, process, code, reason, signal, message)
-        self.log(lambda: f"{job.name}-{process.attempt}-{process.index} ends with {code} {reason}".rstrip())
+        self.log(lambda: f"{worker_name(job.name, process.id)} ends with {code} {reason}".rstrip())
+        job.deaths[process.id] = code
         if code != 0:
-            job.allow(process.attempt, *_explanations(code, reason, process.told_to_stop))
+            if process.id == job.status.current(process.index) or process.attempt != job.status.attempt:
+                job.allow(process.attempt, *_explanations(code, reason, process.told_to_stop))
             self.break_gang(job, process.attempt)
         elif process.attempt in job.trainings and not job.trainings[process.attempt].over:
             self.break_gang(job, process.attempt)
@@ -272,13 +281,11 @@ class Gangs(Store):
         self.crew_changed(job)
 
     def _remove(self, job: SimJob, action: RemoveWorker, who: str) -> None:
-        process = job.processes.get((action.attempt, action.worker))
+        process = job.processes.get(action.id)
         if process is None or not process.visible:
             return
         self.check.worker_removed(job, process, who)
-        self.log(
-            lambda: f"{who}: remove {job.name}-{action.attempt}-{action.worker}, grace {action.grace_seconds:.0f} s"
-        )
+        self.log(lambda: f"{who}: remove {worker_name(job.name, action.id)}, grace {action.grace_seconds:.0f} s")
         node = self.nodes[process.node]
         if not process.alive or node.gone:
             # An ended (or never started) worker is only swept; a node that is gone took its process with it.
@@ -288,7 +295,7 @@ class Gangs(Store):
             process.removing = True
             if action.grace_seconds == 0:
                 process.ghost = True
-                self.log(lambda: f"{job.name}-{action.attempt}-{action.worker} is forgotten; its node does not answer")
+                self.log(lambda: f"{worker_name(job.name, action.id)} is forgotten; its node does not answer")
                 self.forget(job, process)
             else:
                 self.crew_changed(job)
@@ -349,6 +356,12 @@ class Gangs(Store):
         job.signals.append(signal)
         self.log(lambda: f"signal {signal.kind} about {job.name}-{signal.attempt}")
         self.news(job.uid)
+
+
+def _fence_document(status: JobStatus) -> dict[str, Any]:
+    """The part of a stored status that the fence reads."""
+    last = [{"number": each.number, "endedAt": each.ended_at} for each in status.attempts[-1:]]
+    return {"attempt": status.attempt, "attempts": last, "gang": {"incarnations": status.gang.incarnations}}
 
 
 def _explanations(code: int, reason: str, told: bool) -> tuple[Cause, ...]:

@@ -44,7 +44,8 @@ from muster.operator.core.decision import CreateWorker, JobDecision, RemoveJob
 from muster.operator.core.month_budgets import MonthBudgets
 from muster.operator.core.observed import ObservedJob, WorkerState
 from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
-from muster.words.status import GoodputAccount, Phase
+from muster.words.status import GangStatus, GoodputAccount, Phase
+from muster.worker import fence
 from tests.sim.swarm import run_seed
 from tests.sim.walks import walk
 
@@ -107,6 +108,9 @@ def terminal_before_cleanup(summary: WorkerSummary) -> JobDecision | None:
 ORIGINAL_STOPPING = decide.stopping
 ORIGINAL_DECIDE = decide.decide
 ORIGINAL_SIGNALS = causes._signals
+ORIGINAL_CURRENT_SIGNALS = causes.current_signals
+ORIGINAL_REFUSAL = fence.refusal
+ORIGINAL_RELEASED = shutdown.released
 ORIGINAL_CHARGE = budgets.charge
 ORIGINAL_MINT = decide._start_attempt
 ORIGINAL_FAIL = shutdown.fail
@@ -127,6 +131,56 @@ def signals_of_any_attempt(seen: ObservedJob) -> Any:
     return ORIGINAL_SIGNALS(
         replace(seen, signals=tuple(s.model_copy(update={"attempt": seen.status.attempt}) for s in seen.signals))
     )
+
+
+def signals_of_any_life(seen: ObservedJob) -> Any:
+    return ORIGINAL_CURRENT_SIGNALS(
+        replace(
+            seen,
+            signals=tuple(
+                s.model_copy(update={"incarnation": seen.status.gang.incarnation(s.worker)})
+                if s.worker is not None
+                else s
+                for s in seen.signals
+            ),
+        )
+    )
+
+
+def any_life_is_the_worker(seen: ObservedJob) -> WorkerSummary:
+    """A worker that was replaced is taken for the one that replaces it."""
+    current = seen.status.gang.incarnation
+    return summarize_workers(
+        replace(seen, workers=tuple(replace(w, incarnation=current(w.worker)) for w in seen.workers))
+    )
+
+
+def replaced_while_it_is_there(summary: WorkerSummary) -> JobDecision | None:
+    """The next life of a worker is made without waiting for the end of the one before."""
+    attempt = summary.status.attempt
+    return gang_rules.starting(replace(summary, older=tuple(w for w in summary.older if w.attempt < attempt)))
+
+
+def released_with_all_that_was_known(status: Any) -> Any:
+    """With the nodes it is forgotten which lives the workers had, who are still to be swept."""
+    return ORIGINAL_RELEASED(status) | {"gang": GangStatus()}
+
+
+def fence_of_attempts_alone(gang: Any, uid: str, attempt: int, worker: int, incarnation: int) -> str:
+    current = gang.incarnations[worker] if gang is not None and worker < len(gang.incarnations) else 1
+    return ORIGINAL_REFUSAL(gang, uid, attempt, worker, current)
+
+
+def mint_with_replaced_workers(summary: WorkerSummary, gang: Any) -> Any:
+    """An attempt begins with the incarnations that the one before it ended with."""
+    status, lives = ORIGINAL_MINT(summary, gang), gang.incarnations
+    return status.model_copy(update={"gang": status.gang.model_copy(update={"incarnations": lives})})
+
+
+def newer_lives_are_swept(seen: ObservedJob) -> WorkerSummary:
+    summary = summarize_workers(seen)
+    others = tuple(w for w in seen.workers if w.attempt == seen.status.attempt and w not in summary.mine)
+    return replace(summary, older=(*(w for w in summary.older if w not in others), *others))
 
 
 def newer_workers_are_swept(seen: ObservedJob) -> WorkerSummary:
@@ -218,7 +272,7 @@ def recreating_in_a_running_gang(summary: WorkerSummary) -> JobDecision | None:
     if summary.status.phase is Phase.RUNNING and summary.missing:
         nodes = summary.gang.nodes
         actions = tuple(
-            CreateWorker(summary.status.attempt, i, nodes[i], nodes, summary.status.resume_step)
+            CreateWorker(summary.status.current(i), nodes[i], nodes, summary.status.resume_step)
             for i in summary.missing
         )
         return JobDecision(summary.status, actions, 5.0, summary.status.code, summary.status.because)
@@ -332,6 +386,13 @@ MUTANTS = (
     Mutant("absence is believed from a cached read", patch(runner, decide=believing_any_read)),
     Mutant("signals of any attempt count", patch(causes, _signals=signals_of_any_attempt)),
     Mutant("workers newer than the status are swept", patch(decide, summarize_workers=newer_workers_are_swept)),
+    Mutant("the fence lets a replaced worker pass", patch(fence, refusal=fence_of_attempts_alone)),
+    Mutant("signals of any incarnation count", patch(causes, current_signals=signals_of_any_life)),
+    Mutant("a replaced worker is taken for its successor", patch(decide, summarize_workers=any_life_is_the_worker)),
+    Mutant("a worker is replaced while it is there", replace_rule("starting", replaced_while_it_is_there)),
+    Mutant("the lives of an ended attempt are forgotten", patch(shutdown, released=released_with_all_that_was_known)),
+    Mutant("an attempt begins with replaced workers", patch(decide, _start_attempt=mint_with_replaced_workers)),
+    Mutant("newer incarnations are swept", patch(decide, summarize_workers=newer_lives_are_swept)),
     Mutant("a charge refills the budget", patch(shutdown, charge=progress_refills_the_budget)),
     Mutant("a failure is charged twice", patch(gang_rules, fail=fail_and_charge)),
     Mutant(

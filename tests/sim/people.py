@@ -12,7 +12,7 @@ from muster.words.job import Recovery
 from muster.words.program import Hang, Program
 from muster.words.quotas import ProjectQuota, Quota
 from muster.words.signals import Cause, Signal, SignalKind
-from muster.words.status import STATUS_VERSION, JobStatus
+from muster.words.status import STATUS_VERSION, JobStatus, Phase
 from tests.sim.faults import Weather
 from tests.sim.months import settle_months
 from tests.sim.physics import SimJob, SimNode
@@ -280,6 +280,7 @@ class Mischief:
             "clock_jump": self._clock_jump,
             "outage": self._outage,
             "quota": self._quota,
+            "replaced": self._replace,
         }
         for name in self._kinds:
             if getattr(weather, name) > 0:
@@ -430,6 +431,39 @@ class Mischief:
         world.signal(job, signal)
         if world.chance(world.weather.late_signal):
             world.after(rng.uniform(5.0, 200.0), lambda: world.signal(job, signal))
+
+    def _replace(self) -> None:
+        """Somebody edits a status, so that one worker is to be replaced by its next life. A gang that starts waits for
+        it; one that runs has lost a worker, which ends its attempt. What is said of the life before changes nothing."""
+        world, rng = self.world, self.world.rng
+        jobs = [
+            job
+            for job in world.jobs.values()
+            if job.status.phase in (Phase.STARTING, Phase.RUNNING) and job.status.schema_version == STATUS_VERSION
+        ]
+        if not jobs:
+            return
+        job = rng.choice(jobs)
+        gang, attempt = job.status.gang, job.status.attempt
+        before = job.status.current(rng.randrange(gang.wanted))
+        lives = tuple(gang.incarnation(index) + (index == before.worker) for index in range(gang.wanted))
+        job.status = job.status.model_copy(update={"gang": gang.model_copy(update={"incarnations": lives})})
+        job.version += 1
+        job.allow(attempt, Cause.INFRASTRUCTURE)  # also where the new life comes too late
+        world.log(lambda: f"somebody replaces {before} of {job.name}")
+        world.stored(job)
+        late = Signal.model_construct(
+            kind=SignalKind.NUMERIC,
+            attempt=attempt,
+            at=world.wall,
+            worker=before.worker,
+            incarnation=before.incarnation,
+            rank=None,
+            node=None,
+            message="of a life that is over",
+            source="prometheus",
+        )
+        world.after(rng.uniform(0.1, 60.0), lambda: world.signal(job, late))
 
     def _user(self) -> None:
         job = self._job()

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from muster.operator.core.observed import ObservedWorker, Rejection, WorkerState
 from muster.recipe.document import JobSpec
+from muster.words.names import FIRST_INCARNATION, WorkerId
 from muster.words.program import Program
 from muster.words.signals import (
     Cause,
@@ -76,7 +77,8 @@ class SimNode:
 
 @dataclass
 class Process:
-    """One worker: the object that the operator sees, and the process behind it. visible: the object exists."""
+    """One life of one worker: the object that the operator sees, and the process behind it. visible: the object
+    exists."""
 
     uid: str
     attempt: int
@@ -102,10 +104,11 @@ class Process:
     cut_off_at: float = float("inf")  # nothing of its is heard from here on, until its node is back
     rejection: Rejection | None = None  # it is not there: the API server refuses to let it exist
     refusal: str = ""  # why its node can't start it, whatever is tried
+    incarnation: int = FIRST_INCARNATION
 
     @property
-    def key(self) -> tuple[int, int]:
-        return self.attempt, self.index
+    def id(self) -> WorkerId:
+        return WorkerId(self.attempt, self.index, self.incarnation)
 
 
 @dataclass
@@ -128,6 +131,11 @@ class Training:
     drain_at: float | None = None
     committed_step: int = 0
     over: bool = False
+
+    @property
+    def speaker(self) -> Process:
+        """The worker whose rank 0 publishes the gang's commits."""
+        return next(process for process in self.members if process.index == 0)
 
     def stepped(self, now: float) -> int:
         """Steps finished by `now`."""
@@ -170,7 +178,7 @@ class SimJob:
     deleting: bool = False
     version: int = 1
     removed: bool = False
-    processes: dict[tuple[int, int], Process] = field(default_factory=dict)
+    processes: dict[WorkerId, Process] = field(default_factory=dict)
     trainings: dict[int, Training] = field(default_factory=dict)
     commits: list[tuple[int, int, float, float]] = field(default_factory=list)  # step, attempt, world time, wall clock
     signals: list[Signal] = field(default_factory=list)
@@ -179,6 +187,8 @@ class SimJob:
     crews: list[tuple[ObservedWorker, ...]] = field(default_factory=list)
     # what happened in truth
     allowed: dict[int, set[Cause]] = field(default_factory=dict)  # attempt -> causes that would be a true explanation
+    created: set[WorkerId] = field(default_factory=set)
+    deaths: dict[WorkerId, int] = field(default_factory=dict)  # exit code of each life that ended by itself
     minted_at: dict[int, float] = field(default_factory=dict)
     closed: list[tuple[float, int, Cause]] = field(default_factory=list)  # wall clock, attempt, cause charged
     finished_training: bool = False
@@ -231,6 +241,7 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Obs
         process.since + offset,
         rejection=process.rejection,
         refusal=process.refusal,
+        incarnation=process.incarnation,
     )
 
 
@@ -267,6 +278,7 @@ def _trainers_beat(job: SimJob, process: Process, now: float, offset: float) -> 
             Heartbeat,
             _NO_BEAT,
             attempt=process.attempt,
+            incarnation=process.incarnation,
             rank=process.index,
             at=now + offset,
             progressed_at=process.since + offset,
@@ -300,6 +312,7 @@ def _trainers_beat(job: SimJob, process: Process, now: float, offset: float) -> 
         Heartbeat,
         _NO_BEAT,
         attempt=process.attempt,
+        incarnation=process.incarnation,
         rank=process.index,
         phase=phase,
         step=step,

@@ -273,7 +273,7 @@ def _demand_order(world: SimWorld) -> None:
         if job.deleting and not job.removed:
             raise Violation(f"a deleted job goes: {job.name} is {job.status.phase} ({job.status.code})")
     for job in through:
-        if left := [p.key for p in job.processes.values() if p.visible]:
+        if left := [str(p.id) for p in job.processes.values() if p.visible]:
             raise Violation(f"terminal jobs keep sweeping: {job.name} is {job.status.phase} and has {left}")
         if held := [e for e in world.reservations if e.uid == job.uid]:
             raise Violation(f"no reservation is left behind: {held}")

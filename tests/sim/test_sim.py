@@ -58,7 +58,7 @@ def test_a_node_that_is_back_is_heard_of_at_once_however_long_it_was_to_be_cut_o
     node = next(iter(world.nodes.values()))
     world.run_until(1.0)
     process = Process(job.uid, 1, 0, node.name, 1, 0, world.t, WorkerState.RUNNING, alive=True, joined=True)
-    job.processes[process.key] = process
+    job.processes[process.id] = process
     process.held = (40.0, 60.0)
     job.trainings[1] = Training(job.uid, 1, (process,), world.t, 1.0, 0, 1000, 1.0)
 

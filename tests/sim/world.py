@@ -55,6 +55,7 @@ class SimWorld(Gangs):
                 process.exit = process.exit or WorkerExit.model_construct(
                     exit_code=137, at=self.wall, rank=None, signal=9, step=None, message="", log_tail=""
                 )
+                job.deaths.setdefault(process.id, 137)
                 job.allow(process.attempt, Cause.INFRASTRUCTURE, Cause.UNKNOWN)
                 if process.removing:
                     self.after(1.0, lambda j=job, p=process: self.forget(j, p))  # type: ignore[misc]
@@ -90,7 +91,7 @@ class SimWorld(Gangs):
         self.log(lambda: f"{kind} for node {node.name}")
         cause = Cause.PREEMPTION if kind is SignalKind.SPOT_NOTICE else Cause.EVICTION
         for job, process in self.on(node):
-            if self.current(job, process.attempt):
+            if self.current(job, process):
                 job.allow(process.attempt, cause)
                 signal = Signal.model_construct(
                     kind=kind,

@@ -72,7 +72,7 @@ def explain(seen: ObservedJob, decision: JobDecision, faults: tuple[str, ...]) -
 
 def _worker(worker: ObservedWorker) -> str:
     beat = worker.heartbeats[0] if worker.heartbeats else None
-    parts = [f"worker {worker.worker} of attempt {worker.attempt} on {worker.node}: {worker.state}"]
+    parts = [f"{worker.id} on {worker.node}: {worker.state}"]
     parts += [worker.reason] if worker.reason else []
     parts += [f"exit code {worker.exit.exit_code}"] if worker.exit else []
     parts += [f"step {beat.step}, phase {beat.phase}"] if beat else []

@@ -11,7 +11,7 @@ from muster.cli.cluster_views import event_at, id_of
 from muster.cli.errors import CliError
 from muster.recipe.document import Submission
 from muster.words.base import dump
-from muster.words.names import FINALIZER, GROUP, KIND, VERSION, Label
+from muster.words.names import FINALIZER, FIRST_INCARNATION, GROUP, KIND, VERSION, Label
 
 PAGE_JOBS = 500
 CONTAINER = "trainer"
@@ -104,7 +104,11 @@ class ClusterObjects:
             pod_list = self.cluster.core().list_namespaced_pod(
                 self.cluster.namespace, label_selector=selector, _request_timeout=TIMEOUT_SECONDS
             )
-        return {int(pod.metadata.labels[Label.WORKER]): pod.metadata.name for pod in pod_list.items}
+        # Of a worker that was replaced the newest pod comes last, and stays.
+        pods = sorted(
+            pod_list.items, key=lambda pod: int(pod.metadata.labels.get(Label.INCARNATION, FIRST_INCARNATION))
+        )
+        return {int(pod.metadata.labels[Label.WORKER]): pod.metadata.name for pod in pods}
 
     def log(self, job: str, pod: str, tail: int | None) -> str:
         """Return the worker's log so far, or its last lines."""

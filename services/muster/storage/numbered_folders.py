@@ -20,6 +20,6 @@ def workers(layout: StateFolder, uid: str, attempt: int) -> list[int]:
 
 def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
     try:
-        return sorted(int(match[1]) for entry in folder.iterdir() if (match := pattern.fullmatch(entry.name)))
+        return sorted({int(match[1]) for entry in folder.iterdir() if (match := pattern.fullmatch(entry.name))})
     except (FileNotFoundError, NotADirectoryError):
         return []

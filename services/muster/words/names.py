@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import IntEnum
 
 GROUP = "muster.dev"
@@ -19,6 +20,23 @@ PERSON_NAME = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 DEFAULT_PROJECT = "default"  # of jobs whose project nobody names; always there
 FILE_ID = re.compile(r"file-[0-9a-z]{24}")  # of an uploaded file, which a job may name where it takes an address
 FIRST_PERSON = "admin"  # whose the first token is, and the jobs that nobody else owns
+FIRST_INCARNATION = 1  # of a worker in an attempt; also of whatever names an attempt and a worker and no incarnation
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WorkerId:
+    """Identity of one life of one worker of a job. A worker that is replaced keeps its attempt and its number, and gets
+    the next incarnation (docs/decisions/0076)."""
+
+    attempt: int
+    worker: int
+    """Number of the worker in its gang, from 0."""
+    incarnation: int = FIRST_INCARNATION
+    """Numbered from 1 in each attempt."""
+
+    def __str__(self) -> str:
+        later = f", incarnation {self.incarnation}" if self.incarnation != FIRST_INCARNATION else ""
+        return f"worker {self.worker} of attempt {self.attempt}{later}"
 
 
 class Rendezvous:
@@ -38,6 +56,7 @@ class Env:
     JOB_UID = "MUSTER_JOB_UID"
     ATTEMPT = "MUSTER_ATTEMPT"
     WORKER = "MUSTER_WORKER"
+    INCARNATION = "MUSTER_INCARNATION"  # the worker's life within the attempt, from 1; unset: 1
     RESUME_STEP = "MUSTER_RESUME_STEP"  # 0: from the start; else the commit to load
     CHECKPOINT_URI = "MUSTER_CHECKPOINT_URI"  # <spec.checkpoint.uri>/<job uid>
     S3_KMS_KEY = "MUSTER_S3_KMS_KEY_ID"  # the KMS key of what is written to S3 (storage/settings.py)
@@ -74,6 +93,7 @@ class Label:
     JOB_UID = "muster.dev/job-uid"
     ATTEMPT = "muster.dev/attempt"
     WORKER = "muster.dev/worker"
+    INCARNATION = "muster.dev/incarnation"  # of a pod; one without it is of the first
     PROJECT = "muster.dev/project"  # of a TrainingJob: the project that owns it
     OWNER = "muster.dev/owner"  # of a TrainingJob: who submitted it
     SWEEP = "muster.dev/sweep"  # of a TrainingJob that is a trial: its sweep's id
@@ -130,8 +150,12 @@ def heartbeat_rank(name: str) -> int | None:
     return int(rank) if name == HEARTBEAT.format(rank=rank) and rank.isdecimal() else None
 
 
-def worker_name(job: str, attempt: int, worker: int) -> str:
-    return f"{job}-{attempt}-{worker}"
+def worker_name(job: str, worker: WorkerId) -> str:
+    """Return the name of a worker's pod. That of the first incarnation is also the host name of every later one, so
+    that its peers find it at the same address. The letter keeps a later one's name apart from those of another job,
+    whose name ends in a number."""
+    first = f"{job}-{worker.attempt}-{worker.worker}"
+    return first if worker.incarnation == FIRST_INCARNATION else f"{first}-i{worker.incarnation}"
 
 
 API_VERSION = f"{GROUP}/{VERSION}"

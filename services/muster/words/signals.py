@@ -1,4 +1,8 @@
-"""Signals: observations about one attempt, such as heartbeats, steps, ends and alerts. Never commands."""
+"""Signals: observations about one attempt or one worker of it, such as heartbeats, steps, ends and alerts. Never
+commands.
+
+What is about one worker names its incarnation. One that names none is about the first.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from enum import StrEnum
 from typing import Literal
 
 from muster.words.base import Many, Record
+from muster.words.names import FIRST_INCARNATION
 
 
 class Cause(StrEnum):
@@ -127,6 +132,7 @@ class Heartbeat(Record):
     stopped: bool = (
         False  # by SIGSTOP, while its launcher goes on; told by who reads the file, for the rank can't write
     )
+    incarnation: int = FIRST_INCARNATION  # of its worker
 
 
 class RankFailure(Record):
@@ -170,7 +176,8 @@ class SignalKind(StrEnum):
 
 
 class Signal(Record):
-    """An observation about one attempt. A signal of another attempt changes nothing."""
+    """An observation about one attempt, or about one life of one worker of it. A signal of another attempt, or of
+    another incarnation of that worker, changes nothing."""
 
     kind: SignalKind
     attempt: int
@@ -181,3 +188,4 @@ class Signal(Record):
     message: str = ""
     source: str = ""
     in_place: bool = False  # a GPU fault that cost processes only: the node may be used again at once
+    incarnation: int = FIRST_INCARNATION  # of `worker`, where one is named

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.words.names import FIRST_INCARNATION
+
 # The names that State.attempt and State.worker give to folders.
 ATTEMPT_FOLDER = re.compile(r"attempt-(\d{1,9})", re.ASCII)
-WORKER_FOLDER = re.compile(r"worker-(\d{1,9})", re.ASCII)
+WORKER_FOLDER = re.compile(r"worker-(\d{1,9})(?:-i(\d{1,9}))?", re.ASCII)  # the incarnation from the second on
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class StateFolder:
     def attempt(self, uid: str, attempt: int) -> Path:
         return self.jobs / uid / f"attempt-{attempt}"
 
-    def worker(self, uid: str, attempt: int, worker: int) -> Path:
+    def worker(self, uid: str, attempt: int, worker: int, incarnation: int = FIRST_INCARNATION) -> Path:
         """MUSTER_WORKER_DIR: log, steps.jsonl, heartbeats, exit record. Kept after the process ends."""
-        return self.attempt(uid, attempt) / f"worker-{worker}"
+        first = f"worker-{worker}"
+        return self.attempt(uid, attempt) / (first if incarnation == FIRST_INCARNATION else f"{first}-i{incarnation}")

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from muster.words.base import Many, Record, Time
+from muster.words.names import FIRST_INCARNATION, WorkerId
 from muster.words.signals import Cause
 
 # 1 wrote times as numbers; 2 writes them as RFC 3339.
@@ -45,6 +46,13 @@ class GangStatus(Record):
     """Kind of the nodes' capacity, if known."""
     instance_type: str = ""
     """The instance type of the nodes, where they are all of one."""
+    incarnations: Many[int] = ()
+    """The current incarnation of each worker, in the order of the workers; after an attempt's end its last. One that is
+    not listed has its first."""
+
+    def incarnation(self, worker: int) -> int:
+        """Return the current incarnation of that worker."""
+        return self.incarnations[worker] if 0 <= worker < len(self.incarnations) else FIRST_INCARNATION
 
 
 class Progress(Record):
@@ -122,6 +130,8 @@ class Failure(Record):
     """Description of the failure."""
     worker: int | None = None
     """The worker that failed first, where it is known."""
+    incarnation: int = FIRST_INCARNATION
+    """The incarnation of that worker."""
     rank: int | None = None
     """The rank that failed first, where it is known."""
     node: str | None = None
@@ -247,6 +257,8 @@ class Suspicion(Record):
     """Description of what looks hung."""
     worker: int | None = None
     """The worker that the others wait for, where it is known."""
+    incarnation: int = FIRST_INCARNATION
+    """The incarnation of that worker."""
     rank: int | None = None
     """The rank that the others wait for, where it is known."""
     node: str | None = None
@@ -335,3 +347,7 @@ class JobStatus(Record):
     """Reason for which the file at $MUSTER_RESULTS was left out."""
     ends_as: Phase | None = Field(default=None)
     """While Stopping: the phase that follows when the last worker is gone."""
+
+    def current(self, worker: int) -> WorkerId:
+        """Return the life of that worker which belongs to the gang now."""
+        return WorkerId(self.attempt, worker, self.gang.incarnation(worker))

@@ -62,7 +62,7 @@ def test_an_order_is_left_only_while_the_bytes_are_whole() -> None:
 
 
 def coordinator(folder: Path, world: int = 3) -> SaveCoordinator:
-    job = SavedJob({}, "uid", attempt=1, fence=None, world_size=world, keep=Keep())
+    job = SavedJob({}, "uid", attempt=1, worker=0, incarnation=1, fence=None, world_size=world, keep=Keep())
     return SaveCoordinator(open_store(f"file://{folder}"), job, None, "token")
 
 
@@ -80,6 +80,8 @@ def init(folder: Path, rank: int = 0, world_size: int = 1, identity: dict[str, A
         world_size=world_size,
         job_uid="uid",
         attempt=1,
+        worker=0,
+        incarnation=1,
         fence=None,
         token="token",
         host="127.0.0.1",
@@ -139,7 +141,7 @@ def test_a_save_that_a_dead_rank_had_no_copy_of_ends_at_once(tmp_path: Path) -> 
 def test_who_waits_for_a_save_that_rank_0_never_ordered_is_told_and_tells(tmp_path: Path) -> None:
     """Rank 0 died between the copies of its peers and its own order: they have the step, and so has its memory."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        job = SavedJob({}, "uid", attempt=1, fence=None, world_size=2, keep=Keep())
+        job = SavedJob({}, "uid", attempt=1, worker=0, incarnation=1, fence=None, world_size=2, keep=Keep())
         there = SaveCoordinator(open_store(f"file://{tmp_path}"), job, listener, "token")
         peer = SaveChannel(socket.create_connection(listener.getsockname()[:2]))
         peer.send(PeerHello(token="token", rank=1))

@@ -34,7 +34,7 @@ from muster.operator.core.observed import ObservedJob, QueueWait
 from muster.operator.core.shutdown import FAILURE_SECONDS, STOP_SECONDS
 from muster.operator.pacing import LOOK_SECONDS
 from muster.words.base import dump_json
-from muster.words.names import ExitCode
+from muster.words.names import ExitCode, WorkerId
 from muster.words.signals import Cause, TrainerPhase
 from muster.words.status import STATUS_VERSION, CheckpointStatus, GangStatus, GoodputState, Phase
 
@@ -110,7 +110,7 @@ def test_workers_are_created_with_nothing_left_to_choose() -> None:
     seen = starting(committed=committed(40))
     assert check(seen) == JobDecision(
         seen.status,
-        (CreateWorker(1, 0, "a", NODES, 40), CreateWorker(1, 1, "b", NODES, 40)),
+        (CreateWorker(WorkerId(1, 0), "a", NODES, 40), CreateWorker(WorkerId(1, 1), "b", NODES, 40)),
         LOOK_SECONDS,
         Code.CREATING_WORKERS,
         seen.status.because,
@@ -120,7 +120,7 @@ def test_workers_are_created_with_nothing_left_to_choose() -> None:
 def test_only_the_missing_worker_is_created() -> None:
     seen = starting()
     seen = with_status(seen, seen.status, workers=(worker(0),))
-    assert [action.worker for action in check(settled(seen)).actions] == [1]
+    assert [action.id.worker for action in check(settled(seen)).actions] == [1]
 
 
 def test_nothing_is_created_while_an_older_worker_is_there() -> None:
@@ -129,7 +129,7 @@ def test_nothing_is_created_while_an_older_worker_is_there() -> None:
     seen = settled(with_status(seen, seen.status, workers=(old,)))
     decision = check(seen)
     assert seen.status.code == Code.AWAITING_REMOVAL
-    assert decision.actions == (RemoveWorker(0, 1, FAILURE_SECONDS),)
+    assert decision.actions == (RemoveWorker(WorkerId(0, 1), FAILURE_SECONDS),)
 
 
 def test_running_when_the_ranks_have_met() -> None:
@@ -251,7 +251,7 @@ def test_success_in_one_write_when_every_worker_ended_well() -> None:
     assert (seen.status.phase, seen.status.code, seen.status.gang.nodes) == (Phase.SUCCEEDED, Code.FINISHED, ())
     assert (seen.status.finished_at, seen.status.attempts[-1].ended_at) == (NOW, NOW)
     assert seen.status.attempts[-1].outcome == "succeeded"
-    assert check(seen).actions == (RemoveWorker(1, 0, 0.0), RemoveWorker(1, 1, 0.0))
+    assert check(seen).actions == (RemoveWorker(WorkerId(1, 0), 0.0), RemoveWorker(WorkerId(1, 1), 0.0))
     assert check(gone(seen)).actions == ()
 
 
@@ -260,7 +260,7 @@ def test_no_success_while_a_worker_of_an_earlier_attempt_is_there() -> None:
     left = worker(0, attempt=seen.status.attempt - 1)
     seen = settled(with_status(seen, seen.status, workers=(left, exited(0, 0), exited(1, 0))))
     assert seen.status.phase is Phase.RUNNING
-    assert check(seen).actions == (RemoveWorker(left.attempt, 0, 5.0),)
+    assert check(seen).actions == (RemoveWorker(WorkerId(left.attempt, 0), 5.0),)
 
 
 def test_one_worker_that_ended_well_is_not_success() -> None:
@@ -360,7 +360,7 @@ def test_a_vanished_worker_is_believed_only_when_fresh() -> None:
 def test_the_next_attempt_resumes_from_the_newest_commit_on_the_same_nodes() -> None:
     seen = running(spec=spec(recovery={"backoffSeconds": 0}))
     seen = restarting(with_status(seen, seen.status, workers=(exited(0, 137), crew()[1])))
-    assert check(seen).actions == (RemoveWorker(1, 1, FAILURE_SECONDS),)
+    assert check(seen).actions == (RemoveWorker(WorkerId(1, 1), FAILURE_SECONDS),)
     seen = replace(closed(seen), committed=committed(4))
     assert seen.status.restarts.by_cause == {"infrastructure": 1}
     seen = write(seen, check(seen))
@@ -372,7 +372,7 @@ def test_nodes_go_back_when_one_of_them_is_lost() -> None:
     seen = running(spec=spec(recovery={"backoffSeconds": 0}))
     lost = worker(1, state="unreachable", since=NOW - 11)
     seen = restarting(with_status(seen, seen.status, workers=(crew()[0], lost)))
-    assert RemoveWorker(1, 1, 0.0) in check(seen).actions
+    assert RemoveWorker(WorkerId(1, 1), 0.0) in check(seen).actions
     seen = replace(closed(seen), nodes_unfit=("b",))
     seen = write(seen, check(seen))
     assert (seen.status.phase, seen.status.gang.nodes, seen.status.reservation) == (Phase.QUEUED, (), 1)
@@ -398,7 +398,7 @@ def test_suspend_lets_the_gang_commit_and_resume_asks_again() -> None:
     seen = replace(seen, spec=seen.spec.model_copy(update={"suspend": True}))
     seen = write(seen, check(seen))
     assert (seen.status.phase, seen.status.code) == (Phase.STOPPING, Code.SUSPENDING)
-    assert check(seen).actions == tuple(RemoveWorker(1, i, STOP_SECONDS) for i in range(2))
+    assert check(seen).actions == tuple(RemoveWorker(WorkerId(1, i), STOP_SECONDS) for i in range(2))
     seen = settled(gone(seen))
     assert (seen.status.phase, seen.status.code, seen.status.gang.nodes) == (Phase.SUSPENDED, Code.SUSPENDED, ())
     assert seen.status.restarts.total == 0
@@ -478,9 +478,9 @@ def test_every_wish_in_every_phase_leads_where_it_should(name: str, wish: str) -
             assert seen.workers == ()
             return
         elif decision.actions:
-            gone_ones = {(a.attempt, a.worker) for a in decision.actions if isinstance(a, RemoveWorker)}
-            left = tuple(w for w in seen.workers if (w.attempt, w.worker) not in gone_ones)
-            made = tuple(worker(a.worker, a.attempt) for a in decision.actions if isinstance(a, CreateWorker))
+            gone_ones = {a.id for a in decision.actions if isinstance(a, RemoveWorker)}
+            left = tuple(w for w in seen.workers if w.id not in gone_ones)
+            made = tuple(worker(a.id.worker, a.id.attempt) for a in decision.actions if isinstance(a, CreateWorker))
             seen = replace(seen, workers=left + made)
         else:
             break

@@ -75,7 +75,7 @@ def test_the_lost_peer_may_speak_before_those_that_live_are_removed() -> None:
     waits = decide(replace(seen, now=NOW + 0.4))
     assert (waits.actions, waits.wake_after) == ((), pytest.approx(PEER_REPORT_SECONDS - 0.4))
     said_nothing = decide(replace(seen, now=NOW + PEER_REPORT_SECONDS))
-    assert [action.worker for action in said_nothing.actions if isinstance(action, RemoveWorker)] == [1]
+    assert [action.id.worker for action in said_nothing.actions if isinstance(action, RemoveWorker)] == [1]
     spoke = replace(seen, now=NOW + 0.4, workers=(PEER_LOST, exited(1, 1, at=NOW + 0.3, message="ValueError: no")))
     assert failure_of(after(spoke)).message == "ValueError: no"
 

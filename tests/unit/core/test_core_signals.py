@@ -22,6 +22,7 @@ from tests.unit.core.test_core_decide import check, closed, restarting
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.shutdown import STOP_SECONDS
+from muster.words.names import WorkerId
 from muster.words.signals import Signal, SignalKind
 from muster.words.status import STATUS_VERSION, Phase
 
@@ -47,7 +48,7 @@ def test_a_signal_that_asks_for_nothing_changes_nothing(kind: SignalKind) -> Non
 def test_a_spot_notice_gives_time_to_commit_and_costs_nothing() -> None:
     seen = restarting(replace(running(), signals=(signal(SignalKind.SPOT_NOTICE, 1, "b"),)))
     assert seen.status.code == Code.PREEMPTED
-    assert check(seen).actions == tuple(RemoveWorker(1, i, STOP_SECONDS) for i in range(2))
+    assert check(seen).actions == tuple(RemoveWorker(WorkerId(1, i), STOP_SECONDS) for i in range(2))
     seen = closed(seen)
     assert (seen.status.restarts.recent, seen.status.preemptions_in_a_row) == ((), 1)
     assert seen.status.attempts[-1].outcome == "preempted"
@@ -103,7 +104,7 @@ def test_an_offer_to_grow_restarts_into_the_larger_gang() -> None:
     seen = replace(seen, reservations=(granted(0), offer))
     seen = restarting(seen)
     assert seen.status.code == Code.REGROWING
-    assert check(seen).actions == tuple(RemoveWorker(1, i, STOP_SECONDS) for i in range(2))
+    assert check(seen).actions == tuple(RemoveWorker(WorkerId(1, i), STOP_SECONDS) for i in range(2))
     seen = closed(seen)
     assert seen.status.attempts[-1].outcome == "resized"
     seen = write(seen)
@@ -128,4 +129,4 @@ def test_a_worker_newer_than_the_status_is_left_alone() -> None:
     seen = running()
     for state in (seen, settled(gone(write(replace(seen, spec=seen.spec.model_copy(update={"cancel": True})))))):
         decision = check(replace(state, workers=(*state.workers, worker(0, attempt=2))))
-        assert not any(isinstance(a, RemoveWorker) and a.attempt == 2 for a in decision.actions)
+        assert not any(isinstance(a, RemoveWorker) and a.id.attempt == 2 for a in decision.actions)

@@ -25,6 +25,7 @@ GANG = st.builds(
     ready=NUMBERS,
     nodes=st.lists(st.sampled_from("ab"), max_size=3).map(tuple),
     pool=st.none(),
+    incarnations=st.lists(NUMBERS, max_size=3).map(tuple),
 )
 ATTEMPT = st.builds(
     Attempt,
@@ -70,10 +71,19 @@ WORKER = st.builds(
     exit=st.none() | EXIT,
     heartbeats=st.lists(BEAT, max_size=2).map(tuple),
     removing=st.booleans(),
+    incarnation=st.integers(1, 3),
     reason=st.sampled_from(("", "OOMKilled", "WhateverElse")),
     since=TIMES,
 )
-SIGNAL = st.builds(Signal, kind=st.sampled_from(SignalKind), attempt=NUMBERS, at=TIMES, node=st.none() | st.just("a"))
+SIGNAL = st.builds(
+    Signal,
+    kind=st.sampled_from(SignalKind),
+    attempt=NUMBERS,
+    at=TIMES,
+    worker=st.none() | NUMBERS,
+    incarnation=st.integers(1, 3),
+    node=st.none() | st.just("a"),
+)
 SEEN = st.builds(
     lambda status, workers, signals, now, deleting, suspend, cancel, deadline, ttl: observed(
         status,
@@ -125,8 +135,8 @@ def _obeyed(seen: ObservedJob) -> ObservedJob | None:
     decision = decide(seen)
     if decision.status != seen.status:
         return with_status(seen, decision.status)
-    told = {(a.attempt, a.worker) for a in decision.actions if isinstance(a, RemoveWorker)}
-    left = tuple(w for w in seen.workers if (w.attempt, w.worker) not in told)
+    told = {a.id for a in decision.actions if isinstance(a, RemoveWorker)}
+    left = tuple(w for w in seen.workers if w.id not in told)
     return replace(seen, workers=left) if left != seen.workers else None
 
 

@@ -19,7 +19,7 @@ from muster.operator.pacing import (
     POLL_SUSPICIOUS_SECONDS,
 )
 from muster.words.signals import Heartbeat
-from muster.words.status import GangStatus, Phase
+from muster.words.status import GangStatus, JobStatus, Phase
 
 
 @dataclass
@@ -66,17 +66,13 @@ class Gang:
         return [beat for pod in self.pods for beat in self.heartbeats.of(pod)]
 
 
-@dataclass
-class _Status:
-    phase: Phase = Phase.RUNNING
-    attempt: int = 1
-    gang: GangStatus = field(default_factory=lambda: GangStatus(wanted=3))
+STATUS = JobStatus(phase=Phase.RUNNING, attempt=1, gang=GangStatus(wanted=3))
 
 
 @dataclass
 class _Job:
     uid: str = JOB_UID
-    status: _Status = field(default_factory=_Status)
+    status: JobStatus = STATUS
 
 
 JOB = cast(CachedJob, _Job())
@@ -130,7 +126,7 @@ async def test_all_are_asked_when_something_is_wrong(
 
 
 async def test_a_gang_is_asked_in_the_round_in_which_its_last_worker_comes_up(gang: Gang) -> None:
-    job = cast(CachedJob, _Job(status=_Status(phase=Phase.STARTING)))
+    job = cast(CachedJob, _Job(status=STATUS.model_copy(update={"phase": Phase.STARTING})))
     last = gang.pods.pop()
     assert await gang.ask(job) == [], "two of three wait for the third"
     gang.now += POLL_ROUND_SECONDS

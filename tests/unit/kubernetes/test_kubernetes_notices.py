@@ -15,6 +15,7 @@ from muster.operator.kubernetes.nodes import AGENT_SILENT_SECONDS, NodeCache, re
 from muster.operator.kubernetes.pods import read_pod
 from muster.operator.kubernetes.render import SiteSettings, render_pod
 from muster.words.base import dump_json
+from muster.words.names import WorkerId
 from muster.words.notices import AGENT_CONDITION, NOTICES, TAINTS, NodeNotices, Notice, Remedy
 from muster.words.signals import Signal, SignalKind
 
@@ -120,7 +121,7 @@ def test_an_agent_that_is_gone_is_counted_and_changes_nothing() -> None:
 
 
 def test_workers_are_told_where_the_agent_of_their_node_answers() -> None:
-    job, action = make_job(RUNNING), CreateWorker(1, 0, "node-0", ("node-0",), 0)
+    job, action = make_job(RUNNING), CreateWorker(WorkerId(1, 0), "node-0", ("node-0",), 0)
 
     def environment(port: int) -> dict[str, Any]:
         pod = render_pod(job, action, SiteSettings(image="", agent_port=port), "builtin")

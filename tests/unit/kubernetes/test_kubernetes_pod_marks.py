@@ -12,7 +12,7 @@ from muster.operator.kubernetes.settings import TOLERATIONS
 from muster.recipe.document import JobSpec
 from muster.storage.settings import S3Settings
 from muster.words.gang import Resources
-from muster.words.names import Env
+from muster.words.names import Env, WorkerId
 
 SITE = SiteSettings(image="trainer", tolerations=TOLERATIONS, image_pull_secrets=("ours",))
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -27,7 +27,7 @@ def starting(gang: dict[str, Any] | None = None, **runtime: Any) -> CachedJob:
 
 
 def rendered(job: CachedJob) -> dict[str, Any]:
-    return render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), SITE, "builtin")
+    return render_pod(job, CreateWorker(WorkerId(1, 0), "", ("", ""), 0), SITE, "builtin")
 
 
 def placed(job: CachedJob) -> dict[str, Any]:
@@ -96,7 +96,9 @@ def test_a_jobs_own_key_encrypts_its_commits_in_place_of_the_platforms() -> None
     site = SiteSettings(image="trainer", s3={Env.S3_KMS_KEY: "alias/platform"})
     for given, key in (({}, "alias/platform"), ({"kmsKeyId": "alias/nlp"}, "alias/nlp")):
         job = make_job(STARTING, checkpoint={"uri": "s3://ckpt/nlp", **given})
-        (container,) = render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]["containers"]
+        (container,) = render_pod(job, CreateWorker(WorkerId(1, 0), "", ("", ""), 0), site, "builtin")["spec"][
+            "containers"
+        ]
         variables = {each["name"]: each.get("value", "") for each in container["env"]}
         assert S3Settings.from_environment(variables).kms_key_id == key
 
@@ -104,7 +106,7 @@ def test_a_jobs_own_key_encrypts_its_commits_in_place_of_the_platforms() -> None
 def test_the_installations_variables_come_before_the_jobs_own_which_win() -> None:
     site = SiteSettings(image="trainer", env_from=({"secretRef": {"name": "s3"}},))
     job = starting(envFrom=[{"secretRef": {"name": "hub"}}])
-    (container,) = render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]["containers"]
+    (container,) = render_pod(job, CreateWorker(WorkerId(1, 0), "", ("", ""), 0), site, "builtin")["spec"]["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "s3"}}, {"secretRef": {"name": "hub"}}]
 
 
@@ -127,7 +129,9 @@ def test_a_job_that_asks_for_no_resources_has_the_installations_everywhere() -> 
 @pytest.mark.parametrize("gpus", [0, 8], ids=["cpu", "with a preflight"])
 def test_a_worker_writes_to_its_volumes_alone_and_no_more_than_they_hold(gpus: int) -> None:
     site = SiteSettings(image="trainer", disk=DiskLimits(tmp="1Gi", worker="2Gi", cache="3Gi"))
-    pod = render_pod(starting({"gpusPerNode": gpus}), CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]
+    pod = render_pod(starting({"gpusPerNode": gpus}), CreateWorker(WorkerId(1, 0), "", ("", ""), 0), site, "builtin")[
+        "spec"
+    ]
     sizes = {volume["name"]: volume["emptyDir"].get("sizeLimit") for volume in pod["volumes"] if "emptyDir" in volume}
     assert {"muster-tmp": "1Gi", "worker": "2Gi", "cache": "3Gi"}.items() <= sizes.items()
     containers = [*pod["containers"], *pod.get("initContainers", [])]
@@ -144,6 +148,6 @@ def test_a_job_may_bring_its_own_folder_for_temporary_files_and_its_image_be_let
     mounts = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"].rstrip("/") == "/tmp"]
     assert mounts == ["scratch"], "two volumes at one path are refused by the API server"
     site = SiteSettings(image="trainer", read_only_root=False, disk=DiskLimits(tmp=None, worker=None))
-    pod = render_pod(starting(), CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]
+    pod = render_pod(starting(), CreateWorker(WorkerId(1, 0), "", ("", ""), 0), site, "builtin")["spec"]
     assert "readOnlyRootFilesystem" not in pod["containers"][0]["securityContext"]
     assert [v["emptyDir"] for v in pod["volumes"] if v["name"] in ("worker", "cache", "muster-tmp")] == [{}, {}, {}]

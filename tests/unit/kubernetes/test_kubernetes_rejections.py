@@ -20,6 +20,7 @@ from muster.operator.kubernetes.pods import PodCache
 from muster.operator.kubernetes.rejections import rejected
 from muster.operator.kubernetes.render import SiteSettings
 from muster.recipe.document import JobSpec
+from muster.words.names import WorkerId
 from muster.words.status import Phase
 
 POD = 'pods "llama-1-0" is forbidden: '
@@ -86,7 +87,7 @@ def test_the_core_is_told_since_when_and_why(error: ApiError, kind: Rejection) -
             lambda uid: asked.set(), lambda uid: None,
         )  # fmt: skip
         for index in range(2):
-            creator.order(JOB_UID, CreateWorker(1, index, f"node-{index}", ("node-0", "node-1"), 0))
+            creator.order(JOB_UID, CreateWorker(WorkerId(1, index), f"node-{index}", ("node-0", "node-1"), 0))
         await asyncio.wait_for(asked.wait(), WAIT_SECONDS_MAX)
         seen = observe.workers(job, (), creator.rejected(JOB_UID), lambda name: None, lambda pod: ())
         assert [(worker.state, worker.rejection) for worker in seen] == [(WorkerState.STARTING, kind)] * 2

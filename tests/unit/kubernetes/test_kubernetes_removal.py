@@ -10,6 +10,7 @@ from muster.kube.client import ApiClient
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.kubernetes.pods import PodCache
 from muster.operator.kubernetes.removal import PodRemover
+from muster.words.names import WorkerId
 
 ENDED = {"phase": "Succeeded"}
 RUNS = {"phase": "Running"}
@@ -50,7 +51,7 @@ async def test_only_a_gang_that_has_ended_goes_in_one_request(
         pods.put(pod_item(worker=worker, version=2 + worker, status=status))
     remover = PodRemover(cast(ApiClient, server), pods, lambda what, error: pytest.fail(f"{what}: {error}"))
     for worker in workers:
-        remover.remove(JOB_UID, RemoveWorker(1, worker, 30.0))
+        remover.remove(JOB_UID, RemoveWorker(WorkerId(1, worker), 30.0))
     for _ in range(collections or len(workers)):
         await server.asked.get()
     assert len(server.at_once) == collections

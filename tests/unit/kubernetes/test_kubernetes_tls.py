@@ -21,7 +21,7 @@ from muster.cli.cluster_connection import connect_cluster
 from muster.kube.connection import connect, from_kubeconfig
 from muster.kube.tls import api_server_context
 from muster.words.names import Env
-from muster.worker.fence import FenceUnreachable, current_attempt
+from muster.worker.fence import CurrentGang, FenceUnreachable, current_gang
 
 STRICT = ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT
 FORMS = {
@@ -99,10 +99,10 @@ def test_a_workers_fence_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(Env.FENCE_CA_FILE, str(account / "ca.crt"))
     monkeypatch.setenv(Env.FENCE_TOKEN_FILE, str(account / "token"))
     with api_server(*authority.issue(tmp_path, "server", "127.0.0.1")) as port:
-        assert current_attempt(f"https://127.0.0.1:{port}/job", "uid") == 3
+        assert current_gang(f"https://127.0.0.1:{port}/job", "uid") == CurrentGang(3)
         (account / "ca.crt").write_text(Authority().pem)
         with pytest.raises(FenceUnreachable, match="certificate verify failed"):
-            current_attempt(f"https://127.0.0.1:{port}/job", "uid")
+            current_gang(f"https://127.0.0.1:{port}/job", "uid")
 
 
 def test_the_command_line_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

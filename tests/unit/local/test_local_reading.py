@@ -82,8 +82,9 @@ def test_heartbeats_come_in_rank_order_and_anew_when_replaced(
         b'{"attempt": 3, "rank": "zero"}',
         STRANGE % (2, 0),
         STRANGE % (3, 7),
+        (STRANGE % (3, 0)).replace(b"}", b',"incarnation":2}'),
     ],
-    ids=["empty", "half", "bytes", "list", "null", "type", "another attempt", "another rank"],
+    ids=["empty", "half", "bytes", "list", "null", "type", "another attempt", "another rank", "another life"],
 )
 def test_rubbish_is_no_news(state: StateFolder, clocks: Clocks, heartbeats: HeartbeatReader, rubbish: bytes) -> None:
     write(state, "rank-0.json", rubbish)

@@ -19,7 +19,7 @@ from muster.operator.local.secrets import SecretMissing, SecretReader
 from muster.operator.local.world import LocalWorld
 from muster.recipe.document import JobSpec, parse_job
 from muster.secrets.box import SecretBox, SecretsLocked
-from muster.words.names import Env, Label
+from muster.words.names import Env, Label, WorkerId
 from muster.words.signals import WorkerExit
 from muster.words.status import GangStatus, JobStatus, Phase
 
@@ -53,7 +53,7 @@ class House:
         self.world.cluster.write_secret(project, name, self.box.seal(project, name, data))
 
     async def create(self) -> None:
-        await self.world.apply(self.uid, CreateWorker(1, 0, "local-0", ("local-0",), resume_step=0))
+        await self.world.apply(self.uid, CreateWorker(WorkerId(1, 0), "local-0", ("local-0",), resume_step=0))
 
     def variables(self) -> dict[str, str]:
         return SecretReader(self.world.cluster, self.box.path).variables(self.world.cluster.get(self.uid))
@@ -102,7 +102,7 @@ async def test_a_job_whose_secret_is_gone_fails_by_its_user_and_says_what_to_do(
         "spec.runtime.env[0].valueFrom.secretKeyRef names it: "
         "set it by `muster secrets set hf-token` and clone the job",
     )
-    await house.world.apply(house.uid, RemoveWorker(1, 0, 0.0))
+    await house.world.apply(house.uid, RemoveWorker(WorkerId(1, 0), 0.0))
     again = await house.world.observe(house.uid, fresh=True)
     assert again is not None
     assert again.workers == ()

@@ -30,7 +30,7 @@ from muster.operator.world import UnreadableDocument
 from muster.recipe.document import JobSpec, TrainingJob, WorkerConfig, parse_job
 from muster.words.base import dump_json
 from muster.words.job import Runtime
-from muster.words.names import DEFAULT_PROJECT, Env
+from muster.words.names import DEFAULT_PROJECT, Env, WorkerId
 from muster.words.notices import NOTICES_ENV
 from muster.words.quotas import ProjectQuota, Quota
 from muster.words.signals import WorkerExit
@@ -66,13 +66,14 @@ class House:
     def job(self) -> TrainingJob:
         return self.world.cluster.get(self.uid)
 
-    def set_attempt(self, attempt: int, phase: Phase = Phase.STARTING) -> None:
-        gang = GangStatus(wanted=2, nodes=NODES)
+    def set_attempt(self, attempt: int, phase: Phase = Phase.STARTING, incarnations: tuple[int, ...] = ()) -> None:
+        gang = GangStatus(wanted=2, nodes=NODES, incarnations=incarnations)
         status = self.job.status.model_copy(update={"attempt": attempt, "phase": phase, "gang": gang})
         self.world.cluster.write_status(self.uid, status, self.job.metadata.resource_version)
 
-    async def create(self, worker: int = 0, attempt: int = 1, node: str | None = None) -> None:
-        await self.world.apply(self.uid, CreateWorker(attempt, worker, node or NODES[worker], NODES, resume_step=0))
+    async def create(self, worker: int = 0, attempt: int = 1, node: str | None = None, incarnation: int = 1) -> None:
+        id = WorkerId(attempt, worker, incarnation)
+        await self.world.apply(self.uid, CreateWorker(id, node or NODES[worker], NODES, resume_step=0))
 
     async def observe(self, fresh: bool = False) -> ObservedJob:
         seen = await self.world.observe(self.uid, fresh)
@@ -113,7 +114,7 @@ async def test_a_gang_is_made_seen_and_removed(house: House) -> None:
     ]
     assert len(processes.scan(house.world.state)) == 2
     for worker in (0, 1):
-        await house.world.apply(house.uid, RemoveWorker(1, worker, grace_seconds=600))
+        await house.world.apply(house.uid, RemoveWorker(WorkerId(1, worker), grace_seconds=600))
     assert all(worker.removing for worker in (await house.observe()).workers), "those that are not gone yet"
     await house.world._removals.finish()
     assert (await house.observe()).workers == (await house.observe(fresh=True)).workers == ()
@@ -133,7 +134,7 @@ async def test_what_is_observed_can_be_written_down_and_read_again(house: House)
 
 async def test_a_worker_of_another_attempt_is_refused(house: House) -> None:
     with pytest.raises(
-        VersionConflict, match=r"attempt 2 of job .* is not the one that starts: attempt 1 is, and Starting"
+        VersionConflict, match=r"attempt 2 of job .* is not one that starts: worker 0 of attempt 1 is, and Starting"
     ):
         await house.create(attempt=2)
     house.set_attempt(2)
@@ -142,6 +143,47 @@ async def test_a_worker_of_another_attempt_is_refused(house: House) -> None:
     house.set_attempt(2, Phase.SUSPENDED)
     with pytest.raises(VersionConflict, match="attempt 2 is, and Suspended"):
         await house.create(attempt=2)
+    assert processes.scan(house.world.state) == ()
+
+
+async def test_lives_of_a_worker_are_apart(house: House) -> None:
+    await house.create(1)
+    house.set_attempt(1, incarnations=(1, 2))
+    with pytest.raises(
+        VersionConflict, match=r"worker 1 of attempt 1 of job .*: worker 1 of attempt 1, incarnation 2 is"
+    ):
+        await house.create(1)
+    await house.create(1, incarnation=2)
+    seen = await house.observe(fresh=True)
+    assert [(worker.id, worker.state) for worker in seen.workers] == [
+        (WorkerId(1, 1, 1), WorkerState.RUNNING),
+        (WorkerId(1, 1, 2), WorkerState.RUNNING),
+    ]
+    second = WorkerKey(house.uid, 1, 1, 2)
+    assert second.folder(house.world.state).name == "worker-1-i2"
+    await house.world.apply(house.uid, RemoveWorker(WorkerId(1, 1, 1), grace_seconds=0))
+    await house.world._removals.finish()
+    assert [worker.id for worker in (await house.observe(fresh=True)).workers] == [WorkerId(1, 1, 2)]
+    assert [record.key for record in house.world._workers.living()] == [second]
+
+
+async def test_workers_that_an_earlier_release_started_are_first_lives(house: House) -> None:
+    """Neither their variables nor their records name an incarnation: they are found, adopted and removed as before."""
+    key = house.key()
+    marks = processes.marks(house.world.state, key)
+    del marks[Env.INCARNATION]
+    assert processes.start(house.world.state, key, "local-0", SLEEP, dict(os.environ) | marks) is not None
+    path = key.folder(house.world.state) / processes.RECORD
+    record = json.loads(path.read_text())
+    del record["incarnation"]
+    path.write_text(json.dumps(record))
+    worker = await house.worker(fresh=True)
+    assert (worker.id, worker.state) == (WorkerId(1, 0, 1), WorkerState.RUNNING)
+    await house.create(0)
+    ours, strays = await house.world.adopt()
+    assert ([record.key for record in ours], strays) == ([key], ())
+    await house.world.apply(house.uid, RemoveWorker(WorkerId(1, 0), grace_seconds=0))
+    await house.world._removals.finish()
     assert processes.scan(house.world.state) == ()
 
 
@@ -160,6 +202,7 @@ async def test_a_worker_is_told_all_it_needs_and_nothing_of_ours(house: House, m
         Env.JOB_UID: house.uid,
         Env.ATTEMPT: "1",
         Env.WORKER: "0",
+        Env.INCARNATION: "1",
         Env.RESUME_STEP: "0",
         Env.CHECKPOINT_URI: f"file://{state.checkpoints}/{house.uid}",
         Env.CONFIG: dump_json(WorkerConfig(training=house.job.spec.training, checkpoint=house.job.spec.checkpoint)),
@@ -483,7 +526,7 @@ async def test_gpus_are_shared_out_and_never_twice(tmp_path: Path) -> None:
     assert [house.environment(worker)["CUDA_VISIBLE_DEVICES"] for worker in (0, 1)] == ["4,5", "6,7"]
     assert [house.environment(worker)[Env.DEVICE] for worker in (0, 1)] == ["cuda", "cuda"], "never the CPU instead"
     with pytest.raises(OSError, match="local-1 has 0 free GPUs, 2 are needed"):
-        await house.world.apply(house.uid, CreateWorker(1, 2, "local-1", ("local-1",) * 3, 0))
+        await house.world.apply(house.uid, CreateWorker(WorkerId(1, 2), "local-1", ("local-1",) * 3, 0))
     await house.world.stop_workers(0.0)
 
 

@@ -51,6 +51,7 @@ def test_names_and_codes_are_those_of_the_contract() -> None:
         assert getattr(names, name) == getattr(contract, name)
     assert names.NOTICES_ENV == NOTICES_ENV
     assert names.SAVER == contract.SAVER
+    assert names.FIRST_INCARNATION == contract.FIRST_INCARNATION
     assert names.UNEVEN_END_SECONDS == UNEVEN_END_SECONDS
     assert names.rank_mark(3) == contract.rank_mark(3)
     assert (fence.TOKEN_FILE, fence.CA_FILE) == (contract.Env.FENCE_TOKEN_FILE, contract.Env.FENCE_CA_FILE)
@@ -75,11 +76,20 @@ def test_what_it_writes_are_records_of_the_contract(tmp_path: Path) -> None:
         ' "values": {"learning_rate": 0.1, "accuracy": 0.5}, "source": "run"}'
     )
     beats = heartbeats.HeartbeatWriter(
-        str(tmp_path), 2, {0: 7}, RankOutput([0]), heartbeats.HangPolicy(), steps=None, resume_step=10, metrics_port=9
+        str(tmp_path),
+        2,
+        3,
+        {0: 7},
+        RankOutput([0]),
+        heartbeats.HangPolicy(),
+        steps=None,
+        resume_step=10,
+        metrics_port=9,
     )
     beats.write()
     beat = Heartbeat.model_validate_json((tmp_path / "rank-0.json").read_text())
-    assert (beat.attempt, beat.rank, beat.step, beat.watched, beat.metrics_port) == (2, 0, 12, True, 9)
+    assert (beat.attempt, beat.incarnation, beat.rank, beat.step) == (2, 3, 0, 12)
+    assert (beat.watched, beat.metrics_port) == (True, 9)
     assert isinstance(beat.last_step, StepRecord)
     assert (beat.last_step.loss, beat.last_step.lr, beat.last_step.steps) == (1.5, 0.1, 30)
     assert beat.last_step.values == {"accuracy": 0.5}

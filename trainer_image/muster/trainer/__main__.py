@@ -27,8 +27,8 @@ def main() -> int:
     mark_lines(ranks.rank, ranks.local_rank)
     directory = Path(os.environ.get(Env.WORKER_DIR) or ".")
     directory.mkdir(parents=True, exist_ok=True)
-    attempt = os.environ.get(Env.ATTEMPT, "")
-    rank_state = RankState(directory, int(attempt) if attempt.isdecimal() else 1, ranks.rank, process_started_at())
+    attempt, incarnation = (_number(name) for name in (Env.ATTEMPT, Env.INCARNATION))
+    rank_state = RankState(directory, attempt, ranks.rank, process_started_at(), incarnation)
     rank_state.heartbeats.start()
     answer_dumps(directory, ranks.rank)
     try:
@@ -53,6 +53,12 @@ def _train() -> Callable[[WorkerRun, RankPosition, RankState], int]:
     gc.freeze()
     gc.enable()
     return train
+
+
+def _number(variable: str) -> int:
+    """Return an attempt or an incarnation; the first where it is not set, or is no number, which is refused later."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 1
 
 
 def _failed(rank_state: RankState, error: BaseException) -> int:

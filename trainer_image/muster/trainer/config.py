@@ -17,7 +17,7 @@ from muster.trainer.errors import UserError
 from muster.words.address import AddressError, checkpoint_address
 from muster.words.base import InvalidDocument, dump, parse, problems
 from muster.words.job import CheckpointSpec, Past
-from muster.words.names import Env
+from muster.words.names import FIRST_INCARNATION, Env
 from muster.words.status import DataSkip
 from muster.words.tracking import Tracking
 
@@ -30,6 +30,7 @@ class WorkerRun:
     job_uid: str
     attempt: int
     worker: int
+    incarnation: int
     resume_step: int  # 0 for a fresh start
     folder: str  # the job's checkpoint folder, as an address
     # where the current attempt is written; None where nobody else can start an attempt (tests, a run by hand)
@@ -109,6 +110,7 @@ def read_run(environ: Mapping[str, str] = os.environ) -> WorkerRun:
         job_uid=_required(environ, Env.JOB_UID),
         attempt=_number(environ, Env.ATTEMPT, 1),
         worker=_number(environ, Env.WORKER, 0),
+        incarnation=_number(environ, Env.INCARNATION, FIRST_INCARNATION),
         resume_step=_number(environ, Env.RESUME_STEP, 0),
         folder=folder_in(environ),
         fence=environ.get(Env.FENCE) or None,

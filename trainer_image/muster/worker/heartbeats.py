@@ -47,6 +47,7 @@ class HeartbeatWriter:
         self,
         directory: str,
         attempt: int,
+        incarnation: int,
         pids: Mapping[int, int],
         output: RankOutput,
         hang: HangPolicy,
@@ -55,7 +56,8 @@ class HeartbeatWriter:
         metrics_port: int | None = None,
     ) -> None:
         """`steps` is how many the program will take, where the job says so."""
-        self._directory, self._attempt, self._output, self._steps = directory, attempt, output, steps
+        self._directory, self._life = directory, {"attempt": attempt, "incarnation": incarnation}
+        self._output, self._steps = output, steps
         self._resume_step, self._metrics_port = resume_step, metrics_port
         self.started_at = time.time()
         self._pids = dict(pids)
@@ -122,7 +124,7 @@ class HeartbeatWriter:
         phase = "done" if rank in self._done else "init" if pace.first_step_at is None else "step"
         first = rank == min(self._pids)
         return {
-            "attempt": self._attempt,
+            **self._life,
             "rank": rank,
             "pid": progress.get("pid") or self._pids[rank],
             "phase": phase,
@@ -184,7 +186,7 @@ class HeartbeatWriter:
         per_second = (tokens - before) / (at - last["at"]) if last is not None and at > last["at"] else 0.0
         record = {
             "type": "step",
-            "attempt": self._attempt,
+            "attempt": self._life["attempt"],
             "step": step,
             "steps": steps if isinstance(steps, int) else None,
             "at": at,

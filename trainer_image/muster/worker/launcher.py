@@ -211,7 +211,7 @@ class ProgramWorker:
         orders = self._orders
         serve_reports(orders.directory)
         watch_notices(self._stop.ask)
-        pass_fence(orders.fence, orders.job_uid, orders.attempt)
+        pass_fence(orders.fence, orders.job_uid, orders.attempt, orders.worker, orders.incarnation)
         try:
             layout = read_layout()
         except ValueError as error:
@@ -245,8 +245,8 @@ class ProgramWorker:
         self._start(ranks, command[0])
         output.start()
         heartbeats = HeartbeatWriter(
-            orders.directory, orders.attempt, ranks.started(), output, orders.hang, orders.steps, orders.resume_step,
-            status.port,
+            orders.directory, orders.attempt, orders.incarnation, ranks.started(), output, orders.hang, orders.steps,
+            orders.resume_step, status.port,
         )  # fmt: skip
         heartbeats.start()
         watcher = WorkerWatcher(ranks, heartbeats, self._helpers, self._end_by)

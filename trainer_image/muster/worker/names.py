@@ -3,6 +3,8 @@ test holds them equal (tests/unit/worker/test_worker_portability.py)."""
 
 from __future__ import annotations
 
+FIRST_INCARNATION = 1
+
 
 class WorkerVariables:
     """Variables of a worker."""
@@ -11,6 +13,7 @@ class WorkerVariables:
     JOB_UID = "MUSTER_JOB_UID"
     ATTEMPT = "MUSTER_ATTEMPT"
     WORKER = "MUSTER_WORKER"
+    INCARNATION = "MUSTER_INCARNATION"
     RESUME_STEP = "MUSTER_RESUME_STEP"
     CONFIG = "MUSTER_CONFIG"
     WORKER_DIR = "MUSTER_WORKER_DIR"

@@ -15,7 +15,7 @@ from typing import Any
 from muster.worker.cores import share_cores
 from muster.worker.files import read_document
 from muster.worker.heartbeats import HangPolicy
-from muster.worker.names import LAUNCHER_ENV, PREPARED, RESULTS, STOP, WORK, WorkerVariables
+from muster.worker.names import FIRST_INCARNATION, LAUNCHER_ENV, PREPARED, RESULTS, STOP, WORK, WorkerVariables
 
 
 class BadOrders(Exception):
@@ -33,6 +33,8 @@ class WorkerOrders:
     steps: int | None
     job_uid: str
     attempt: int
+    worker: int
+    incarnation: int
     resume_step: int
     fence: str | None
     directory: str
@@ -57,15 +59,21 @@ def read_orders(environ: Mapping[str, str] = os.environ) -> WorkerOrders:
         raise BadOrders("program.command is empty; name a program, such as train.py")
     directory = os.path.abspath(environ.get(WorkerVariables.WORKER_DIR) or ".")
     prepared = read_document(os.path.join(directory, PREPARED)) or {}
-    attempt, resumed = environ.get(WorkerVariables.ATTEMPT) or "1", environ.get(WorkerVariables.RESUME_STEP) or "0"
+
+    def number(name: str, default: int) -> int:
+        text = environ.get(name) or ""
+        return int(text) if text.isdecimal() else default
+
     return WorkerOrders(
         command=command,
         once=program.get("launcher") == "none",
         hang=HangPolicy(hang.get("silentSeconds"), hang.get("stepSeconds"), bool(hang.get("off"))),
         steps=steps if isinstance(steps, int) else None,
         job_uid=environ.get(WorkerVariables.JOB_UID) or "",
-        attempt=int(attempt) if attempt.isdecimal() else 1,
-        resume_step=int(prepared.get("resumeStep", resumed if resumed.isdecimal() else 0) or 0),
+        attempt=number(WorkerVariables.ATTEMPT, 1),
+        worker=number(WorkerVariables.WORKER, 0),
+        incarnation=number(WorkerVariables.INCARNATION, FIRST_INCARNATION),
+        resume_step=int(prepared.get("resumeStep", number(WorkerVariables.RESUME_STEP, 0)) or 0),
         fence=environ.get(WorkerVariables.FENCE) or None,
         directory=directory,
         work=str(prepared.get("workDir") or os.path.join(directory, WORK)),

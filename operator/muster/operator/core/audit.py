@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import CreateWorker, JobDecision, RemoveJob, RemoveWorker
 from muster.operator.core.observed import ObservedJob
+from muster.words.names import FIRST_INCARNATION, WorkerId
 from muster.words.status import STATUS_VERSION, GoodputState, JobStatus, Phase
 from muster.words.text import plural
 
@@ -35,7 +36,7 @@ def audit(seen: ObservedJob, decision: JobDecision) -> tuple[str, ...]:
     for action in decision.actions:
         match action:
             case CreateWorker():
-                faults += _creation(seen, action)
+                faults += _creation(seen, decision, action)
             case RemoveWorker():
                 faults += _removal(seen, action)
             case RemoveJob():
@@ -69,6 +70,7 @@ def _change(seen: ObservedJob, decision: JobDecision) -> Iterator[str]:
         yield from _attempt_start(seen, decision)
     elif after.resume_step != before.resume_step:
         yield "moves the resume step of a living attempt"
+    yield from _incarnations(seen, decision)
     if after.reservation - before.reservation not in ((0, 2) if after.phase in _AT_REST else (0, 1)):
         yield f"reservation goes from {before.reservation} to {after.reservation}"
     sure = _gone(seen) and decision.trusts_absence
@@ -117,25 +119,44 @@ def _attempt_start(seen: ObservedJob, decision: JobDecision) -> Iterator[str]:
         yield "begins an attempt that the user does not want"
 
 
-def _creation(seen: ObservedJob, action: CreateWorker) -> Iterator[str]:
-    status = seen.status
+def _incarnations(seen: ObservedJob, decision: JobDecision) -> Iterator[str]:
+    """Each attempt begins with the first life of every worker, and within it a life is followed by the next."""
+    before, after = seen.status, decision.status
+    if after.gang.incarnations and after.attempt != before.attempt:
+        yield f"starts attempt {after.attempt} with replaced workers"
+    if after.gang.incarnations == before.gang.incarnations or after.attempt != before.attempt or not after.gang.nodes:
+        return
+    for worker in range(after.gang.wanted):
+        old, new = before.gang.incarnation(worker), after.gang.incarnation(worker)
+        if new not in (old, old + 1):
+            yield f"worker {worker} goes from incarnation {old} to {new}"
+
+
+def _creation(seen: ObservedJob, decision: JobDecision, action: CreateWorker) -> Iterator[str]:
+    status, id = seen.status, action.id
     nodes = status.gang.nodes
-    if action.attempt != status.attempt or status.phase is not Phase.STARTING:
-        yield f"creates a worker of attempt {action.attempt} in {status.phase} of attempt {status.attempt}"
-    if not 0 <= action.worker < len(nodes) or action.node != nodes[action.worker] or action.nodes != nodes:
-        yield f"creates worker {action.worker} where it does not belong"
+    if id.attempt != status.attempt or status.phase is not Phase.STARTING:
+        yield f"creates a worker of attempt {id.attempt} in {status.phase} of attempt {status.attempt}"
+    elif id != status.current(id.worker):
+        yield f"creates {id}, which is not the current one"
+    if not 0 <= id.worker < len(nodes) or action.node != nodes[id.worker] or action.nodes != nodes:
+        yield f"creates worker {id.worker} where it does not belong"
     if action.resume_step != status.resume_step:
         yield "creates a worker that resumes from another step than its attempt"
     if any(worker.attempt < status.attempt for worker in seen.workers):
         yield "creates a worker while one of an earlier attempt may be there"
+    elif any((each.attempt, each.worker) == (id.attempt, id.worker) and each.id < id for each in seen.workers):
+        yield f"creates {id} while an earlier incarnation of it may be there"
+    elif id.incarnation != FIRST_INCARNATION and not decision.trusts_absence:
+        yield f"creates {id} without looking whether the incarnation before it is gone"
 
 
 def _removal(seen: ObservedJob, action: RemoveWorker) -> Iterator[str]:
     status = seen.status
-    if action.attempt > status.attempt:
-        yield f"removes a worker of attempt {action.attempt}, which is newer than {status.attempt}"
-    if action.attempt == status.attempt and status.phase in (Phase.STARTING, Phase.RUNNING):
-        yield f"removes a worker of the living attempt {action.attempt}"
+    if _is_newer(status, action.id):
+        yield f"removes {action.id}, which is newer than the status (attempt {status.attempt})"
+    if action.id == status.current(action.id.worker) and status.phase in (Phase.STARTING, Phase.RUNNING):
+        yield f"removes {action.id}, which is alive"
     if action.grace_seconds < 0:
         yield f"gives {action.grace_seconds} s of grace"
 
@@ -173,11 +194,16 @@ def _closed(status: JobStatus) -> bool:
 
 def _all_done(seen: ObservedJob) -> bool:
     """Return whether each worker of the gang ended well, and nobody else is there who could train."""
-    attempt, size = seen.status.attempt, seen.status.gang.wanted
-    done = {w.worker for w in seen.workers if w.attempt == attempt and w.exit and w.exit.exit_code == 0}
-    here = sum(w.attempt <= attempt for w in seen.workers)
+    status, size = seen.status, seen.status.gang.wanted
+    done = {w.worker for w in seen.workers if w.id == status.current(w.worker) and w.exit and w.exit.exit_code == 0}
+    here = sum(not _is_newer(status, w.id) for w in seen.workers)
     return len(done) == here == size > 0
 
 
 def _gone(seen: ObservedJob) -> bool:
-    return all(worker.attempt > seen.status.attempt for worker in seen.workers)
+    return all(_is_newer(seen.status, worker.id) for worker in seen.workers)
+
+
+def _is_newer(status: JobStatus, id: WorkerId) -> bool:
+    """Return whether a later status than this one has made that worker."""
+    return id > status.current(id.worker)

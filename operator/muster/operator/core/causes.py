@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from muster.operator.core.observed import NodeReservation, ObservedJob, ObservedWorker, Rejection, WorkerState
 from muster.operator.core.rank_reports import describe_positions, rank_reports
 from muster.operator.core.worker_summary import WorkerSummary
-from muster.words.names import ExitCode
-from muster.words.signals import Cause, SignalKind
+from muster.words.names import FIRST_INCARNATION, ExitCode
+from muster.words.signals import Cause, Signal, SignalKind
 from muster.words.status import Failure, JobStatus, Phase, Suspicion
 from muster.words.text import plural
 
@@ -181,6 +181,7 @@ def _failure_of(seen: ObservedJob, worker: ObservedWorker) -> Failure | None:
         at=end.at if end else worker.since or seen.now,
         message=_describe_end(worker) + (_arithmetic(worker) if cause is Cause.OUT_OF_MEMORY else _foreign(worker)),
         worker=worker.worker,
+        incarnation=worker.incarnation,
         rank=end.rank if end else None,
         node=None if worker.node_blameless else worker.node,
         step=end.step if end else None,
@@ -262,6 +263,7 @@ def _lost_nodes(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
             at=worker.since,
             message=message,
             worker=worker.worker,
+            incarnation=worker.incarnation,
             node=worker.node,
         )
         yield FailureDiagnosis(failure, strength(failure))
@@ -278,15 +280,26 @@ def _rejections(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
             at=worker.since,
             message=f"worker {worker.worker} can't be created: {worker.reason}",
             worker=worker.worker,
+            incarnation=worker.incarnation,
         )
         yield FailureDiagnosis(failure, strength(failure))
 
 
-def _signals(seen: ObservedJob) -> Iterator[FailureDiagnosis]:
-    """Signals of other attempts are about gangs that are gone."""
+def current_signals(seen: ObservedJob) -> Iterator[Signal]:
+    """Return the signals that concern the gang as it is. Others are about gangs that are gone, or about a life of a
+    worker that has been replaced."""
     for signal in seen.signals:
+        current = signal.attempt == seen.status.attempt
+        if current and signal.worker is not None:
+            current = signal.incarnation == seen.status.gang.incarnation(signal.worker)
+        if current:
+            yield signal
+
+
+def _signals(seen: ObservedJob) -> Iterator[FailureDiagnosis]:
+    for signal in current_signals(seen):
         cause = _SIGNALS.get(signal.kind)
-        if cause is None or signal.attempt != seen.status.attempt:
+        if cause is None:
             continue
         message = signal.message or f"{signal.kind} signal from {signal.source or 'an unnamed source'}"
         failure = Failure.model_construct(
@@ -295,6 +308,7 @@ def _signals(seen: ObservedJob) -> Iterator[FailureDiagnosis]:
             at=signal.at,
             message=message,
             worker=signal.worker,
+            incarnation=signal.incarnation,
             rank=signal.rank,
             node=signal.node,
         )
@@ -309,8 +323,8 @@ def _signals(seen: ObservedJob) -> Iterator[FailureDiagnosis]:
 
 def _leaving(seen: ObservedJob, node: str) -> Cause | None:
     """Return the cause if the node was announced to go: its end is that and no fault."""
-    for signal in seen.signals:
-        if signal.attempt == seen.status.attempt and signal.node == node:
+    for signal in current_signals(seen):
+        if signal.node == node:
             if signal.kind is SignalKind.SPOT_NOTICE:
                 return Cause.PREEMPTION
             if signal.kind is SignalKind.NODE_DRAIN:
@@ -331,6 +345,7 @@ def diagnose_missing_workers(summary: WorkerSummary) -> FailureDiagnosis:
         at=summary.seen.now,
         message=f"worker {worker}{others} vanished from {node}: somebody removed it, or the node is gone",
         worker=worker,
+        incarnation=summary.gang.incarnation(worker),
         node=node if node in summary.seen.nodes_unfit else None,
     )
     return FailureDiagnosis(failure, strength(failure))
@@ -366,7 +381,12 @@ def diagnose_uneven_end(summary: WorkerSummary) -> FailureDiagnosis | None:
         "all its workers have ended"
     )
     failure = Failure.model_construct(
-        cause=Cause.HANG, attempt=summary.status.attempt, at=summary.seen.now, message=message, worker=first.worker
+        cause=Cause.HANG,
+        attempt=summary.status.attempt,
+        at=summary.seen.now,
+        message=message,
+        worker=first.worker,
+        incarnation=first.incarnation,
     )
     return FailureDiagnosis(failure, strength(failure), alive=True)
 
@@ -379,6 +399,7 @@ def diagnose_hang(summary: WorkerSummary, suspicion: Suspicion) -> FailureDiagno
         at=summary.seen.now,
         message=suspicion.why,
         worker=suspicion.worker,
+        incarnation=suspicion.incarnation,
         rank=suspicion.rank,
         node=suspicion.node,
         step=summary.beat.step if summary.beat else None,
@@ -398,6 +419,7 @@ def diagnose_failed_rendezvous(summary: WorkerSummary, suspicion: Suspicion) -> 
         at=summary.seen.now,
         message=suspicion.why,
         worker=absent,
+        incarnation=summary.gang.incarnation(absent) if absent is not None else FIRST_INCARNATION,
         node=nodes[absent] if absent is not None and absent < len(nodes) else None,
     )
     return FailureDiagnosis(failure, strength(failure))
@@ -415,6 +437,7 @@ def diagnose_refusal(summary: WorkerSummary, suspicion: Suspicion) -> FailureDia
         at=summary.seen.now,
         message=suspicion.why,
         worker=suspicion.worker,
+        incarnation=suspicion.incarnation,
         node=suspicion.node,
     )
     return FailureDiagnosis(failure, strength(failure))

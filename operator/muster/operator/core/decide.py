@@ -244,7 +244,7 @@ RULES: tuple[Rule, ...] = (
 def _start_attempt(summary: WorkerSummary, gang: GangStatus) -> JobStatus:
     """The next attempt. What it resumes from is chosen here, in the write that makes it exist."""
     seen, status = summary.seen, summary.status
-    gang = gang.model_copy(update={"ready": 0})
+    gang = gang.model_copy(update={"ready": 0, "incarnations": ()})
     number, resume_step = status.attempt + 1, seen.committed.step if seen.committed else 0
     attempt = Attempt.model_construct(
         number=number,

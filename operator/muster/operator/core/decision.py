@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from muster.words.names import WorkerId
 from muster.words.status import JobStatus
 
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Let worker `worker` of `attempt` exist on `node`. Idempotent: one that exists already is left alone."""
+    """Let this life of a worker exist on `node`. Idempotent: one that exists already is left alone."""
 
-    attempt: int
-    worker: int
+    id: WorkerId
     node: str
     nodes: tuple[str, ...]
     """Nodes of the gang's workers, in worker order."""
@@ -22,12 +22,11 @@ class CreateWorker:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker:
-    """Make this worker be gone: ask it to stop, end it by force after the grace, then forget it. An exited one is only
-    swept. Idempotent.
+    """Make this life of a worker be gone: ask it to stop, end it by force after the grace, then forget it. One that has
+    ended is only swept. Idempotent.
     """
 
-    attempt: int
-    worker: int
+    id: WorkerId
     grace_seconds: float
     """0: at once, and without waiting for a node that does not answer."""
 

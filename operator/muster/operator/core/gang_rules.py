@@ -32,6 +32,7 @@ from muster.operator.core.transitions import (
 )
 from muster.operator.core.worker_summary import WorkerSummary
 from muster.operator.pacing import LOOK_SECONDS
+from muster.words.names import FIRST_INCARNATION
 from muster.words.signals import TrainerPhase
 from muster.words.status import GangStatus, JobStatus, Phase
 from muster.words.text import plural
@@ -81,7 +82,7 @@ def starting(summary: WorkerSummary) -> JobDecision | None:
     if summary.status.phase is not Phase.STARTING:
         return None
     if summary.older:
-        because = f"still there: {plural(len(summary.older), 'worker')} of earlier attempts"
+        because = f"still there: {_describe_older(summary)}"
         status = transition(summary, Code.AWAITING_REMOVAL, because)
         return write_or_act(summary, status, sweep(summary, summary.older), LOOK_SECONDS)
     some_wait = not summary.missing and summary.ready < len(summary.mine)
@@ -111,7 +112,9 @@ def starting(summary: WorkerSummary) -> JobDecision | None:
             because = f"workers of attempt {summary.status.attempt} can't be created: {trouble}"
         actions = tuple(_create(summary, index) for index in summary.missing[:ACTIONS_MAX])
         status = transition(summary, Code.CREATING_WORKERS, because, **updates)
-        return write_or_act(summary, status, actions, LOOK_SECONDS)
+        # A life begins when the one before it is seen gone. An attempt's first ones began with it, after such a look.
+        follows = any(action.id.incarnation != FIRST_INCARNATION for action in actions)
+        return write_or_act(summary, status, actions, LOOK_SECONDS, trusts_absence=follows)
     if summary.ready < summary.gang.wanted:
         reason = next((f"; worker {w.worker} on {w.node}: {w.reason}" for w in summary.mine if w.reason), "")
         because = f"up: {summary.ready} of {plural(summary.gang.wanted, 'worker')}{reason}"
@@ -145,9 +148,16 @@ def running(summary: WorkerSummary) -> JobDecision | None:
     return write_or_act(summary, _running(summary, stall), sweep(summary, summary.older), wake_after)
 
 
+def _describe_older(summary: WorkerSummary) -> str:
+    replaced = [worker for worker in summary.older if worker.attempt == summary.status.attempt]
+    if len(replaced) < len(summary.older):
+        return f"{plural(len(summary.older) - len(replaced), 'worker')} of earlier attempts"
+    return f"{plural(len(replaced), 'earlier incarnation')} of workers"
+
+
 def _create(summary: WorkerSummary, index: int) -> CreateWorker:
     nodes = summary.gang.nodes
-    return CreateWorker(summary.status.attempt, index, nodes[index], nodes, summary.status.resume_step)
+    return CreateWorker(summary.status.current(index), nodes[index], nodes, summary.status.resume_step)
 
 
 def _running(summary: WorkerSummary, stall: StallDetector) -> JobStatus:

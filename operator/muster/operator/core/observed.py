@@ -11,6 +11,7 @@ from enum import StrEnum
 from pydantic import ConfigDict, TypeAdapter
 
 from muster.words.job import JobSpec
+from muster.words.names import FIRST_INCARNATION, WorkerId
 from muster.words.signals import Heartbeat, Signal, WorkerExit
 from muster.words.status import JobStatus
 
@@ -31,7 +32,7 @@ class Rejection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedWorker:
-    """One worker of one attempt, of this job's uid. A worker that is not listed is gone."""
+    """One life of one worker of one attempt, of this job's uid. A worker that is not listed is gone."""
 
     worker: int
     attempt: int
@@ -64,6 +65,15 @@ class ObservedWorker:
     """True if its end does not count against its node, because somebody on the machine ended it."""
     warning: str = ""
     """Problem around it while it runs: a container that others put into its pod has failed."""
+    incarnation: int = FIRST_INCARNATION
+
+    @property
+    def id(self) -> WorkerId:
+        return WorkerId(self.attempt, self.worker, self.incarnation)
+
+    def wrote(self, beat: Heartbeat) -> bool:
+        """Return whether a heartbeat is this very life's own."""
+        return beat.attempt == self.attempt and beat.incarnation == self.incarnation
 
 
 @dataclass(frozen=True, slots=True)

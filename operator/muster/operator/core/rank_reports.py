@@ -19,6 +19,7 @@ class RankReport:
     worker: int
     node: str
     beat: Heartbeat
+    incarnation: int
 
     @property
     def name(self) -> str:
@@ -26,12 +27,11 @@ class RankReport:
 
 
 def rank_reports(summary: WorkerSummary) -> tuple[RankReport, ...]:
-    attempt = summary.status.attempt
     return tuple(
-        RankReport(worker.worker, worker.node, beat)
+        RankReport(worker.worker, worker.node, beat, worker.incarnation)
         for worker in summary.mine
         for beat in worker.heartbeats
-        if beat.attempt == attempt
+        if worker.wrote(beat)
     )
 
 

@@ -14,7 +14,14 @@ from muster.operator.core.budgets import (
     preemptions_in_a_row,
     refusal,
 )
-from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, FailureDiagnosis, diagnose, strength
+from muster.operator.core.causes import (
+    LEAVING,
+    UNREACHABLE_SECONDS,
+    FailureDiagnosis,
+    current_signals,
+    diagnose,
+    strength,
+)
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code, code_of
 from muster.operator.core.crash_loops import ends_at_once
 from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
@@ -135,7 +142,7 @@ def clear(summary: WorkerSummary) -> tuple[Action, ...]:
     """Remove the gang. Workers that ended stay in sight as evidence until all have."""
     everybody = (*summary.mine, *summary.older)
     if all(worker.state is WorkerState.EXITED for worker in everybody):
-        return tuple(RemoveWorker(w.attempt, w.worker, 0.0) for w in everybody[:ACTIONS_MAX])
+        return tuple(RemoveWorker(worker.id, 0.0) for worker in everybody[:ACTIONS_MAX])
     grace = _GRACE.get(summary.status.code, FAILURE_SECONDS)
     overdue = summary.seen.now - summary.status.since > grace + OVERDUE_SECONDS
     live = (worker for worker in everybody if worker.state is not WorkerState.EXITED)
@@ -249,7 +256,7 @@ def rejected(summary: WorkerSummary) -> str:
     """Return why a starting gang should give its nodes back; empty unless a worker was refused for too long."""
     for worker in summary.rejected:
         if worker.rejection is Rejection.TEMPORARY and summary.seen.now - worker.since >= REJECTED_SECONDS:
-            return f"worker {worker.worker} of attempt {worker.attempt} can't be created: {worker.reason}"
+            return f"{worker.id} can't be created: {worker.reason}"
     return ""
 
 
@@ -286,8 +293,10 @@ def checkpoint_status(summary: WorkerSummary) -> CheckpointStatus | None:
 
 
 def released(status: JobStatus) -> dict[str, Any]:
-    """Give the nodes back: from now on nobody can use the reservation of this number, so it may be dropped."""
-    return {"gang": GangStatus(), "reservation": status.reservation + 1}
+    """Give the nodes back: from now on nobody can use the reservation of this number, so it may be dropped. What the
+    last lives of the attempt's workers were stays, or those that are still to be swept would look newer than it.
+    """
+    return {"gang": GangStatus(incarnations=status.gang.incarnations), "reservation": status.reservation + 1}
 
 
 def unfit_nodes(summary: WorkerSummary) -> frozenset[str]:
@@ -296,7 +305,7 @@ def unfit_nodes(summary: WorkerSummary) -> frozenset[str]:
     if summary.seen.spec.gang.scheduler.kind != "builtin":
         return frozenset(nodes & set(summary.seen.nodes_unfit))  # another scheduler keeps its own away from the others
     bad = set(summary.seen.nodes_unfit) | {entry.node for entry in status.excluded_nodes}
-    bad |= {s.node for s in summary.seen.signals if s.kind in LEAVING and s.attempt == status.attempt and s.node}
+    bad |= {s.node for s in current_signals(summary.seen) if s.kind in LEAVING and s.node}
     failure = status.last_failure
     if failure is not None and failure.attempt == status.attempt and failure.cause in FREE and failure.node:
         bad.add(failure.node)  # it was taken away once and may be again
@@ -345,10 +354,10 @@ def _outcome(status: JobStatus, ends_as: Phase | None, failure: Failure | None) 
 def _remove(summary: WorkerSummary, worker: ObservedWorker, grace: float, overdue: bool) -> RemoveWorker | None:
     lost = worker.state is WorkerState.UNREACHABLE and summary.seen.now - worker.since >= UNREACHABLE_SECONDS
     if lost or overdue:
-        return RemoveWorker(worker.attempt, worker.worker, 0.0)
+        return RemoveWorker(worker.id, 0.0)
     if worker.removing:
         return None
-    return RemoveWorker(worker.attempt, worker.worker, 0.0 if worker.state is WorkerState.EXITED else grace)
+    return RemoveWorker(worker.id, 0.0 if worker.state is WorkerState.EXITED else grace)
 
 
 def _with_step(summary: WorkerSummary, failure: Failure) -> Failure:

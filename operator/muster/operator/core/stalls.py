@@ -17,6 +17,7 @@ from muster.operator.core.observed import ObservedJob, WorkerState
 from muster.operator.core.rank_reports import RankReport, behind, rank_reports, where
 from muster.operator.core.worker_summary import WorkerSummary
 from muster.words.hangs import LIMIT_SECONDS, LIMIT_SECONDS_MIN, STANDING_SHARE, WAITS_FOR_DATA, limit
+from muster.words.names import FIRST_INCARNATION
 from muster.words.signals import Heartbeat, TrainerPhase
 from muster.words.status import Suspicion
 
@@ -81,11 +82,10 @@ def check_running(summary: WorkerSummary) -> StallDetector:
 def _is_well(summary: WorkerSummary) -> bool:
     """Return whether no kind of evidence can exist (or no rank is watched yet). That is almost always so, and cheap
     to check."""
-    attempt = summary.status.attempt
     heard, progressed, oldest = 0.0, 0.0, float("inf")
     for worker in summary.mine:
         for beat in worker.heartbeats:
-            if beat.attempt != attempt or not beat.watched:
+            if not worker.wrote(beat) or not beat.watched:
                 continue
             if beat.stopped:
                 return False
@@ -124,7 +124,9 @@ def check_refused(summary: WorkerSummary) -> StallDetector | None:
     if refused is None:
         return None
     why = f"worker {refused.worker} on {refused.node} can't be started: {refused.refusal}"
-    suspicion = Suspicion(at=summary.seen.now, why=why, worker=refused.worker, node=refused.node)
+    suspicion = Suspicion(
+        at=summary.seen.now, why=why, worker=refused.worker, incarnation=refused.incarnation, node=refused.node
+    )
     return _confirm(summary.seen, suspicion, REFUSED_CONFIRM_SECONDS)
 
 
@@ -235,6 +237,7 @@ def _weigh(seen: ObservedJob, evidence: HangEvidence, progressed_at: float) -> S
         progressed_at=progressed_at,
         why=evidence.why,
         worker=suspect.worker if suspect else None,
+        incarnation=suspect.incarnation if suspect else FIRST_INCARNATION,
         rank=suspect.beat.rank if suspect else None,
         node=suspect.node if suspect else None,
     )
@@ -255,7 +258,7 @@ def _same(before: Suspicion, now: Suspicion) -> bool:
     return (
         abs(before.beat_at - now.beat_at) < SAME_BEAT_SECONDS
         and abs(before.progressed_at - now.progressed_at) < SAME_PROGRESS_SECONDS
-        and (before.worker, before.rank) == (now.worker, now.rank)
+        and (before.worker, before.incarnation, before.rank) == (now.worker, now.incarnation, now.rank)
     )
 
 

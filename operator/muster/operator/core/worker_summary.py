@@ -15,9 +15,10 @@ class WorkerSummary:
 
     seen: ObservedJob
     mine: tuple[ObservedWorker, ...]
-    """Workers of the current attempt, with those that exited or can't be reached among them."""
+    """Workers of the current attempt in their current incarnations, with those that exited or can't be reached among
+    them."""
     older: tuple[ObservedWorker, ...]
-    """Workers of attempts before the current one."""
+    """Workers of attempts before the current one, and lives of the current attempt's that have been replaced."""
     exited: tuple[ObservedWorker, ...]
     unreachable: tuple[ObservedWorker, ...]
     rejected: tuple[ObservedWorker, ...]
@@ -50,7 +51,8 @@ class WorkerSummary:
 
     @property
     def empty(self) -> bool:
-        """Return whether no worker is left of the current attempt or any before it."""
+        """Return whether no worker is left of the current attempt or any before it. One that is newer than the status
+        knows belongs to another operator."""
         return not self.mine and not self.older
 
     @property
@@ -64,17 +66,19 @@ class WorkerSummary:
         """The heartbeat of rank 0 of the current attempt."""
         for worker in self.mine:
             if worker.worker == 0:
-                attempt = self.status.attempt
-                return next((beat for beat in worker.heartbeats if beat.rank == 0 and beat.attempt == attempt), None)
+                return next((beat for beat in worker.heartbeats if beat.rank == 0 and worker.wrote(beat)), None)
         return None
 
 
 def summarize_workers(seen: ObservedJob) -> WorkerSummary:
-    attempt, running, exited_state = seen.status.attempt, WorkerState.RUNNING, WorkerState.EXITED
+    gang, attempt = seen.status.gang, seen.status.attempt
+    running, exited_state = WorkerState.RUNNING, WorkerState.EXITED
     mine, older, exited, unreachable, ready = [], [], [], [], 0
     rejected: list[ObservedWorker] = []
     for worker in seen.workers:
-        if worker.attempt == attempt:
+        # Of the current attempt an older life is like a worker of an older attempt, a newer one like one of a newer.
+        age = worker.attempt - attempt or worker.incarnation - gang.incarnation(worker.worker)
+        if age == 0:
             mine.append(worker)
             state = worker.state
             if state is running:
@@ -85,9 +89,9 @@ def summarize_workers(seen: ObservedJob) -> WorkerSummary:
                 unreachable.append(worker)
             elif worker.rejection is not None:
                 rejected.append(worker)
-        elif worker.attempt < attempt:
+        elif age < 0:
             older.append(worker)
-    size = seen.status.gang.wanted
+    size = gang.wanted
     missing: tuple[int, ...] = ()
     if len(mine) < size:
         present = {worker.worker for worker in mine}

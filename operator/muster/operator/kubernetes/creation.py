@@ -20,7 +20,7 @@ from muster.operator.kubernetes.gangs.protocol import GangScheduler, MisnamedObj
 from muster.operator.kubernetes.gates import TAKEN_BACK, SchedulingGates
 from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.making import PodMaker
-from muster.operator.kubernetes.pods import PodCache, PodState
+from muster.operator.kubernetes.pods import PodCache, PodState, gang_of
 from muster.operator.kubernetes.preparation import JobPreparation
 from muster.operator.kubernetes.rejections import Rejected, rejected
 from muster.operator.kubernetes.render import (
@@ -31,6 +31,7 @@ from muster.operator.pacing import (
     CREATE_RETRY_SECONDS,
     CREATE_RETRY_SECONDS_MAX,
 )
+from muster.words.names import WorkerId
 from muster.words.status import Phase
 
 Attempt = tuple[str, int]  # job uid, attempt
@@ -40,20 +41,19 @@ Attempt = tuple[str, int]  # job uid, attempt
 class _CreationOrder:
     """The workers of one attempt that should exist, and those of them that do not."""
 
-    workers: dict[int, CreateWorker] = field(default_factory=dict)  # by worker
-    rejected: dict[int, Rejected] = field(default_factory=dict)  # by worker: why it does not exist yet
+    workers: dict[WorkerId, CreateWorker] = field(default_factory=dict)
+    rejected: dict[WorkerId, Rejected] = field(default_factory=dict)  # why a worker does not exist yet
 
-    def reject(self, rejected: dict[int, Rejected]) -> None:
+    def reject(self, rejected: dict[WorkerId, Rejected]) -> None:
         """Replace the rejected workers."""
-        self.rejected = {worker: entry.first_seen(self.rejected.get(worker)) for worker, entry in rejected.items()}
+        self.rejected = {id: entry.first_seen(self.rejected.get(id)) for id, entry in rejected.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedWorker:
     """A worker that should exist and does not."""
 
-    worker: int
-    attempt: int
+    id: WorkerId
     node: str
     rejected: Rejected
 
@@ -88,26 +88,26 @@ class WorkerCreator:
 
     def order(self, uid: str, action: CreateWorker) -> None:
         """Order the workers' creation. Returns at once."""
-        key = (uid, action.attempt)
+        key = (uid, action.id.attempt)
         order = self._orders.setdefault(key, _CreationOrder())
-        self._ordered.setdefault(uid, set()).add(action.attempt)
-        order.workers.setdefault(action.worker, action)
+        self._ordered.setdefault(uid, set()).add(action.id.attempt)
+        order.workers.setdefault(action.id, action)
         if key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._carry_out(key), name=f"create {uid}/{action.attempt}")
+            self._tasks[key] = asyncio.create_task(self._carry_out(key), name=f"create {uid}/{action.id.attempt}")
 
-    def cancel(self, uid: str, attempt: int, worker: int) -> None:
-        order = self._orders.get((uid, attempt))
+    def cancel(self, uid: str, id: WorkerId) -> None:
+        order = self._orders.get((uid, id.attempt))
         if order is not None:
-            order.workers.pop(worker, None)
-            order.rejected.pop(worker, None)
+            order.workers.pop(id, None)
+            order.rejected.pop(id, None)
 
     def rejected(self, uid: str) -> tuple[RejectedWorker, ...]:
         return tuple(
-            RejectedWorker(worker, attempt, order.workers[worker].node, entry)
+            RejectedWorker(id, order.workers[id].node, entry)
             for attempt in self._ordered.get(uid, ())
             if (order := self._orders.get((uid, attempt))) is not None
-            for worker, entry in order.rejected.items()
-            if worker in order.workers
+            for id, entry in order.rejected.items()
+            if id in order.workers
         )
 
     def forget(self, uid: str) -> None:
@@ -161,17 +161,17 @@ class WorkerCreator:
             order.reject(dict.fromkeys(workers, rejected(error, time.time())))
             return
         # What is there is not made again: even a refused request counts against a quota for a while.
-        made = {pod.worker: pod for pod in self._pods.of(job.uid) if pod.attempt == ref.attempt and not pod.gone}
-        absent = [action for worker, action in workers.items() if worker not in made]
+        made = {pod.id: pod for pod in gang_of(self._pods.of(job.uid), job.status) if not pod.gone}
+        absent = [action for id, action in workers.items() if id not in made]
         gate = gang.gate if self.gates.careful(job.namespace) and ref.size > 1 else None
         results = await asyncio.gather(*(self._maker.make(job, gang, ref, action, gate) for action in absent))
-        answers = {action.worker: result for action, result in zip(absent, results, strict=True)}
-        made |= {worker: pod for worker, pod in answers.items() if isinstance(pod, PodState)}
+        answers = {action.id: result for action, result in zip(absent, results, strict=True)}
+        made |= {id: pod for id, pod in answers.items() if isinstance(pod, PodState)}
         taken = self.gates.taken_back(job.uid)
         back = Rejected(Rejection.TEMPORARY, TAKEN_BACK, time.time())
         order.reject(
-            {worker: entry for worker, entry in answers.items() if isinstance(entry, Rejected)}
-            | {worker: back for worker, pod in made.items() if pod.uid in taken}
+            {id: entry for id, entry in answers.items() if isinstance(entry, Rejected)}
+            | {id: back for id, pod in made.items() if pod.uid in taken}
         )
         if gang.gate is None:
             return

@@ -14,7 +14,7 @@ from dataclasses import replace
 from muster.kube import paths
 from muster.kube.client import STRATEGIC, ApiClient
 from muster.operator.kubernetes.jobs import CachedJob
-from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
+from muster.operator.kubernetes.pods import PodCache, PodState, gang_of, read_pod
 from muster.operator.pacing import CAREFUL_SECONDS
 from muster.words.status import Phase
 
@@ -62,7 +62,7 @@ class SchedulingGates:
     def reconcile(self, job: CachedJob, pods: tuple[PodState, ...], gate: str) -> None:
         """Lift the gates of a gang that is complete, if an operator died between making the last pod and doing so."""
         key = (job.uid, job.status.attempt)
-        mine = [pod for pod in pods if pod.attempt == job.status.attempt and not pod.gone]
+        mine = [pod for pod in gang_of(pods, job.status) if not pod.gone]
         if key not in self._lifting and len(mine) == job.status.gang.wanted and any(gate in pod.gates for pod in mine):
             self._lifting.add(key)
             task = asyncio.create_task(self.lift(job, tuple(mine), gate))

@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from muster.operator.core.conditions import change_key
 from muster.operator.core.stalls import alarming
 from muster.operator.kubernetes.jobs import CachedJob, JobStore
-from muster.operator.kubernetes.pods import PodCache, PodState
+from muster.operator.kubernetes.pods import PodCache, PodState, gang_of
 from muster.operator.kubernetes.render import REPORT_PORT
 from muster.operator.pacing import (
     POLL_OTHERS_PER_SECOND,
@@ -85,7 +85,7 @@ class HeartbeatCache:
 
     def _pods_to_poll(self, job: CachedJob, now: float) -> list[PodState] | None:
         """The gang, if there is anybody to ask."""
-        mine = [pod for pod in self._pods.of(job.uid) if pod.attempt == job.status.attempt]
+        mine = gang_of(self._pods.of(job.uid), job.status)
         running_phase = job.status.phase is Phase.RUNNING
         there = sum(1 for pod in mine if pod.running_since or pod.over)
         if not any(map(_answers, mine)) or (not running_phase and there < job.status.gang.wanted):
@@ -141,7 +141,7 @@ class HeartbeatCache:
             beat = Heartbeat.model_validate(entry)
         except ValidationError:
             return  # half a file, or words of another version: no news
-        if beat.attempt != pod.attempt:
+        if (beat.attempt, beat.incarnation) != (pod.attempt, pod.incarnation):
             return
         heard = self._received.setdefault(pod.uid, {})
         previous = heard.get(beat.rank)

@@ -75,7 +75,7 @@ class PodMaker:
 
     async def _existing_pod(self, job: CachedJob, action: CreateWorker) -> PodState | Rejected:
         """A pod of that name is there: ours, unless an earlier job of the same name has left it."""
-        name = worker_name(job.name, action.attempt, action.worker)
+        name = worker_name(job.name, action.id)
         item = await self._client.get(paths.core(job.namespace, "pods", name))
         if (item["metadata"].get("labels") or {}).get(Label.JOB_UID) != job.uid:
             why = f"a pod named {name} is there that does not belong to this job; it has to go first"

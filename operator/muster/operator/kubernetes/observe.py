@@ -13,7 +13,7 @@ from muster.operator.core.observed import ObservedWorker, WorkerState
 from muster.operator.kubernetes.creation import RejectedWorker
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.nodes import NodeFacts
-from muster.operator.kubernetes.pods import TRAINER, ContainerEnd, PodState
+from muster.operator.kubernetes.pods import TRAINER, ContainerEnd, PodState, gang_of
 from muster.operator.kubernetes.refusals import remedy
 from muster.operator.redaction import redact
 from muster.words.names import LAST_HEARTBEAT, ExitCode
@@ -46,11 +46,12 @@ def workers(
     """
     environment = tuple((variable.name, variable.value) for variable in job.spec.runtime.env)
     seen = [_worker(job, pod, node_of, beats(pod), environment, waiting) for pod in pods if not pod.gone]
-    there = {(worker.worker, worker.attempt) for worker in seen}
+    there = {worker.id for worker in seen}
     seen += [
         ObservedWorker(
-            worker=entry.worker,
-            attempt=entry.attempt,
+            worker=entry.id.worker,
+            attempt=entry.id.attempt,
+            incarnation=entry.id.incarnation,
             node=entry.node,
             state=WorkerState.STARTING,
             created_at=entry.rejected.since,
@@ -59,9 +60,9 @@ def workers(
             rejection=entry.rejected.kind,
         )
         for entry in rejected
-        if (entry.worker, entry.attempt) not in there
+        if entry.id not in there
     ]
-    return tuple(sorted(seen, key=lambda worker: (worker.attempt, worker.worker)))
+    return tuple(sorted(seen, key=lambda worker: worker.id))
 
 
 def signals(job: CachedJob, pods: tuple[PodState, ...], node_of: NodeOf) -> tuple[Signal, ...]:
@@ -71,8 +72,8 @@ def signals(job: CachedJob, pods: tuple[PodState, ...], node_of: NodeOf) -> tupl
     placed_by_us = job.spec.gang.scheduler.kind == "builtin"
     reports = _shut_out(job, pods, node_of) if placed_by_us and job.status.phase is Phase.STARTING else []
     living = job.status.phase is not Phase.RESTARTING  # later it is we who delete pods
-    for pod in pods:
-        if pod.attempt != job.status.attempt or pod.over:
+    for pod in gang_of(pods, job.status):
+        if pod.over:
             continue
         facts = node_of(pod.node) if pod.node else None
         if facts is not None and facts.notice is not None:
@@ -91,7 +92,7 @@ def _shut_out(job: CachedJob, pods: tuple[PodState, ...], node_of: NodeOf) -> li
     in vain until the gang's time to start is over.
     """
     attempt = job.status.attempt
-    there = {pod.worker for pod in pods if pod.attempt == attempt and (pod.node or pod.over)}
+    there = {pod.worker for pod in gang_of(pods, job.status) if pod.node or pod.over}
     reports = []
     for worker, name in enumerate(job.status.gang.nodes):
         facts = node_of(name)
@@ -100,7 +101,16 @@ def _shut_out(job: CachedJob, pods: tuple[PodState, ...], node_of: NodeOf) -> li
             message = f"node {name} takes no new pods: {unfit}; worker {worker} was not there yet"
             kind = facts.notice.kind if facts.notice else SignalKind.NODE_DRAIN
             reports.append(
-                Signal(kind=kind, attempt=attempt, at=0.0, worker=worker, node=name, message=message, source="node")
+                Signal(
+                    kind=kind,
+                    attempt=attempt,
+                    at=0.0,
+                    worker=worker,
+                    incarnation=job.status.gang.incarnation(worker),
+                    node=name,
+                    message=message,
+                    source="node",
+                )
             )
     return reports
 
@@ -138,7 +148,10 @@ def is_preemption(reason: str) -> bool:
 
 
 def _signal(kind: SignalKind, pod: PodState, at: float, message: str, source: str, node: str | None) -> Signal:
-    return Signal(kind=kind, attempt=pod.attempt, at=at, worker=pod.worker, node=node, message=message, source=source)
+    return Signal(
+        kind=kind, attempt=pod.attempt, at=at, worker=pod.worker, incarnation=pod.incarnation, node=node,
+        message=message, source=source,
+    )  # fmt: skip
 
 
 def _worker(
@@ -151,6 +164,7 @@ def _worker(
     return ObservedWorker(
         worker=pod.worker,
         attempt=pod.attempt,
+        incarnation=pod.incarnation,
         node=node,
         state=state,
         created_at=pod.created_at,
@@ -174,7 +188,7 @@ def last_heartbeat(pod: PodState) -> tuple[Heartbeat, ...]:
         beat = Heartbeat.model_validate(json.loads(pod.end.message)[LAST_HEARTBEAT])
     except (ValueError, KeyError, TypeError):
         return ()
-    return (beat,) if beat.attempt == pod.attempt else ()
+    return (beat,) if (beat.attempt, beat.incarnation) == (pod.attempt, pod.incarnation) else ()
 
 
 def _state(pod: PodState, node: NodeFacts | None) -> tuple[WorkerState, float, str]:

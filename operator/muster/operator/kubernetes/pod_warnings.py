@@ -93,7 +93,7 @@ def _hanging(job: CachedJob, pods: tuple[PodState, ...], now: float) -> PodState
 
 def _may_hang(job: CachedJob, pod: PodState) -> bool:
     """Return whether it is on a node, yet without an address: its first container waits for volumes or a network."""
-    starts = job.status.phase is Phase.STARTING and pod.attempt == job.status.attempt
+    starts = job.status.phase is Phase.STARTING and pod.id == job.status.current(pod.worker)
     return starts and bool(pod.node) and not (pod.ip or pod.over or pod.deleting or pod.trouble)
 
 

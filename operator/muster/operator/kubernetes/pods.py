@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from muster.kube.client import Object
 from muster.kube.fields import Fields
 from muster.kube.timestamps import seconds_of
 from muster.operator.kubernetes.refusals import is_refusal, says_no_cause
-from muster.words.names import Label
+from muster.words.names import FIRST_INCARNATION, Label, WorkerId
+from muster.words.status import JobStatus
 
 TRAINER = "trainer"  # the container that trains
 PREFLIGHT = "preflight"  # the init container that looks at the node first
@@ -48,6 +49,7 @@ class PodState:
     job_uid: str
     attempt: int
     worker: int
+    incarnation: int
     version: int
     created_at: float
     gates: tuple[str, ...]
@@ -65,6 +67,10 @@ class PodState:
     message: str
     deleting: bool
     given_up: bool
+
+    @property
+    def id(self) -> WorkerId:
+        return WorkerId(self.attempt, self.worker, self.incarnation)
 
     @property
     def gone(self) -> bool:
@@ -93,6 +99,7 @@ def read_pod(item: Object) -> PodState | None:
     labels = meta.get("labels") or {}
     try:
         attempt, worker = int(labels[Label.ATTEMPT]), int(labels[Label.WORKER])
+        incarnation = int(labels.get(Label.INCARNATION, FIRST_INCARNATION))  # of earlier releases' pods none says it
     except (KeyError, ValueError):
         return None
     sidecars = {entry["name"] for entry in spec.get("initContainers") or () if entry.get("restartPolicy") == "Always"}
@@ -110,6 +117,7 @@ def read_pod(item: Object) -> PodState | None:
         job_uid=labels.get(Label.JOB_UID, ""),
         attempt=attempt,
         worker=worker,
+        incarnation=incarnation,
         version=int(meta["resourceVersion"]),
         created_at=seconds_of(meta["creationTimestamp"]),
         gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
@@ -204,6 +212,11 @@ def _only_comes(before: PodState, pod: PodState) -> bool:
 def _only_leaves(before: PodState, pod: PodState) -> bool:
     """Return whether the pod had ended, and is now only being deleted."""
     return before.over and pod == replace(before, version=pod.version, deleting=pod.deleting, given_up=pod.given_up)
+
+
+def gang_of(pods: Iterable[PodState], status: JobStatus) -> list[PodState]:
+    """Return the pods of the current attempt's workers, each in its current incarnation."""
+    return [pod for pod in pods if pod.id == status.current(pod.worker)]
 
 
 class PodCache:

@@ -19,7 +19,7 @@ from muster.operator.core.decision import RemoveWorker
 from muster.operator.kubernetes.gangs.choice import release_pod
 from muster.operator.kubernetes.pods import PodCache, PodState
 from muster.operator.pacing import REMOVE_AT_ONCE, REMOVE_REPEAT_SECONDS
-from muster.words.names import Label
+from muster.words.names import Label, WorkerId
 
 # A pod of one of these phases is not over.
 _ENDED = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
@@ -27,7 +27,7 @@ _ENDED = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 
 @dataclass(slots=True)
 class _RemovalBatch:
-    workers: dict[int, float] = field(default_factory=dict)  # → grace, seconds
+    workers: dict[WorkerId, float] = field(default_factory=dict)  # → grace, seconds
 
 
 class PodRemover:
@@ -43,13 +43,13 @@ class PodRemover:
 
     def remove(self, uid: str, action: RemoveWorker) -> None:
         """Returns at once."""
-        key = (uid, action.attempt)
+        key = (uid, action.id.attempt)
         if key not in self._batches:
             self._batches[key] = _RemovalBatch()
             task = asyncio.create_task(self._flush(key))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        self._batches[key].workers[action.worker] = action.grace_seconds
+        self._batches[key].workers[action.id] = action.grace_seconds
 
     async def _flush(self, key: tuple[str, int]) -> None:
         await asyncio.sleep(0)  # let the rest of the gang be named
@@ -60,18 +60,18 @@ class PodRemover:
             self._swept_at = now
         workers = self._batches.pop(key).workers
         mine = [pod for pod in self._pods.of(key[0]) if pod.attempt == key[1] and not pod.gone]
-        due = [pod for pod in mine if pod.worker in workers and self._is_due(pod, workers[pod.worker])]
+        due = [pod for pod in mine if pod.id in workers and self._is_due(pod, workers[pod.id])]
         try:
             if len(due) > 1 and due == mine and all(pod.over for pod in due):
                 await self._sweep(due)
             else:
-                await asyncio.gather(*(self._remove_one(pod, workers[pod.worker]) for pod in due))
+                await asyncio.gather(*(self._remove_one(pod, workers[pod.id]) for pod in due))
         except Exception as error:
             for pod in due:
                 self._asked.pop(pod.uid, None)
             self._on_error(key[0], error)
         else:
-            self._asked |= {pod.uid: (workers[pod.worker], time.monotonic()) for pod in due}
+            self._asked |= {pod.uid: (workers[pod.id], time.monotonic()) for pod in due}
 
     def _is_due(self, pod: PodState, grace: float) -> bool:
         before = self._asked.get(pod.uid)

@@ -6,7 +6,7 @@ Every pod passes the *restricted* Pod Security Standard, except that EFA needs I
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from muster.kube.client import Object
@@ -19,7 +19,18 @@ from muster.words.address import AddressError, job_folder
 from muster.words.base import Spec, dump, dump_json
 from muster.words.gang import Quantity, Resources
 from muster.words.job import worker_config
-from muster.words.names import GROUP, KEEPER_STATE, KIND, VERSION, Env, Label, Rendezvous, worker_name
+from muster.words.names import (
+    FIRST_INCARNATION,
+    GROUP,
+    KEEPER_STATE,
+    KIND,
+    VERSION,
+    Env,
+    Label,
+    Rendezvous,
+    WorkerId,
+    worker_name,
+)
 from muster.words.notices import NOTICES_ENV, NOTICES_PATH
 from muster.words.pods import Toleration
 from muster.words.quantities import quantity
@@ -149,21 +160,25 @@ def render_pod(
 ) -> Object:
     """The pod of one worker, before its gang scheduler has a say."""
     spec = job.spec
-    same = _same_for_all(job, site, instance_type, action.attempt, len(action.nodes), action.resume_step)
-    which = {Env.WORKER: str(action.worker), Rendezvous.NODE_RANK: str(action.worker)}
+    same = _same_for_all(job, site, instance_type, action.id.attempt, len(action.nodes), action.resume_step)
+    which = {
+        Env.WORKER: str(action.id.worker),
+        Env.INCARNATION: str(action.id.incarnation),
+        Rendezvous.NODE_RANK: str(action.id.worker),
+    }
     container = same.container | {"env": [*same.container["env"], *_variables(which)]}
-    name = worker_name(job.name, action.attempt, action.worker)
     pod: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": name,
+            "name": worker_name(job.name, action.id),
             "namespace": job.namespace,
             "labels": spec.runtime.labels
             | labels_of(job)
             | {
-                Label.ATTEMPT: str(action.attempt),
-                Label.WORKER: str(action.worker),
+                Label.ATTEMPT: str(action.id.attempt),
+                Label.WORKER: str(action.id.worker),
+                Label.INCARNATION: str(action.id.incarnation),
                 SCHEDULER_LABEL: scheduler,
             },
             "annotations": spec.runtime.annotations | same.annotations,
@@ -171,7 +186,7 @@ def render_pod(
         },
         "spec": {
             "restartPolicy": "Never",
-            "hostname": name,
+            "hostname": worker_name(job.name, replace(action.id, incarnation=FIRST_INCARNATION)),
             "subdomain": WORKERS,
             "serviceAccountName": site.account(job),
             "automountServiceAccountToken": False,
@@ -327,7 +342,7 @@ def _environment(
     job: CachedJob, site: SiteSettings, net: network.NetworkPlan, attempt: int, size: int, resume_step: int
 ) -> list[Object]:
     spec, meta = job.spec, job.summary
-    first = worker_name(job.name, attempt, 0)
+    first = worker_name(job.name, WorkerId(attempt, 0))
     # A worker that has nobody to meet needs no name service to do so.
     meeting = f"{first}.{WORKERS}.{job.namespace}.svc" if size > 1 else "127.0.0.1"
     settings = {

@@ -24,7 +24,7 @@ from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.network import plan
 from muster.operator.kubernetes.nodes import NodeCache
 from muster.operator.kubernetes.pod_warnings import PodWarnings
-from muster.operator.kubernetes.pods import PodCache, PodState
+from muster.operator.kubernetes.pods import PodCache, PodState, gang_of
 from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reads import FreshReads
 from muster.operator.kubernetes.removal import PodRemover
@@ -170,11 +170,12 @@ class KubernetesWorld:
         job = self.job_cache.get(uid)
         match action:
             case CreateWorker():
-                if job is None or (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
-                    raise VersionConflict(f"attempt {action.attempt} of job {uid} is not the one that starts")
+                id = action.id
+                if job is None or (job.status.current(id.worker), job.status.phase) != (id, Phase.STARTING):
+                    raise VersionConflict(f"{id} of job {uid} is not one that starts")
                 self._creator.order(uid, action)
             case RemoveWorker():
-                self._creator.cancel(uid, action.attempt, action.worker)
+                self._creator.cancel(uid, action.id)
                 self._remover.remove(uid, action)
             case RemoveJob():
                 if job is not None:
@@ -251,8 +252,7 @@ class KubernetesWorld:
         gang = self.gangs.of(job)
         if gang.places or job.status.phase is not Phase.STARTING:
             return ""
-        mine = tuple(pod for pod in pods if pod.attempt == job.status.attempt)
-        return gang.waiting(mine, self.gangs.group(job))
+        return gang.waiting(tuple(gang_of(pods, job.status)), self.gangs.group(job))
 
     def _open_reservation(self, job: CachedJob) -> tuple[NodeReservation, ...]:
         """Grant the job's request with places that have no node yet, because another scheduler finds the nodes."""

@@ -64,7 +64,7 @@ def worker_environment(
     """The whole environment: the little that is inherited, then what Muster sets. The job's own variables stand in it
     by names that no library knows, until the launcher has given up its rights and takes them in."""
     gang, meta = job.spec.gang, job.metadata
-    key = WorkerKey(meta.uid, action.attempt, action.worker)
+    key = WorkerKey.of(meta.uid, action.id)
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -95,7 +95,7 @@ def worker_environment(
             NOTICES_ENV: str(state.notices / f"{action.node}.json"),
             Rendezvous.NODES: str(len(action.nodes)),
             Rendezvous.RANKS_PER_NODE: str(gang.ranks_per_node),
-            Rendezvous.NODE_RANK: str(action.worker),
+            Rendezvous.NODE_RANK: str(action.id.worker),
             Rendezvous.HOST: "127.0.0.1",
             Rendezvous.PORT: str(port),
         }

@@ -1,4 +1,5 @@
-"""The fence of each job on this machine: a file of its own that says which attempt lives, and nothing of other jobs.
+"""The fence of each job on this machine: a file of its own that says which attempt lives and in which incarnations its
+workers do, and nothing of other jobs.
 
 It holds what the Kubernetes API would answer, cut down to what the fence asks (worker/fence.py). It is written before
 the status that it reports: whoever commits after an attempt was closed, or after the next one was made, is refused.
@@ -37,7 +38,8 @@ class FenceFiles:
         if not status.attempt and not path.exists():
             return  # it never ran: nobody asks
         document = dump(status.model_copy(update={"attempts": status.attempts[-1:]}))
-        about = {"attempt": status.attempt, "attempts": document.get("attempts") or []}
+        gang = {"incarnations": list(status.gang.incarnations)}
+        about = {"attempt": status.attempt, "attempts": document.get("attempts") or [], "gang": gang}
         self._write(path, json.dumps({"metadata": {"uid": uid}, "status": about}))
 
     def announce_written(self, uid: str) -> None:

@@ -69,7 +69,7 @@ class NoticeFiles:
         return tuple(
             signal_of(notice, worker)
             for worker in workers
-            if worker.attempt == status.attempt and worker.state is not WorkerState.EXITED
+            if worker.id == status.current(worker.worker) and worker.state is not WorkerState.EXITED
             for notice in self.of(worker.node)
             if notice.concerns(worker.created_at)
         )
@@ -81,6 +81,7 @@ def signal_of(notice: Notice, worker: ObservedWorker) -> Signal:
         attempt=worker.attempt,
         at=notice.at,
         worker=worker.worker,
+        incarnation=worker.incarnation,
         node=worker.node,
         message=f"node {worker.node}: {notice.message}",
         source=notice.source,

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from muster.storage.small_files import open_to_append, read_regular, write_whole
 from muster.words.base import Many, Record, dump_json
-from muster.words.names import EXIT_RECORD, HEARTBEAT, LOG, Env
+from muster.words.names import EXIT_RECORD, FIRST_INCARNATION, HEARTBEAT, LOG, Env, WorkerId
 from muster.words.state_folder import StateFolder
 
 RECORD = "worker.json"  # WorkerRecord, by whoever started the worker
@@ -38,14 +38,19 @@ MARKS_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, order=True)
 class WorkerKey:
-    """Identity of a worker: its job, attempt and number."""
+    """Identity of a worker on this machine: its job, attempt, number and incarnation."""
 
     job_uid: str
     attempt: int
     worker: int
+    incarnation: int = FIRST_INCARNATION
+
+    @classmethod
+    def of(cls, job_uid: str, id: WorkerId) -> WorkerKey:
+        return cls(job_uid, id.attempt, id.worker, id.incarnation)
 
     def folder(self, state: StateFolder) -> Path:
-        return state.worker(self.job_uid, self.attempt, self.worker)
+        return state.worker(self.job_uid, self.attempt, self.worker, self.incarnation)
 
 
 class WorkerRecord(Record):
@@ -60,10 +65,11 @@ class WorkerRecord(Record):
     started_at: float
     command: Many[str]
     gpus: Many[int] = ()  # their indices on this machine
+    incarnation: int = FIRST_INCARNATION
 
     @property
     def key(self) -> WorkerKey:
-        return WorkerKey(self.job_uid, self.attempt, self.worker)
+        return WorkerKey(self.job_uid, self.attempt, self.worker, self.incarnation)
 
 
 def start(
@@ -125,6 +131,7 @@ def marks(state: StateFolder, key: WorkerKey) -> dict[str, str]:
         Env.JOB_UID: key.job_uid,
         Env.ATTEMPT: str(key.attempt),
         Env.WORKER: str(key.worker),
+        Env.INCARNATION: str(key.incarnation),
         Env.WORKER_DIR: str(key.folder(state)),
     }
 
@@ -168,7 +175,12 @@ def marked(state: StateFolder, pid: int) -> WorkerKey | None:
     if not folder or not Path(folder).is_relative_to(state.root) or _is_zombie(pid):
         return None
     try:
-        key = WorkerKey(environment[Env.JOB_UID], int(environment[Env.ATTEMPT]), int(environment[Env.WORKER]))
+        key = WorkerKey(
+            environment[Env.JOB_UID],
+            int(environment[Env.ATTEMPT]),
+            int(environment[Env.WORKER]),
+            int(environment.get(Env.INCARNATION, FIRST_INCARNATION)),  # that an earlier release does not set
+        )
     except (KeyError, ValueError):
         return None
     return key if str(key.folder(state)) == folder else None
@@ -277,6 +289,7 @@ def _record(
         job_uid=key.job_uid,
         attempt=key.attempt,
         worker=key.worker,
+        incarnation=key.incarnation,
         node=node,
         pid=process.pid,
         create_time=process.create_time(),

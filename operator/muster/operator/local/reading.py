@@ -84,7 +84,8 @@ class HeartbeatReader:
             beat = Heartbeat.model_validate_json(read_regular(key.folder(self._state) / name))
         except (OSError, ValidationError):
             beat = None
-        if beat is None or beat.attempt != key.attempt or heartbeat_rank(name) != beat.rank:
+        theirs = (beat.attempt, beat.incarnation, beat.rank) if beat is not None else None
+        if beat is None or theirs != (key.attempt, key.incarnation, heartbeat_rank(name)):
             nothing = _HeartbeatFile(stamp, None, ("", -1), 0.0, 0.0, 0.0, 0.0)
             return replace(previous, stamp=stamp) if previous else nothing
         progress, seen_at = (str(beat.phase), beat.step), self._monotonic()

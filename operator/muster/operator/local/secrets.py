@@ -71,7 +71,7 @@ class RefusedWorkers:
         now = time.time()
         self._refused[key] = ObservedWorker(
             key.worker, key.attempt, node, WorkerState.STARTING, now, reason=why, since=now,
-            rejection=Rejection.PERMANENT,
+            rejection=Rejection.PERMANENT, incarnation=key.incarnation,
         )  # fmt: skip
 
     def drop(self, key: WorkerKey) -> bool:

@@ -44,15 +44,15 @@ class WorkerStarter:
     def start(self, job: TrainingJob, action: CreateWorker) -> WorkerRecord | None:
         """Start a worker. Return None if it exists already, or can't start (see `refused`). Raises VersionConflict."""
         uid = job.metadata.uid
-        if (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
-            now = f"attempt {job.status.attempt} is, and {job.status.phase}"
-            raise VersionConflict(f"attempt {action.attempt} of job {uid} is not the one that starts: {now}")
-        key = WorkerKey(uid, action.attempt, action.worker)
+        id, current = action.id, job.status.current(action.id.worker)
+        if (current, job.status.phase) != (id, Phase.STARTING):
+            raise VersionConflict(f"{id} of job {uid} is not one that starts: {current} is, and {job.status.phase}")
+        key = WorkerKey.of(uid, id)
         if processes.exists(self._state, key):
             return None
         count = job.spec.gang.gpus_per_node
         gpus = self._nodes.gpus(action.node, count, self._workers.living()) if count else ()
-        port = rendezvous_port(self._state, uid, action.attempt)
+        port = rendezvous_port(self._state, uid, id.attempt)
         try:
             secrets = self._secrets.variables(job)
         except SecretMissing as missing:

@@ -11,7 +11,7 @@ from muster.operator.core.observed import ObservedWorker, WorkerState
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey, WorkerProcess, WorkerRecord
 from muster.operator.local.reading import HeartbeatReader, exit_without_record, read_exit, redacted_exit
-from muster.words.names import EXIT_RECORD
+from muster.words.names import EXIT_RECORD, FIRST_INCARNATION
 from muster.words.state_folder import ATTEMPT_FOLDER, WORKER_FOLDER, StateFolder
 
 LOST = "ProcessLost"  # Worker.reason: the processes are gone and nobody said why
@@ -75,8 +75,9 @@ class LocalWorkers:
             if not processes.is_claimed(self._state, key):
                 return None
             return ObservedWorker(
-                key.worker, key.attempt, "", WorkerState.STARTING, created_at=_claimed_at(self._state, key)
-            )
+                key.worker, key.attempt, "", WorkerState.STARTING, created_at=_claimed_at(self._state, key),
+                incarnation=key.incarnation,
+            )  # fmt: skip
         reason = ""
         if ended is None and record is not None and not processes.alive(self._state, record):
             # It may have ended, with a record, between the two looks.
@@ -92,6 +93,7 @@ class LocalWorkers:
         return ObservedWorker(
             worker=key.worker,
             attempt=key.attempt,
+            incarnation=key.incarnation,
             node=record.node if record else "",
             state=WorkerState.EXITED if ended else WorkerState.RUNNING,
             created_at=started_at,
@@ -126,7 +128,11 @@ def _children(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 
 def _key(folder: Path) -> WorkerKey:
-    return WorkerKey(folder.parent.parent.name, int(folder.parent.name[8:]), int(folder.name[7:]))
+    attempt, worker = ATTEMPT_FOLDER.fullmatch(folder.parent.name), WORKER_FOLDER.fullmatch(folder.name)
+    assert attempt, "it was found by this pattern"
+    assert worker, "it was found by this pattern"
+    incarnation = int(worker[2] or FIRST_INCARNATION)
+    return WorkerKey(folder.parent.parent.name, int(attempt[1]), int(worker[1]), incarnation)
 
 
 def _claimed_at(state: StateFolder, key: WorkerKey) -> float:

@@ -113,7 +113,7 @@ class LocalWorld:
         if not self._reads_only:
             for worker in seen.workers:
                 if worker.state == WorkerState.RUNNING:
-                    self._follow(WorkerKey(uid, worker.attempt, worker.worker))
+                    self._follow(WorkerKey.of(uid, worker.id))
         return seen
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
@@ -127,7 +127,7 @@ class LocalWorld:
                     self._watch.follow(record)
                 self._watch.enqueue(uid)
             case RemoveWorker():
-                key = WorkerKey(uid, action.attempt, action.worker)
+                key = WorkerKey.of(uid, action.id)
                 if self._starter.drop(key):
                     self._watch.enqueue(uid)
                 else:

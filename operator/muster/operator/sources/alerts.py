@@ -1,7 +1,7 @@
 """Conversion of an alert's labels (or a recording rule's) to a signal about one attempt of one job. Pure.
 
 An alert concerns Muster when it carries `muster_action`. `job_uid` and `attempt` name its job and attempt, as on every
-per-job series; `node`, `worker` and `rank` are used if they are there.
+per-job series; `node`, `worker`, `incarnation` (of that worker) and `rank` are used if they are there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from muster.words.names import FIRST_INCARNATION
 from muster.words.signals import Signal, SignalKind
 
 MESSAGE_LENGTH_MAX = 500
@@ -63,6 +64,7 @@ def report(labels: Mapping[str, str], message: str, at: float, source: str, key:
         attempt=attempt,
         at=at,
         worker=_number(labels.get("worker")),
+        incarnation=_number(labels.get("incarnation")) or FIRST_INCARNATION,
         rank=_number(labels.get("rank")),
         node=labels.get("node") or None,
         message=message[:MESSAGE_LENGTH_MAX],

@@ -62,6 +62,7 @@ class SignalWorld:
 
 def believed(signals: tuple[Signal, ...], seen: ObservedJob) -> tuple[Signal, ...]:
     """Return the signals without what Prometheus infers, where we see for ourselves."""
-    beats = (beat for worker in seen.workers for beat in worker.heartbeats if beat.attempt == seen.status.attempt)
+    gang = (worker for worker in seen.workers if worker.id == seen.status.current(worker.worker))
+    beats = (beat for worker in gang for beat in worker.heartbeats if worker.wrote(beat))
     heard = any(seen.now - beat.at <= HEARTBEAT_FRESH_SECONDS for beat in beats)
     return tuple(signal for signal in signals if not (heard and signal.source == PROMETHEUS))

@@ -51,6 +51,8 @@ class SavedJob:
     identity: dict[str, Any]  # the fields of the COMMIT that stay the same
     job_uid: str
     attempt: int
+    worker: int
+    incarnation: int
     fence: str | None  # where the current attempt is written; None checks nothing
     world_size: int
     keep: Keep  # which commits are kept
@@ -221,11 +223,12 @@ class SaveCoordinator:
         return frozen
 
     def _confirm_attempt(self) -> None:
-        if self._job.fence is None:
+        job = self._job
+        if job.fence is None:
             return
         for retry in range(FENCE_RETRIES):
             try:
-                return confirm(self._job.fence, self._job.job_uid, self._job.attempt)
+                return confirm(job.fence, job.job_uid, job.attempt, job.worker, job.incarnation)
             except FenceUnreachable:
                 if retry == FENCE_RETRIES - 1:
                     raise

@@ -44,6 +44,8 @@ class UploadInit:
     world_size: int
     job_uid: str
     attempt: int
+    worker: int
+    incarnation: int
     fence: str | None  # where the current attempt is written; None checks nothing
     token: str  # that the coordinator asks for
     host: str  # of the coordinator

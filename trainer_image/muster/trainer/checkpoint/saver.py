@@ -38,6 +38,7 @@ from muster.words.address import parse_address
 from muster.words.base import dump
 from muster.words.checkpoint import PROGRAM_VERSION, Commit, DataCursor
 from muster.words.job import Keep
+from muster.words.names import FIRST_INCARNATION
 
 UPLOAD_SECONDS_MAX = 900.0
 RATES_KEPT = 10
@@ -73,6 +74,8 @@ class SaverIdentity:
     architecture: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
     trainer: Literal["muster", "program"] = "muster"  # a program has none of the three, and no data cursor
+    worker: int = 0  # this rank's, whose life the fence is asked about
+    incarnation: int = FIRST_INCARNATION
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ class CheckpointSaver:
             world_size=self._control.world_size,
             job_uid=identity.job_uid,
             attempt=identity.attempt,
+            worker=identity.worker,
+            incarnation=identity.incarnation,
             fence=identity.fence,
             token=meeting.token,
             host=meeting.host,

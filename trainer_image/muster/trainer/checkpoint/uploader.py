@@ -342,6 +342,8 @@ class ShareUploader:
             identity=init.identity,
             job_uid=init.job_uid,
             attempt=init.attempt,
+            worker=init.worker,
+            incarnation=init.incarnation,
             fence=init.fence,
             world_size=init.world_size,
             keep=init.keep,

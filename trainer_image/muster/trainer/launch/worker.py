@@ -72,7 +72,7 @@ def main() -> int:
         serve_reports(directory)
         watch_notices(leave_node)
         run = read_run()
-        pass_fence(run.fence, run.job_uid, run.attempt)
+        pass_fence(run.fence, run.job_uid, run.attempt, run.worker, run.incarnation)
         end = launch(run, stop, started, sandbox)
     except UserError as error:
         end = _before_ranks(ExitCode.USER_ERROR, str(error))

@@ -21,7 +21,7 @@ from muster.trainer.config import folder_in
 from muster.trainer.errors import UserError
 from muster.words.base import problems
 from muster.words.job import CheckpointSpec
-from muster.words.names import Env, Rendezvous
+from muster.words.names import FIRST_INCARNATION, Env, Rendezvous
 from muster.words.program import Program
 
 # Folders in MUSTER_WORKER_DIR; its files are named in the contract.
@@ -40,6 +40,7 @@ class WorkerOrders:
     job_uid: str
     attempt: int
     worker: int
+    incarnation: int
     workers: int  # of the gang
     ranks: int  # of this worker
     resume_step: int  # 0 for a fresh start
@@ -70,6 +71,7 @@ def read_surroundings(environ: Mapping[str, str] = os.environ) -> WorkerOrders:
         job_uid=environ.get(Env.JOB_UID) or "",
         attempt=int(environ.get(Env.ATTEMPT) or 1),
         worker=int(environ.get(Env.WORKER) or 0),
+        incarnation=int(environ.get(Env.INCARNATION) or FIRST_INCARNATION),
         workers=int(environ.get(Rendezvous.NODES) or 1),
         ranks=int(environ.get(Rendezvous.RANKS_PER_NODE) or 1) if config.program.launcher == "torchrun" else 1,
         resume_step=int(environ.get(Env.RESUME_STEP) or 0),

@@ -118,11 +118,12 @@ class SnapshotPublisher:
         return True
 
     def _confirm_attempt(self) -> None:
-        if self._around.fence is None:
+        around = self._around
+        if around.fence is None:
             return
         for retry in range(FENCE_RETRIES):
             try:
-                return confirm(self._around.fence, self._around.job_uid, self._around.attempt)
+                return confirm(around.fence, around.job_uid, around.attempt, around.worker, around.incarnation)
             except FenceUnreachable:
                 if retry == FENCE_RETRIES - 1:
                     raise

@@ -69,6 +69,8 @@ def checkpoint_scheduler(
         job=run.job,
         job_uid=run.job_uid,
         attempt=run.attempt,
+        worker=run.worker,
+        incarnation=run.incarnation,
         fence=run.fence,
         folder=run.folder,
         config=run.document,

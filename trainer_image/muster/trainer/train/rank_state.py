@@ -17,7 +17,7 @@ from muster.trainer.tracking.processes import FAULTS
 from muster.trainer.train.activity import RankActivity
 from muster.trainer.train.heartbeats import HeartbeatThread
 from muster.words.base import dump_json
-from muster.words.names import HEARTBEAT, RANK_FAILURE, ExitCode
+from muster.words.names import FIRST_INCARNATION, HEARTBEAT, RANK_FAILURE, ExitCode
 from muster.words.signals import Heartbeat, RankFailure, SlowRank, StepRecord, TrainerPhase
 
 DATA_WINDOW_SECONDS = 60.0
@@ -121,13 +121,21 @@ class FailureRecord:
 class RankState:
     """The state of one rank, set by the main thread; a thread of its own writes it to the heartbeat file."""
 
-    def __init__(self, directory: Path, attempt: int, rank: int, started_at: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        attempt: int,
+        rank: int,
+        started_at: float,
+        incarnation: int = FIRST_INCARNATION,
+    ) -> None:
         self.rank, self.step = rank, 0  # `step` is the last one that is done.
         self.stop_wanted = False  # whether this rank was asked to stop
         self.steps, self.commits = StepHistory(), CommitHistory()
         self.slow_ranks: tuple[SlowRank, ...] = ()
         self.memory = ""  # what a rank needs, in words
-        self._attempt, self._started_at = attempt, started_at
+        self._life = attempt, incarnation
+        self._started_at = started_at
         self._data_wait = DataWaitWindow()
         self._trackers = TrackerFaults(directory, rank)
         self._metrics_port: int | None = None
@@ -168,8 +176,10 @@ class RankState:
     def heartbeat(self) -> Heartbeat:
         activity, steps, commits = self.activity, self.steps, self.commits
         seconds = activity.seconds()
+        attempt, incarnation = self._life
         return Heartbeat.model_construct(
-            attempt=self._attempt,
+            attempt=attempt,
+            incarnation=incarnation,
             rank=self.rank,
             pid=os.getpid(),
             phase=activity.phase,

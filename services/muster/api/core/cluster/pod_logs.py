@@ -18,7 +18,7 @@ import structlog
 from muster.kube import paths
 from muster.kube.client import ApiClient, Object
 from muster.kube.errors import ApiError
-from muster.words.names import LOG, STEP_LOG, worker_name
+from muster.words.names import LOG, STEP_LOG, WorkerId, worker_name
 from muster.words.state_folder import StateFolder
 
 log = structlog.get_logger("muster.api.kubernetes")
@@ -125,7 +125,7 @@ class PodLogs:
         if item is None or status.get("attempt") != key[1] or status.get("phase") not in _ALIVE:
             return None
         meta = item["metadata"]
-        return f"{paths.core(meta['namespace'], 'pods', worker_name(meta['name'], key[1], key[2]))}/log"
+        return f"{paths.core(meta['namespace'], 'pods', worker_name(meta['name'], WorkerId(key[1], key[2])))}/log"
 
     def _keep_tail(self, uid: str, failure: Object) -> None:
         tail, attempt, worker = failure.get("logTail"), failure.get("attempt"), failure.get("worker")
