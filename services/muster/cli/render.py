@@ -310,8 +310,8 @@ def show_commit(commit: dict[str, Any]) -> None:
     table.add_row("trained", f"{commit['tokens']:,} tokens on {formatting.plural(commit['worldSize'], 'rank')}")
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(commit["metrics"].items()))
     table.add_row("metrics", metrics or formatting.NOTHING)
-    for found in commit.get("evaluations") or ():
-        table.add_row("results", evaluation_words(found))
+    for evaluation in commit.get("evaluations") or ():
+        table.add_row("results", evaluation_words(evaluation))
     if is_folder := commit.get("kind") == "folder":
         table.add_row("contents", "a folder that the program wrote: resumes by the program; data position not checked")
     else:

@@ -25,7 +25,7 @@ async def transferred(
     the next try resumes from there."""
     cancelled = threading.Event()
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         if cancelled.is_set():
             raise _TransferCancelled
         progress(done, total)
@@ -35,7 +35,7 @@ async def transferred(
             Connection(connection.server, connection.exchange.patience_seconds) as own,
             FileTransfers(own) as transfers,
         ):
-            return work(transfers, told)
+            return work(transfers, report)
 
     try:
         return await asyncio.to_thread(carry_out)

@@ -251,11 +251,11 @@ class FileTransfers:
         for file in answer["files"]:
             place = inside(unfinished, file["path"])
 
-            def told(done: int, _: int, before: int = arrived) -> None:
+            def report(done: int, _: int, before: int = arrived) -> None:
                 progress(before + done, answer["total"])
 
             if not _is_whole(place, file["bytes"]):
-                self.download(path, place, file["bytes"], told, file=file["path"], **form)
+                self.download(path, place, file["bytes"], report, file=file["path"], **form)
             arrived += file["bytes"]
         if target.exists():
             target.rmdir()

@@ -32,12 +32,12 @@ def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append(("queue", "\n".join(admission_lines(admission))))
     if (estimate := plan.get("estimate")) is None:
         return facts
-    found = dict(facts)
+    merged = dict(facts)
     estimated = {name: words for name, words in estimate_facts(estimate) if name != "gang"}
     if formats := estimated.pop("data", None):
-        found["data"] += f"\n{formats}"
-    found |= estimated | {"memory of a rank": describe_memory(estimate)}
-    return sorted(found.items(), key=lambda fact: _FIRST.index(fact[0]) if fact[0] in _FIRST else len(_FIRST))
+        merged["data"] += f"\n{formats}"
+    merged |= estimated | {"memory of a rank": describe_memory(estimate)}
+    return sorted(merged.items(), key=lambda fact: _FIRST.index(fact[0]) if fact[0] in _FIRST else len(_FIRST))
 
 
 def does_not_fit(plan: Mapping[str, Any]) -> str:

@@ -174,10 +174,10 @@ async def list_jobs(services: Services, caller: Principal, chosen: JobSelection)
     async with services.database.read() as session:
         by_phase = await repository.count_by_phase(session, everything)
         total = sum((await repository.count_by_phase(session, some)).values()) if some != everything else None
-        found = await repository.ordered(session, some, chosen.order, chosen.offset, chosen.limit)
+        ordered = await repository.ordered(session, some, chosen.order, chosen.offset, chosen.limit)
         by_group = await repository.count_by_group(session, some, chosen.order) if chosen.order.group else {}
-        trials = await _trials_of(session, [row.id for row, _ in found])
-    lines = [{**_line(services, row), "group": group, "trial": trials.get(row.id)} for row, group in found]
+        trials = await _trials_of(session, [row.id for row, _ in ordered])
+    lines = [{**_line(services, row), "group": group, "trial": trials.get(row.id)} for row, group in ordered]
     return JobsPage(lines, sum(by_phase.values()) if total is None else total, by_phase, by_group)
 
 
@@ -211,10 +211,10 @@ async def sweep_name(services: Services, caller: Principal, sweep_id: str) -> st
 
 async def _trials_of(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, JobTrial]:
     query = select(TrialRow.job_id, TrialRow.sweep_id, SweepRow.name, TrialRow.number)
-    found = await session.execute(
+    trials = await session.execute(
         query.join(SweepRow, SweepRow.id == TrialRow.sweep_id).where(TrialRow.job_id.in_(job_ids))
     )
-    return {str(job_id): JobTrial(sweep, name, number) for job_id, sweep, name, number in found}
+    return {str(job_id): JobTrial(sweep, name, number) for job_id, sweep, name, number in trials}
 
 
 def _line(services: Services, row: JobRow) -> dict[str, Any]:
@@ -307,9 +307,9 @@ async def results(services: Services, row: JobRow) -> dict[str, float]:
     if own := row.status.get("results"):
         return dict(own)
     async with services.database.read() as session:
-        found = await of_checkpoints(session, row.id)
+        evaluations = await of_checkpoints(session, row.id)
     newest: dict[str, float] = {}
-    for run, _ in sorted(found, key=lambda each: each[0].step):
+    for run, _ in sorted(evaluations, key=lambda each: each[0].step):
         newest |= run.results
     return newest
 

@@ -36,7 +36,7 @@ async def compare(
 ) -> Response:
     """A job that is not there, or that one may not see, is said to be not found, and the others are shown."""
     asked = list(dict.fromkeys(name for part in jobs or [] for name in re.split(r"[,\s]+", part) if name))
-    rows, missing = await _found(services, visitor, asked[:JOBS_MAX])
+    rows, missing = await _rows_of(services, visitor, asked[:JOBS_MAX])
     documents = [api.document(services, visitor, row) for row in rows]
     points = min(_POINTS_MAX, _POINTS // max(1, len(rows)))
     curves = await asyncio.gather(*(api.curves(services, visitor, row.id, CurveQuery(points)) for row in rows))
@@ -70,7 +70,7 @@ def _still(row: JobRow, curves: dict[str, Any]) -> Markup:
     return Markup(svg.curve(curves, "loss", f"Loss of {clip(row.name)}"))  # noqa: S704
 
 
-async def _found(services: Services, visitor: Principal, asked: list[str]) -> tuple[list[JobRow], list[str]]:
+async def _rows_of(services: Services, visitor: Principal, asked: list[str]) -> tuple[list[JobRow], list[str]]:
     rows: dict[str, JobRow] = {}
     missing: list[str] = []
     for name in asked:

@@ -36,7 +36,9 @@ def differences(specs: Sequence[Mapping[str, Any]]) -> list[SettingDifference]:
     for path in paths:
         values = [each.get(path, _MISSING) for each in flat]
         if any(value != values[0] for value in values[1:]):
-            rows.append(SettingDifference(path, tuple(None if value is _MISSING else shown(value) for value in values)))
+            rows.append(
+                SettingDifference(path, tuple(None if value is _MISSING else value_text(value) for value in values))
+            )
     return rows
 
 
@@ -52,7 +54,7 @@ def settings(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -86,21 +88,21 @@ def _score(words: str, kind: str, values: list[float | None], better: Any) -> Me
     return MeasureScore(words, tuple(values), kind, best)
 
 
-def _known(series: Mapping[str, Any] | None, column: str) -> list[float]:
+def _numbers(series: Mapping[str, Any] | None, column: str) -> list[float]:
     return [] if series is None else [v for v in series.get(column) or series["mean"] if v is not None]
 
 
 def _least(series: Mapping[str, Any] | None) -> float | None:
-    return min(_known(series, "min"), default=None)
+    return min(_numbers(series, "min"), default=None)
 
 
 def _last(series: Mapping[str, Any] | None) -> float | None:
-    values = _known(series, "mean")
+    values = _numbers(series, "mean")
     return values[-1] if values else None
 
 
 def _mean(series: Mapping[str, Any] | None) -> float | None:
-    values = _known(series, "mean")
+    values = _numbers(series, "mean")
     return sum(values) / len(values) if values else None
 
 

@@ -29,7 +29,7 @@ async def show_curve_of_several(
 ) -> Response:
     """Return one curve of each of the first twenty jobs, by their ids, without those that are not there: `loss`,
     another series of the training by its name, or the `evaluation`'s loss."""
-    found = []
+    documents = []
     for job_id in list(dict.fromkeys(jobs.split(",")))[:_JOBS_MAX]:
         try:
             row = await api.find(services, visitor, job_id)
@@ -38,8 +38,8 @@ async def show_curve_of_several(
                 raise
             continue
         document = await api.curves(services, visitor, row.id, CurveQuery(points))
-        found.append({"id": row.id, "name": row.name, "live": row.live, "curves": _only(document, name)})
-    return JSONResponse(found, headers=_NOT_KEPT)
+        documents.append({"id": row.id, "name": row.name, "live": row.live, "curves": _only(document, name)})
+    return JSONResponse(documents, headers=_NOT_KEPT)
 
 
 def _only(document: dict[str, Any], name: str) -> dict[str, Any]:

@@ -132,16 +132,16 @@ async def show_samples(
 ) -> Response:
     row = await api.find(services, visitor, job_id)
     fault = ""
-    found: dict[str, Any] = {"items": [], "total": 0}
+    written: dict[str, Any] = {"items": [], "total": 0}
     try:
-        found = await api.samples(services, visitor, job_id, last)
+        written = await api.samples(services, visitor, job_id, last)
     except ApiError as error:
         if error.code != "storage_unavailable":
             raise
         fault = error.detail
-    more = min(100, found["total"]) if found["total"] > len(found["items"]) and last < 100 else None
-    rows = by_prompt(found["items"])
-    return await show(request, services, visitor, row, "samples", found=found, rows=rows, more=more, fault=fault)
+    more = min(100, written["total"]) if written["total"] > len(written["items"]) and last < 100 else None
+    rows = by_prompt(written["items"])
+    return await show(request, services, visitor, row, "samples", written=written, rows=rows, more=more, fault=fault)
 
 
 def by_prompt(evaluations: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any] | None]]]:

@@ -190,10 +190,10 @@ def groups(jobs: Sequence[JobLine], by: str, counts: Mapping[str, int]) -> list[
     """Return the jobs in their groups, which lie one after another; one group without words where `by` is empty."""
     if not by:
         return [JobGroup("", len(jobs), None, None, tuple(jobs))]
-    found: dict[str, list[JobLine]] = {}
+    groups: dict[str, list[JobLine]] = {}
     for job in jobs:
-        found.setdefault(job["group"], []).append(job)
-    return [_group(members, by, counts.get(value, len(members))) for value, members in found.items()]
+        groups.setdefault(job["group"], []).append(job)
+    return [_group(members, by, counts.get(value, len(members))) for value, members in groups.items()]
 
 
 def _group(members: Sequence[JobLine], by: str, count: int) -> JobGroup:

@@ -93,7 +93,7 @@ async def show_logs(
     chosen = await choose(services, job_id, attempt, worker)
     here: dict[str, Any] = {"chosen": chosen, "ranks": ranks_of(row, worker), "rank": rank, "find": find, "raw": raw}
     if not chosen.exists:
-        return await show(request, services, visitor, row, "logs", **here, text=None, found=None)
+        return await show(request, services, visitor, row, "logs", **here, text=None, match=None)
     file = chosen.file
     match = await run_in_threadpool(search, file, find, since) if find else None
     if offset is None and match is not None:
@@ -107,8 +107,8 @@ async def show_logs(
         row,
         "logs",
         **here,
-        text=shown(read.text, row, worker, rank, raw),
-        found=match,
+        text=log_text(read.text, row, worker, rank, raw),
+        match=match,
         begins=read.offset,
         ends=read.next_offset,
         at_end=read.at_end,
@@ -133,7 +133,7 @@ async def follow_log(
     row = await api.find(services, visitor, job_id)
     reply = await api.read_logs(request, services, visitor, job_id, attempt, str(worker), None, offset)
     read = api.document_of(reply)
-    text = shown(read["text"], row, worker, rank, raw)
+    text = log_text(read["text"], row, worker, rank, raw)
     answer = {"text": text, "nextOffset": read["nextOffset"], "complete": read["complete"]}
     return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 
@@ -172,7 +172,7 @@ def ranks_of(row: JobRow, worker: int) -> range:
     return range(worker * count, (worker + 1) * count)
 
 
-def shown(text: str, row: JobRow, worker: int, rank: int | None, raw: bool) -> str:
+def log_text(text: str, row: JobRow, worker: int, rank: int | None, raw: bool) -> str:
     ranks = ranks_of(row, worker)
     if rank is not None and rank in ranks:
         text = of_rank(text, rank, ranks[0])

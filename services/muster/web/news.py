@@ -24,7 +24,7 @@ class NewsBoard:
         self._gathering: tuple[set[str], asyncio.Task[dict[str, Version]]] | None = None
         self._waiting: dict[str, asyncio.Task[None]] = {}
         self._moment = (-1, -1)
-        self._known: dict[str, Version] = {}
+        self._versions: dict[str, Version] = {}
 
     async def version(self, services: Services, job_id: str) -> Version:
         """Return `newest`, but as it was when somebody asked since this process last announced news, or within
@@ -67,8 +67,8 @@ class NewsBoard:
     def _of_this_moment(self, services: Services) -> dict[str, Version]:
         moment = services.hub.wakes, int(_now() / POLL_SECONDS)
         if moment != self._moment:
-            self._moment, self._known = moment, {}
-        return self._known
+            self._moment, self._versions = moment, {}
+        return self._versions
 
 
 def _now() -> float:

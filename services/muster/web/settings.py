@@ -75,14 +75,14 @@ async def _show(
 def limits_of(quota: dict[str, Any], currency: str) -> str:
     """Return the quotas of the project and of each person in it; empty if nothing is limited."""
 
-    def told(limits: dict[str, Any]) -> str:
+    def limits_text(limits: dict[str, Any]) -> str:
         given = [(key, limits[key], words) for key, words in _LIMITS if limits.get(key) is not None]
         return ", ".join(
             f"{value:,g} {currency if key == 'moneyPerMonth' else ''} {words}".replace("  ", " ")
             for key, value, words in given
         )
 
-    whole, person = told(quota), told(quota.get("person") or {})
+    whole, person = limits_text(quota), limits_text(quota.get("person") or {})
     return "; ".join(filter(None, (whole, f"each person: {person}" if person else "")))
 
 

@@ -92,7 +92,7 @@ def parallel(sweep: Mapping[str, Any]) -> ParallelPicture | None:
     for rank, trial in enumerate(kept):
         values = [*(trial["parameters"].get(name) for name in names), trial["value"]]
         points = list(zip(places, [scale.y(value) for scale, value in zip(scales, values, strict=True)], strict=True))
-        words = ", ".join(f"{short} {shown(value)}" for (_, short), value in zip(titles, values, strict=True))
+        words = ", ".join(f"{short} {value_text(value)}" for (_, short), value in zip(titles, values, strict=True))
         lines.append(
             TrialLine(
                 trial["number"],
@@ -112,7 +112,7 @@ def weights(sweep: Mapping[str, Any]) -> list[ParameterWeight]:
     if len(measured) < TRIALS_MIN:
         return []
     names = list(sweep["sweep"]["parameters"])
-    found = []
+    parameter_weights = []
     for name, short in zip(names, short_names(names), strict=True):
         values = [trial["parameters"].get(name) for trial in measured]
         results = [trial["value"] for trial in measured]
@@ -121,9 +121,9 @@ def weights(sweep: Mapping[str, Any]) -> list[ParameterWeight]:
             rises = (correlation > 0) == (sweep["metric"]["better"] == "higher")
             words = "" if correlation == 0 else f"{'higher' if rises else 'lower'} values did better"
         else:
-            correlation, words = _correlation_ratio([shown(value) for value in values], results), ""
-        found.append(ParameterWeight(name, short, round(abs(correlation), 3), len(measured), words))
-    return sorted(found, key=lambda each: -each.share)
+            correlation, words = _correlation_ratio([value_text(value) for value in values], results), ""
+        parameter_weights.append(ParameterWeight(name, short, round(abs(correlation), 3), len(measured), words))
+    return sorted(parameter_weights, key=lambda each: -each.share)
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
@@ -141,7 +141,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return [".".join(path.split(".")[-2:]) if counts[end] > 1 else end for path, end in zip(paths, last, strict=True)]
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A parameter's value in few characters."""
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -161,7 +161,7 @@ class _Scale:
 
     def y(self, value: Any) -> float:
         if self.listed is not None:
-            return self.listed.get(shown(value), BOTTOM)
+            return self.listed.get(value_text(value), BOTTOM)
         if not _is_number(value):
             return BOTTOM
         at, low, high = (math.log(each) if self.log else each for each in (value, self.low, self.high))
@@ -172,7 +172,7 @@ class _Scale:
 def _scale(parameter: Mapping[str, Any], values: Sequence[Any]) -> _Scale:
     if parameter.get("values") is None:
         return _range([value for value in values if _is_number(value)], bool(parameter.get("log")))
-    names = list(dict.fromkeys(shown(value) for value in parameter["values"]))
+    names = list(dict.fromkeys(value_text(value) for value in parameter["values"]))
     listed = {name: _height((index + 0.5) / len(names)) for index, name in enumerate(names)}
     every = -(-len(names) // _TICKS_MAX)
     return _Scale(tuple(AxisTick(listed[name], name) for name in names[::every]), listed)
@@ -183,7 +183,7 @@ def _range(values: Sequence[float], log: bool, down: bool = False) -> _Scale:
     if low == high:
         low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
     top, bottom = (low, high) if down else (high, low)
-    ticks = (AxisTick(TOP, shown(float(top))), AxisTick(BOTTOM, shown(float(bottom))))
+    ticks = (AxisTick(TOP, value_text(float(top))), AxisTick(BOTTOM, value_text(float(bottom))))
     return _Scale(ticks, None, low, high, log, down)
 
 

@@ -12,7 +12,7 @@ from muster.web.api import ApiError, ServicesDependency
 from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor
-from muster.web.sweep_view import parallel, short_names, shown, weights
+from muster.web.sweep_view import parallel, short_names, value_text, weights
 
 router = APIRouter(prefix="/sweeps", include_in_schema=False)
 
@@ -55,7 +55,7 @@ async def show_sweep(request: Request, services: ServicesDependency, visitor: Vi
         sweep=sweep,
         table=table,
         parameters=list(zip(parameters, short_names(parameters), strict=True)),
-        shown=shown,
+        value_text=value_text,
         picture=parallel(sweep),
         weights=weights(sweep),
         compared=[trial["jobId"] for trial in table if trial["jobId"] and trial["job"]][:_COMPARED],

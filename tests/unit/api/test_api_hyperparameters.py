@@ -27,10 +27,10 @@ def test_auto(examples: int | None, multiple: int, epochs: int, batch: int) -> N
         1.0,
         None,
     )
-    assert len(chosen.told) == 3
+    assert len(chosen.choices) == 3
 
 
 def test_numbers_are_taken_as_they_are_and_not_told() -> None:
     chosen = choose(GivenHyperparameters(2, 6, 0.5, "auto"), 100, 4)
     assert (chosen.n_epochs, chosen.batch_size, chosen.learning_rate_multiplier, chosen.beta) == (2, 6, 0.5, 0.1)
-    assert chosen.told == ("beta 0.1",)
+    assert chosen.choices == ("beta 0.1",)

@@ -84,10 +84,10 @@ async def propose(services: Services, caller: Principal, wishes: JobWishes) -> P
             return propose_job(wishes, ProposalFacts())
         folder = parse_address(spec.training_config.data.train[0].source)
         look = functools.partial(look_for_proposal, spec.training_config, services.settings.cluster == "local")
-        found = await services.folders.run(folder, look, seconds=LOOK_SECONDS_MAX)
+        answer = await services.folders.run(folder, look, seconds=LOOK_SECONDS_MAX)
     except (ApiError, StorageError):
         return propose_job(wishes, ProposalFacts())
-    return propose_job(wishes, found.facts)
+    return propose_job(wishes, answer.facts)
 
 
 async def _read(caller: Principal, text: str, original: JobRow | None) -> tuple[Document, Submission]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Select, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -15,12 +15,12 @@ from muster.words.status import Phase
 
 
 class Body(BaseModel):
-    """Request of a fine-tuning job, with numbers in place of every `"auto"`; `told` says how each was chosen.
+    """Request of a fine-tuning job, with numbers in place of every `"auto"`; `choices` says how each was chosen.
 
     `base` is the mapped model that the job starts from, also where `model` was fine-tuned from it.
-
-    `base` is the mapped model that it began from, also where `model` is one that was fine-tuned from it.
     """
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     model: str
     base: str
@@ -32,7 +32,7 @@ class Body(BaseModel):
     method: str
     hyperparameters: dict[str, float]
     grader: dict[str, Any] | None = None  # as it came
-    told: tuple[str, ...] = ()
+    choices: tuple[str, ...] = Field(default=(), alias="told")  # as rows and events have it
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def settings_to_adopt(
     has several settings for one group, or one of another kind than the optimizer's."""
     names = {parameter: name for name, parameter in trained_parameters(model, optimizer)}
     there = {name: group.settings for group in commit.optimizer_groups for name in group.parameters}
-    found, wrong = [], []
+    groups, wrong = [], []
     for number, group in enumerate(optimizer.param_groups):
         settings = [there[names[parameter]] for parameter in group["params"] if names[parameter] in there]
         if any(each != settings[0] for each in settings):
@@ -135,16 +135,16 @@ def settings_to_adopt(
                 f"optimizer.param_groups[{number}]: the checkpoint has several groups, of different settings, for its "
                 "parameters"
             )
-        found.append(settings[0] if settings else {})
+        groups.append(settings[0] if settings else {})
         wrong += [
             f"optimizer.param_groups[{number}]: {name} is {repr(value)[:100]} in the checkpoint, and "
             f"{repr(group[name])[:100]} here"
-            for name, value in found[-1].items()
+            for name, value in groups[-1].items()
             if name in group and name not in _OF_THE_HARDWARE and not _is_of_a_kind(group[name], value)
         ]
     if wrong:
         raise CheckpointMismatch(where, tuple(wrong))
-    return found
+    return groups
 
 
 def adopt_settings(optimizer: torch.optim.Optimizer, settings: Iterable[Mapping[str, Any]]) -> None:

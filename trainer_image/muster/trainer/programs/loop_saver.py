@@ -125,18 +125,18 @@ def load(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, state:
     if not steps:
         raise UserError(f"{folder}: holds no checkpoint of run.save; load it as the program has written it")
     commit, attached = load_attached(uri, steps[-1], model, optimizer)
-    held = _unpack(attached)
-    if held.keys() != state.keys():
+    contents = _unpack(attached)
+    if contents.keys() != state.keys():
         raise UserError(
-            f"{folder}: step {commit.step} was saved with {_names(held)}, and is loaded with {_names(state)}; give "
+            f"{folder}: step {commit.step} was saved with {_names(contents)}, and is loaded with {_names(state)}; give "
             "run.load the same as run.save"
         )
     for name, receiver in state.items():
         if isinstance(receiver, dict):
             receiver.clear()
-            receiver.update(held[name])
+            receiver.update(contents[name])
         else:
-            receiver.load_state_dict(held[name])
+            receiver.load_state_dict(contents[name])
     everyone = groups()
     world = everyone.world
     if commit.world_size == world:
@@ -149,31 +149,31 @@ def load(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, state:
 
 def _pack(state: Mapping[str, Any]) -> bytes:
     """Return the state that Muster does not know as bytes. Raises UserError naming what has none."""
-    held = {}
+    contents = {}
     for name, each in state.items():
         if isinstance(each, dict):
-            held[name] = each
+            contents[name] = each
         elif hasattr(each, "state_dict") and hasattr(each, "load_state_dict"):
-            held[name] = each.state_dict()
+            contents[name] = each.state_dict()
         else:
             raise UserError(
                 f"run.save: {name} is a {type(each).__name__}; give a dict, or what has state_dict and load_state_dict"
             )
     buffer = io.BytesIO()
-    torch.save(held, buffer)
+    torch.save(contents, buffer)
     return buffer.getvalue()
 
 
 def _unpack(data: bytes) -> dict[str, Any]:
     """Return what `_pack` was given, read without running code of the bytes. Raises UserError."""
     try:
-        held: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
+        contents: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:  # torch says it by many types
         raise UserError(
             f"run.save takes numbers, text, tensors, and lists and dicts of them, for nothing else can be read back "
             f"without running code of a checkpoint: {str(error).splitlines()[0]}"
         ) from None
-    return held
+    return contents
 
 
 def _names(state: Mapping[str, Any]) -> str:

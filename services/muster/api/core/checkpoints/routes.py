@@ -139,9 +139,9 @@ async def get_checkpoint(
     row = await find_job(services, caller, job_id)
     folder = commit_folder(row)
     with explained(folder):
-        found = await services.folders.run(folder, _inspect, services.commits, row, step)
+        detail = await services.folders.run(folder, _inspect, services.commits, row, step)
     evaluated = await _evaluations(services, job_id)
-    return JSONResponse(found | {"evaluations": evaluated.get(found["step"], [])})
+    return JSONResponse(detail | {"evaluations": evaluated.get(detail["step"], [])})
 
 
 async def _evaluations(services: Services, job_id: str) -> dict[int, list[dict[str, Any]]]:

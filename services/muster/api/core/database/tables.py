@@ -393,7 +393,7 @@ class FileRow(Table):
     bytes: Mapped[int]
     sha256: Mapped[str | None] = mapped_column(String(64))  # what its sender says, or what has arrived
     key: Mapped[str | None] = mapped_column(String(160), index=True)  # storage.contents.Contents
-    told: Mapped[str] = mapped_column(String(2048))  # Upload-Metadata as it came
+    upload_metadata: Mapped[str] = mapped_column("told", String(2048))  # as it came
     fault: Mapped[str | None] = mapped_column(String(1024))  # why nothing can be learnt from it, with the place
     checked: Mapped[dict[str, Any] | None]  # storage.data_check.Checked
     lifetime_seconds: Mapped[float | None]

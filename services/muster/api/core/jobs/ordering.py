@@ -139,8 +139,8 @@ def _seconds_of_postgresql(element: SecondsOf, compiler: Any, **options: Any) ->
 
 def _workers() -> ColumnElement[Any]:
     """The nodes that the gang has, or else the fewest that it begins with."""
-    held = func.nullif(_status("gang", "wanted"), 0.0)
-    return func.coalesce(held, _spec("gang", "nodes"), _spec("gang", "nodes", "min"), 1.0)
+    workers = func.nullif(_status("gang", "wanted"), 0.0)
+    return func.coalesce(workers, _spec("gang", "nodes"), _spec("gang", "nodes", "min"), 1.0)
 
 
 def _model() -> ColumnElement[Any]:

@@ -127,6 +127,6 @@ async def clone_job(
 ) -> JSONResponse:
     """Submits a new job like this one, with the changes of the body. It starts from scratch, with its own checkpoint
     folder. Values of `runtime.env` are not copied from another person's job: give them again in the body."""
-    wanted = await read_body(request, cloning.parse_request, optional=True)
-    again = attempted(key, "POST /jobs:clone", job_id, wanted)
-    return _created(await cloning.clone(services, caller, job_id, wanted, again))
+    changes = await read_body(request, cloning.parse_request, optional=True)
+    again = attempted(key, "POST /jobs:clone", job_id, changes)
+    return _created(await cloning.clone(services, caller, job_id, changes, again))

@@ -148,11 +148,11 @@ def evaluated_job(draft: SubmissionDraft, facts: SubmissionFacts) -> SubmissionD
     target = facts.evaluated[0]
     if after.uri is not None:  # of what an earlier submission became, such as a clone
         asked = parse_address(after.uri)
-        found = next((row for row in facts.evaluated if folder_of(row) == asked), None)
-        if found is None:
+        match = next((row for row in facts.evaluated if folder_of(row) == asked), None)
+        if match is None:
             words = f"is not the folder of the job {after.job!r} that `job` names; leave it out"
             return draft.with_faults(DocumentProblem(f"{at}.uri", words))
-        target = found
+        target = match
     if (target.spec.get("program") or {}).get("after"):
         words = f"job {after.job!r} ({target.id}) is an evaluation, which saves no checkpoints"
         return draft.with_faults(DocumentProblem(f"{at}.job", f"{words}; name the job that it evaluates"))

@@ -244,7 +244,7 @@ async def head_file(
     row = await service.find(services, caller, file_id)
     tus.must_speak(tus_resumable)
     headers = tus.headers_of(row, service.received(services, row) or 0) | {"Upload-Length": str(row.bytes)}
-    return Response(headers=headers | ({"Upload-Metadata": row.told} if row.told else {}))
+    return Response(headers=headers | ({"Upload-Metadata": row.upload_metadata} if row.upload_metadata else {}))
 
 
 @router.patch(

@@ -62,7 +62,7 @@ class NewFile:
     bytes: int | None
     sha256: str | None = None
     lifetime_seconds: float | None = None
-    told: str = ""  # tus' Upload-Metadata, which is given back as it came
+    upload_metadata: str = ""  # tus' Upload-Metadata, which is given back as it came
 
 
 async def create(services: Services, caller: Principal, new: NewFile) -> FileRow:
@@ -253,7 +253,7 @@ async def begin(services: Services, caller: Principal, new: NewFile, total: int,
         key=None,
         fault=None,
         checked=None,
-        told=new.told,
+        upload_metadata=new.upload_metadata,
         lifetime_seconds=new.lifetime_seconds,
     )
     staging = services[FilePlaces].staging

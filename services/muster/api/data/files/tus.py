@@ -27,7 +27,7 @@ class AnnouncedUpload:
 
     bytes: int
     metadata: dict[str, str]
-    told: str
+    upload_metadata: str
 
 
 def must_speak(version: str | None) -> None:
@@ -71,7 +71,7 @@ def new_file(said: AnnouncedUpload, home: str) -> NewFile:
         bytes=said.bytes,
         sha256=metadata.get("sha256") or None,
         lifetime_seconds=lifetime(metadata.get("lifetimeSeconds")),
-        told=said.told,
+        upload_metadata=said.upload_metadata,
     )
 
 

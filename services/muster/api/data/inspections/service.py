@@ -128,13 +128,13 @@ async def refuse_what_the_api_may_not_read(services: Services, drafted: Submissi
 def with_ids(refused: ApiError, ids: Mapping[str, str]) -> ApiError:
     """The same in the words of who named uploaded files by their ids, and not by where they lie."""
 
-    def told(text: str) -> str:
+    def public_text(text: str) -> str:
         for address, file_id in ids.items():
             text = text.replace(address, file_id).replace(address.removeprefix("file://"), file_id)
         return text
 
-    faults = tuple(DocumentProblem(fault.path, told(fault.message)) for fault in refused.errors)
-    return replace(refused, detail=told(refused.detail), errors=faults)
+    faults = tuple(DocumentProblem(fault.path, public_text(fault.message)) for fault in refused.errors)
+    return replace(refused, detail=public_text(refused.detail), errors=faults)
 
 
 def _refusal(ended: ToolEnd) -> ApiError:

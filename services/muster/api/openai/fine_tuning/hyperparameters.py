@@ -36,13 +36,13 @@ class GivenHyperparameters:
 
 @dataclass(frozen=True)
 class ChosenHyperparameters:
-    """Hyperparameters as numbers; `told` says of each that was chosen here what it is and why."""
+    """Hyperparameters as numbers; `choices` says of each that was chosen here what it is and why."""
 
     n_epochs: int
     batch_size: int
     learning_rate_multiplier: float
     beta: float | None
-    told: tuple[str, ...]
+    choices: tuple[str, ...]
     compute_multiplier: float | None = None
     eval_interval: int | None = None  # None also where it follows from the length
     eval_samples: int | None = None
@@ -65,7 +65,7 @@ def choose(asked: GivenHyperparameters, examples: int | None, multiple: int) -> 
         None if asked.eval_interval == "auto" else asked.eval_interval,
         None if asked.eval_samples == "auto" else asked.eval_samples,
     )
-    return replace(chosen, told=tuple(_explain_choices(asked, chosen, examples, multiple)))
+    return replace(chosen, choices=tuple(_explain_choices(asked, chosen, examples, multiple)))
 
 
 def _epochs(examples: int | None) -> int:

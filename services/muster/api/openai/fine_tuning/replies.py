@@ -180,7 +180,7 @@ def job_reply(tune: FineTune) -> FineTuningJob:
         integrations=[],
         metadata=body.metadata,
         x_job_id=job.id,
-        x_chosen=list(body.told),
+        x_chosen=list(body.choices),
         x_restarts=int((status.get("restarts") or {}).get("total", 0)),
     )
 

@@ -61,7 +61,7 @@ _ACTS: dict[Act, Callable[..., Any]] = {"cancel": jobs.cancel, "pause": jobs.sus
 class FineTuneRequest:
     """A request to create a job: what it says, in which project, and how its retries are known."""
 
-    wanted: CreateFineTuningJob
+    order: CreateFineTuningJob
     project: str | None
     attempted: AttemptedRequest | None  # by an Idempotency-Key
     repeatable: RepeatableRequest
@@ -85,7 +85,7 @@ async def create(services: Services, caller: Principal, request: FineTuneRequest
         try:
             submitted = await services[SubmissionService].submit(caller, prepared.submission, attempted, extra)
         except ApiError as error:
-            raise _with_request_parameters(error, request.wanted) from None
+            raise _with_request_parameters(error, request.order) from None
         if submitted.replayed and request.attempted is None:
             continue  # a request of the same body took the slot: this one may want the next
         return await find(services, caller, JOB_PREFIX + submitted.document["id"])
@@ -95,8 +95,8 @@ async def create(services: Services, caller: Principal, request: FineTuneRequest
 def _extra_rows(body: Body, retried: bool) -> ExtraRows:
     return ExtraRows(
         rows=lambda job_id: fine_tunes.rows_of(job_id, body, retried),
-        data={"fineTuning": body.model_dump(mode="json", include={"model", "hyperparameters", "told"})},
-        note=f" to fine-tune {body.model}" + (f"; chosen: {'; '.join(body.told)}" if body.told else ""),
+        data={"fineTuning": body.model_dump(mode="json", include={"model", "hyperparameters", "choices"})},
+        note=f" to fine-tune {body.model}" + (f"; chosen: {'; '.join(body.choices)}" if body.choices else ""),
     )
 
 
@@ -145,11 +145,11 @@ class _JobRecipe:
 
     @property
     def method(self) -> str:
-        method = self.request.wanted.method
+        method = self.request.order.method
         return method.type if method is not None else "supervised"
 
     def rewards(self, chosen: ChosenHyperparameters) -> AnswerRewards | None:
-        verifiers = rewards_of(self.request.wanted)
+        verifiers = rewards_of(self.request.order)
         if not verifiers:
             return None
         answers = answers_per_prompt(self.base.mapped, chosen.compute_multiplier or 1.0)
@@ -177,10 +177,10 @@ class _JobRecipe:
                 {"metadata": {"name": self.name, "labels": labels}, "spec": job_spec(self.base.mapped, settings)}
             )
         except InvalidDocument as invalid:
-            raise invalid_request(_as_request_faults(invalid.problems, self.request.wanted)) from None
+            raise invalid_request(_as_request_faults(invalid.problems, self.request.order)) from None
 
     def body(self, chosen: ChosenHyperparameters) -> Body:
-        asked = self.request.wanted
+        asked = self.request.order
         numbers = {
             "n_epochs": chosen.n_epochs,
             "batch_size": chosen.batch_size,
@@ -205,13 +205,13 @@ class _JobRecipe:
             grader=asked.method.reinforcement.grader.model_dump(exclude_none=True)
             if asked.method and asked.method.reinforcement
             else None,
-            told=chosen.told,
+            choices=chosen.choices,
         )
 
 
 async def _prepare(services: Services, caller: Principal, request: FineTuneRequest) -> _PreparedRequest:
     """The job that the request asks for. Raises ApiError invalid_request, model_not_found."""
-    order = request.wanted
+    order = request.order
     if faults := tuple(contradictions(order)):
         raise invalid_request(faults)
     base = await base_model(services, caller, order.model)
