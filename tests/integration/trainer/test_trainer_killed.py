@@ -80,7 +80,6 @@ def test_a_killed_gang_goes_on_bit_for_bit(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the launcher would give its ranks another number
     gang = killed.start(ranks=2, dies=(1, 8), forked=True)
     assert gang.ends()[0].exit_code == 137, gang.log()
-    assert "rank 1 was killed by SIGKILL; the other ranks here are asked to stop" in gang.log()
     resumed_from = killed.commits()[-1]
     assert 0 < resumed_from < STEPS
     assert train_many(tmp_path, 2, [Part(killed, 2, resumed_from), Part(calm)]) == [ExitCode.DONE] * 2

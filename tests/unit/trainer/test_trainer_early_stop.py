@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 from tests.polling import WAIT_SECONDS_MAX
 
-from muster.words.names import EXIT_RECORD, Env, ExitCode
-from muster.words.signals import WorkerExit
+from muster.trainer.launch.worker import first_failure
+from muster.words.base import dump_json
+from muster.words.names import EXIT_RECORD, RANK_FAILURE, Env, ExitCode
+from muster.words.signals import RankFailure, WorkerExit
 from muster.worker import early_stop
+from muster.worker.ranks import ProcessEnd
 
 WAIT = "print('here', flush=True)\nimport threading\nthreading.Event().wait()\n"
 TRAINING = {
@@ -101,3 +105,13 @@ def test_a_launcher_whose_disks_are_full_ends_with_its_true_code(tmp_path: Path)
     end = WorkerExit.model_validate_json((tmp_path / "message").read_text())
     assert end.exit_code == code
     assert "training.seed: must be a whole number" in end.message
+
+
+def test_the_first_failure_is_reported_with_what_the_rank_said_of_it(tmp_path: Path) -> None:
+    others = "; the other ranks here are asked to stop, and have 15 s"
+    killed = ProcessEnd(1, -signal.SIGKILL, 7.0)
+    assert first_failure(tmp_path, killed, 5.0) == f"rank 1 was killed by SIGKILL{others}"
+    failure = RankFailure(rank=1, exit_code=82, at=6.0, step=3, message="the loss at step 4 is nan")
+    (tmp_path / RANK_FAILURE.format(rank=1)).write_text(dump_json(failure))
+    said = "rank 1 ended with exit code 82: the loss at step 4 is nan"
+    assert first_failure(tmp_path, ProcessEnd(1, 82, 7.0), 5.0) == said + others

@@ -198,6 +198,13 @@ def wait_for_uploads() -> None:
             process.kill()
 
 
+def first_failure(directory: Path, end: ProcessEnd, since: float) -> str:
+    """Return the line of the log on a rank that failed while others here still ran."""
+    message = read_end(directory, end.rank, end.exit_code, end.at, since).message
+    words = f"{end.words}: {message}" if message else end.words
+    return redact(f"{words}; the other ranks here are asked to stop, and have {SHUTDOWN_SECONDS:.0f} s")
+
+
 def launch(run: WorkerRun, stop: StopRelay, started: float, sandbox: Sandbox | None) -> WorkerExit:
     """Run `-m muster.trainer` in every rank until all are gone, and judge how they ended. With a sandbox, on a machine
     that others use too, they are held to what they may take of it."""
@@ -219,10 +226,7 @@ def launch(run: WorkerRun, stop: StopRelay, started: float, sandbox: Sandbox | N
 
     def report(end: ProcessEnd, stopped_others: bool) -> None:
         if stopped_others and not stop.requested:
-            message = read_end(run.worker_dir, end.rank, end.exit_code, end.at, started).message
-            words = f"{end.words}: {message}" if message else end.words
-            grace = f"the other ranks here are asked to stop, and have {SHUTDOWN_SECONDS:.0f} s"
-            print(redact(f"{words}; {grace}"), file=sys.stderr, flush=True)
+            print(first_failure(run.worker_dir, end, started), file=sys.stderr, flush=True)
 
     try:
         ranks.start()
