@@ -35,7 +35,7 @@ class ProjectUsage(Usage):
     project: str
 
 
-_HELD = HeldNodes(
+_EXAMPLE_NODES = HeldNodes(
     "6d4b4c1e-5b6e-4a0e-9a3e-0c8f7c1f2a11", "chat-sft", "ann", 1_793_530_000.0, 1_793_537_200.0, 2, 8, 0.0
 )
 _TABLE = Prices(region="us-east-1", types={"*": InstancePrice(gpus=8, on_demand=55.04)})
@@ -45,7 +45,7 @@ def _document(project: str, made: Usage) -> dict[str, Any]:
     return {"project": project, **made.model_dump(mode="json", by_alias=True)}
 
 
-_EXAMPLE = _document("nlp", usage([_HELD], _TABLE, *month_range("2026-11"), 1_793_600_000.0))
+_EXAMPLE = _document("nlp", usage([_EXAMPLE_NODES], _TABLE, *month_range("2026-11"), 1_793_600_000.0))
 _CSV = {"schema": {"type": "string"}, "example": f"{','.join(COLUMNS)}\n"}
 
 
