@@ -26,7 +26,7 @@ FIRST_INCARNATION = 1  # of a worker in an attempt; also of whatever names an at
 @dataclass(frozen=True, slots=True, order=True)
 class WorkerId:
     """Identity of one life of one worker of a job. A worker that is replaced keeps its attempt and its number, and gets
-    the next incarnation (docs/decisions/0076)."""
+    the next incarnation (docs/decisions/0077)."""
 
     attempt: int
     worker: int
