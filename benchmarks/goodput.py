@@ -32,7 +32,7 @@ from benchmarks.fleet import Site, muster
 
 from muster.recipe.document import JobSpec, parse_job
 from muster.trainer.checkpoint.policy import SaveHistory, SavePolicy
-from muster.words.job import Past, past_of
+from muster.words.job import EarlierAttempts, past_of
 from muster.words.status import JobStatus
 
 FAULT_EVERY_SECONDS = 300.0
@@ -82,7 +82,7 @@ def job() -> JobSpec:
 
 def auto(status: JobStatus, now: float) -> float:
     """The interval in force in the middle of an attempt's expected life."""
-    past = past_of(status) or Past()
+    past = past_of(status) or EarlierAttempts()
     history = SaveHistory(
         started_at=0.0,
         blocked_seconds=(BLOCK_SECONDS,),

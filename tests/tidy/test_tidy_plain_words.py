@@ -20,7 +20,7 @@ _PARTICIPLES = frozenset(("heard", "named"))
 # A ratchet: what was there when the rule came. Lower the number with what is rewritten; it never rises.
 PARTICIPLES_MAX = 93
 # Of all classes; well-kept projects have 5 to 17 %. A word alone is one that readers of the field know (`Commit`).
-ONE_WORD_CLASSES_MAX = 0.15
+ONE_WORD_CLASSES_MAX = 0.14
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

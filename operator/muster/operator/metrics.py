@@ -25,7 +25,7 @@ from muster.operator.core.observed import NodeReservation, ObservedJob
 from muster.operator.job_metrics import job_page
 from muster.operator.runner import RunnerListener
 from muster.operator.server import GetPage
-from muster.operator.sources.alerts import Outcome
+from muster.operator.sources.alerts import AlertOutcome
 from muster.words.prices import Prices
 from muster.words.signals import Cause
 from muster.words.status import Phase
@@ -65,7 +65,7 @@ class OperatorMetrics(RunnerListener):
         labelled: tuple[tuple[Counter, Iterable[str]], ...] = (
             (self._restarts, Cause),
             (self._finished, (phase for phase in Phase if phase.terminal)),
-            (self._alerts, Outcome),
+            (self._alerts, AlertOutcome),
             (self._questions, ("answered", "failed")),
         )
         for counter, words in labelled:

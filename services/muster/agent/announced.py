@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from muster.agent import folder as folders
-from muster.agent.xid import Entry, XidSource
+from muster.agent.xid import XidEntry, XidSource
 from muster.words.notices import NodeNotices, Notice, Remedy
 from muster.words.signals import SignalKind
 
@@ -14,7 +14,7 @@ SPOT_SECONDS = 120.0
 _DEVICE = "0000:00:00"
 
 
-def announce(folder: Path, node: str, what: str, table: dict[int, Entry]) -> NodeNotices:
+def announce(folder: Path, node: str, what: str, table: dict[int, XidEntry]) -> NodeNotices:
     """Write the notice that a person announces for a node into its file, and return all that stands there now.
 
     `what` is spot, rebalance, drain, xid:<code> (judged by the table) or clear. Raises ValueError for anything else.
@@ -25,7 +25,7 @@ def announce(folder: Path, node: str, what: str, table: dict[int, Entry]) -> Nod
     return notices
 
 
-def _notices(what: str, table: dict[int, Entry], now: float) -> tuple[Notice, ...]:
+def _notices(what: str, table: dict[int, XidEntry], now: float) -> tuple[Notice, ...]:
     word, _, code = what.partition(":")
     if word == "xid" and code.isdecimal():
         xids = XidSource(table)

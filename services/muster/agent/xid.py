@@ -40,19 +40,19 @@ _RECOVERY_ACTIONS = (
 )
 
 
-class Entry(Spec):
+class XidEntry(Spec):
     name: str = ""
     remedy: Remedy
 
 
-_TABLE = TypeAdapter(dict[int, Entry])
+_TABLE = TypeAdapter(dict[int, XidEntry])
 
 
 class BadTable(ValueError):
     """The table can't be read; the message says where."""
 
 
-def read_table(override: Path | None = None) -> dict[int, Entry]:
+def read_table(override: Path | None = None) -> dict[int, XidEntry]:
     """The shipped table; entries of the override replace its own. Raises BadTable."""
     table = _parse((files("muster.agent") / "xid.json").read_text(), "xid.json")
     if override is None:
@@ -64,7 +64,7 @@ def read_table(override: Path | None = None) -> dict[int, Entry]:
     return table | _parse(text, str(override))
 
 
-def _parse(text: str, where: str) -> dict[int, Entry]:
+def _parse(text: str, where: str) -> dict[int, XidEntry]:
     try:
         return _TABLE.validate_json(text)
     except ValidationError as error:
@@ -93,7 +93,7 @@ def parse(text: str) -> XidError | None:
 class XidSource:
     """The errors of this node's GPUs: counted (by device and code), judged, and kept as long as they matter."""
 
-    def __init__(self, table: Mapping[int, Entry]) -> None:
+    def __init__(self, table: Mapping[int, XidEntry]) -> None:
         self._table = table
         self.counts: dict[tuple[str, int], int] = {}
         self._times: dict[tuple[str, int | None], deque[float]] = {}  # by code; None: all the fatal ones
@@ -133,7 +133,7 @@ class XidSource:
         signal = SignalKind.NODE_DRAIN if remedy is Remedy.DRAIN else SignalKind.GPU_FAULT
         return Notice(kind=signal, remedy=remedy, at=at, message=message, source="xid", device=xid.device)
 
-    def _remedy(self, xid: XidError, entry: Entry | None) -> Remedy:
+    def _remedy(self, xid: XidError, entry: XidEntry | None) -> Remedy:
         if xid.switch or xid.code in _NVLINK5:
             fatal = "fatal" in xid.text.lower() and not _NONFATAL.search(xid.text)
             return (entry.remedy if entry else Remedy.RESET) if fatal else Remedy.RECORD

@@ -20,7 +20,7 @@ PAGE_LINES = 1000  # the most that the API gives at once
 COLUMNS = ("id", "at", "person", "token", "address", "action", "subject", "project", "before", "after")
 
 
-class Form(StrEnum):
+class AuditFormat(StrEnum):
     """Output format."""
 
     TABLE = "table"
@@ -37,22 +37,23 @@ def audit(
     subject: Annotated[str | None, typer.Option("--subject", metavar="ID", help="Only actions on this object.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show at most this many entries.")] = None,
     form: Annotated[
-        Form, typer.Option("--format", help="Output format. jsonl and csv print every entry unless --limit is given.")
-    ] = Form.TABLE,
+        AuditFormat,
+        typer.Option("--format", help="Output format. jsonl and csv print every entry unless --limit is given."),
+    ] = AuditFormat.TABLE,
     server: Server = None,
     json: Json = False,
 ) -> None:
     """List who changed what and from where, with the values before and after. For admins and maintainers."""
     filters = {"person": person, "project": project, "action": action, "subject": subject}
-    most = limit or (50 if form == Form.TABLE else None)
+    most = limit or (50 if form == AuditFormat.TABLE else None)
     with connect(server) as client:
         lines = _lines(client, most, filters)
         if json:
             print_json({"items": list(lines)})
-        elif form == Form.JSONL:
+        elif form == AuditFormat.JSONL:
             for line in lines:
                 typer.echo(json_text.dumps(line, separators=(",", ":")))
-        elif form == Form.CSV:
+        elif form == AuditFormat.CSV:
             _print_csv(lines)
         else:
             _print_table(lines)

@@ -20,7 +20,7 @@ class NotFound(StoreError):
     """Error for an object that does not exist."""
 
 
-class Truncated(StoreError):
+class TruncatedObject(StoreError):
     """An object ends before the bytes that were asked for."""
 
 
@@ -36,11 +36,11 @@ class TooLarge(UnfitObject):
     """Larger than the caller is ready to read."""
 
 
-class Replaced(StoreError):
+class ReplacedObject(StoreError):
     """The object is not the one any more that was listed."""
 
 
-class Refused(StoreError):
+class StoreRefusal(StoreError):
     """Error that lasts until a person changes something: there is no such bucket, access is denied, a name of the
     address is wrong. A plain StoreError is for what may succeed in another attempt, on another node."""
 
@@ -51,5 +51,5 @@ def final_errors_are_the_users(place: str = "") -> Iterator[None]:
     submitted the job has to change something."""
     try:
         yield
-    except (NotFound, Refused, Replaced) as error:
+    except (NotFound, StoreRefusal, ReplacedObject) as error:
         raise UserError(f"{place}: {error}" if place else str(error)) from error

@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from muster.storage.checksum import PART_BYTES, combine, crc32, crc32_value, parts_of
-from muster.storage.errors import NotAFile, NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
+from muster.storage.errors import (
+    NotAFile,
+    NotFound,
+    ReplacedObject,
+    StoreError,
+    StoreRefusal,
+    TooLarge,
+    TruncatedObject,
+)
 from muster.storage.folders import make_folder, opened_folder
 from muster.storage.store import SMALL_BYTES_MAX, StoredObject, expect_all, nobody
 from muster.words.checkpoint import FileEntry
@@ -119,7 +127,7 @@ class FileStore:
         path = self._path(entry.key)
         with _explained(path, "read"), self._opened(path) as (file, about):
             if _tag(about) != entry.tag:
-                raise Replaced(f"{path}: was replaced since it was listed; start again when nobody writes to it")
+                raise ReplacedObject(f"{path}: was replaced since it was listed; start again when nobody writes to it")
             return io.BufferedReader(io.FileIO(os.dup(file)), _BUFFER_BYTES)
 
     def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
@@ -135,7 +143,9 @@ class FileStore:
         path = self._path(key)
         with _explained(path, "read"), self._opened(path) as (file, about):
             if tag is not None and _tag(about) != tag:
-                raise Replaced(f"{path}: was replaced while it was being read; start again when nobody writes to it")
+                raise ReplacedObject(
+                    f"{path}: was replaced while it was being read; start again when nobody writes to it"
+                )
             _read_all(file, start, into, path)
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
@@ -269,7 +279,7 @@ def _read_all(file: int, start: int, into: memoryview, path: Path) -> None:
     while len(into):
         count = os.preadv(file, [into], start)
         if not count:
-            raise Truncated(f"{path}: ends at byte {start}, {len(into)} bytes too early; it was truncated")
+            raise TruncatedObject(f"{path}: ends at byte {start}, {len(into)} bytes too early; it was truncated")
         into, start = into[count:], start + count
 
 
@@ -302,5 +312,5 @@ def _explained(path: Path, doing: str) -> Iterator[None]:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link to itself, a socket
             raise NotAFile(f"{path}: is no regular file; remove it") from error
         advice = _ADVICE.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
-        error_type = Refused if error.errno in _REFUSALS else StoreError
+        error_type = StoreRefusal if error.errno in _REFUSALS else StoreError
         raise error_type(f"{path}: can't {doing} it: {advice}") from error

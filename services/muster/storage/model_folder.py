@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, Final, Protocol
 
 from muster.plan.model_size import is_embedding, is_token_head
-from muster.storage.errors import NotFound, Refused, Truncated
+from muster.storage.errors import NotFound, StoreRefusal, TruncatedObject
 from muster.words.base import UserError
 from muster.words.checkpoint import ITEM_BYTES
 
@@ -169,7 +169,7 @@ def template_files(files: FolderFiles) -> tuple[str, ...]:
     web, those that there may be by the names that are usual."""
     try:
         keys = sorted(each.key for each in files.objects(f"{TEMPLATES}/"))
-    except (NotFound, Refused):
+    except (NotFound, StoreRefusal):
         return _USUAL_TEMPLATES
     return tuple(name for name in keys if _TEMPLATE.fullmatch(name))
 
@@ -183,7 +183,7 @@ def _other_kind(files: FolderFiles) -> str:
         )
     try:
         gguf = sorted(each.key for each in files.objects("") if each.key.endswith(".gguf"))
-    except (NotFound, Refused):
+    except (NotFound, StoreRefusal):
         gguf = []
     return f": {gguf[0]} is made for llama.cpp, and GGUF can't be trained. Take the original weights" if gguf else ""
 
@@ -250,14 +250,14 @@ class _FolderReader:
             self.files.read_into(name, 8, memoryview(text))
         except NotFound:
             return None
-        except Truncated:
+        except TruncatedObject:
             raise UserError(f"{place} is truncated: it ends within its header; copy it again") from None
         tensors = _parsed(bytes(text), name, place)
         end = max((tensor.end for tensor in tensors.values()), default=8 + length)
         if end > 8 + length:
             try:
                 self.files.read_into(name, end - 1, memoryview(bytearray(1)))
-            except Truncated:
+            except TruncatedObject:
                 raise UserError(
                     f"{place} is truncated: its header promises {end:,} bytes, and it has fewer; copy it again"
                 ) from None
@@ -281,7 +281,7 @@ def has_file(files: FolderFiles, name: str) -> bool:
         files.read_into(name, 0, memoryview(bytearray(1)))
     except NotFound:
         return False
-    except Truncated:
+    except TruncatedObject:
         return True
     return True
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from muster.storage.errors import NotFound, Refused, Replaced, StoreError, Truncated
+from muster.storage.errors import NotFound, ReplacedObject, StoreError, StoreRefusal, TruncatedObject
 from muster.storage.retry import StoreRetry
 from muster.storage.s3_failures import FailureKind, classify
 from muster.storage.settings import S3Settings, s3_client
@@ -78,10 +78,12 @@ class S3Bucket:
             if failure.kind is FailureKind.GONE:
                 raise NotFound(f"{self.where(key)}: there is no such object") from error
             if failure.kind is FailureKind.BEYOND:
-                raise Truncated(f"{self.where(key)}: {failure.message}; it was truncated") from error
+                raise TruncatedObject(f"{self.where(key)}: {failure.message}; it was truncated") from error
             if failure.kind is FailureKind.TAKEN and doing == "read":
-                raise Replaced(f"{self.where(key)}: was replaced while it was being read") from error
+                raise ReplacedObject(f"{self.where(key)}: was replaced while it was being read") from error
             if failure.kind is FailureKind.TAKEN:
                 raise FileExistsError(key) from error
-            error_type = {FailureKind.BROKEN: BrokenUpload, FailureKind.FINAL: Refused}.get(failure.kind, StoreError)
+            error_type = {FailureKind.BROKEN: BrokenUpload, FailureKind.FINAL: StoreRefusal}.get(
+                failure.kind, StoreError
+            )
             raise error_type(f"{self.where(key)}: can't {doing} it: {failure.message}") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
-from muster.storage.errors import NotFound, StoreError, TooLarge, Truncated
+from muster.storage.errors import NotFound, StoreError, TooLarge, TruncatedObject
 from muster.storage.retry import StoreRetry
 from muster.storage.s3_bucket import S3Bucket
 from muster.storage.s3_probe import StoreServer, crc32_header
@@ -146,7 +146,9 @@ class S3Store:
         options = {"Range": f"bytes={start}-{start + len(into) - 1}", **({"IfMatch": tag} if tag else {})}
         answer, where = self._bucket.client.get_object(**self._bucket.at(key), **options), self._bucket.where(key)
         if answer["ContentLength"] < len(into):
-            raise Truncated(f"{where}: ends {len(into) - answer['ContentLength']} bytes too early; it was truncated")
+            raise TruncatedObject(
+                f"{where}: ends {len(into) - answer['ContentLength']} bytes too early; it was truncated"
+            )
         if answer["ContentLength"] > len(into):
             raise StoreError(f"{where}: the store ignores ranges: {answer['ContentLength']} bytes for {len(into)}")
         raw = answer["Body"]._raw_stream

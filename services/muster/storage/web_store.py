@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from muster.storage.errors import NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
+from muster.storage.errors import NotFound, ReplacedObject, StoreError, StoreRefusal, TooLarge, TruncatedObject
 from muster.storage.retry import StoreRetry
 from muster.storage.settings import S3Settings
 from muster.storage.store import SMALL_BYTES_MAX, ObjectStream, StoredObject
@@ -75,7 +75,7 @@ class WebStore:
         return item
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        raise Refused(f"{self._where(prefix)}: the web has no folders to list; name each file")
+        raise StoreRefusal(f"{self._where(prefix)}: the web has no folders to list; name each file")
 
     def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
         def get() -> bytes:
@@ -101,7 +101,7 @@ class WebStore:
             while done < len(into):
                 count = answer.readinto(into[done:])
                 if not count:
-                    raise Truncated(f"{self._where(key)}: ends at byte {start + done}; it was truncated")
+                    raise TruncatedObject(f"{self._where(key)}: ends at byte {start + done}; it was truncated")
                 done += count
 
     def _from(self, key: str, start: int, end: int | None = None, tag: str | None = None) -> Any:
@@ -109,7 +109,7 @@ class WebStore:
         answer = self._ask(key, {"Range": f"bytes={start}-{'' if end is None else end - 1}"})
         if tag is not None and _tag(answer) != tag:
             answer.close()
-            raise Replaced(f"{self._where(key)}: was replaced while it was being read")
+            raise ReplacedObject(f"{self._where(key)}: was replaced while it was being read")
         if start and answer.status != http.client.PARTIAL_CONTENT:
             answer.close()
             raise StoreError(f"{self._where(key)}: its server does not give parts of a file; copy it to a folder or S3")
@@ -136,8 +136,8 @@ class WebStore:
             if error.code in (404, 410):
                 raise NotFound(f"{self._where(key)}: there is no such file") from None
             if error.code == 416:
-                raise Truncated(f"{self._where(key)}: ends before the range; it was truncated") from None
-            kind = Refused if error.code < 500 and error.code not in _PASSING else StoreError
+                raise TruncatedObject(f"{self._where(key)}: ends before the range; it was truncated") from None
+            kind = StoreRefusal if error.code < 500 and error.code not in _PASSING else StoreError
             raise kind(f"{self._where(key)}: can't read it: {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException, EOFError) as error:
             raise StoreError(f"{self._where(key)}: can't read it: {error}") from error
@@ -151,7 +151,9 @@ class _GuardedConnection(http.client.HTTPSConnection):
         peer = self.sock.getpeername()[0]
         if is_metadata_host(peer.partition("%")[0]):
             self.close()
-            raise Refused(f"https://{self.host}: is {peer}, a machine's own metadata service, which no job may read")
+            raise StoreRefusal(
+                f"https://{self.host}: is {peer}, a machine's own metadata service, which no job may read"
+            )
 
 
 class _GuardedHandler(urllib.request.HTTPSHandler):
@@ -168,7 +170,7 @@ class _GuardedRedirects(urllib.request.HTTPRedirectHandler):
         if not url.startswith("https://"):
             fp.close()
             here, there = without_query(request.full_url), without_query(url)[:200]
-            raise Refused(f"{here}: leads to {there}, which is not encrypted")
+            raise StoreRefusal(f"{here}: leads to {there}, which is not encrypted")
         return super().redirect_request(request, fp, code, message, headers, url)
 
 

@@ -164,19 +164,19 @@ class Metadata(Record):
     annotations: dict[str, str] = {}
 
 
-class Past(Record):
+class EarlierAttempts(Record):
     """Facts about the job's earlier attempts."""
 
     failures: int = 0
     seconds: float = 0.0  # in which there was a gang that could fail
 
 
-def past_of(status: JobStatus) -> Past | None:
+def past_of(status: JobStatus) -> EarlierAttempts | None:
     """Return the facts about the ended attempts that the status remembers; None while there are none."""
     over = [attempt for attempt in status.attempts if attempt.ended_at is not None]
     if not over:
         return None
-    return Past(
+    return EarlierAttempts(
         failures=sum(attempt.cause is not None for attempt in over),
         seconds=sum(max(0.0, (attempt.ended_at or 0.0) - attempt.created_at) for attempt in over),
     )
@@ -292,7 +292,7 @@ class WorkerConfig(Record):
     training: object = None
     program: Program | None = None
     checkpoint: CheckpointSpec
-    past: Past | None = None
+    past: EarlierAttempts | None = None
     tracking: Tracking = Tracking()
     data_skip: DataSkip | None = None  # applies where training begins after that very commit
 

@@ -12,7 +12,7 @@ from tests.integration.api.platform import Platform
 
 from muster.api.core.database.tables import InputPinRow, JobRow
 from muster.api.core.submission import input_pins
-from muster.storage.errors import Refused
+from muster.storage.errors import StoreRefusal
 from muster.storage.file_store import FileStore
 from muster.storage.readers import READ_SECONDS_MAX, being_read
 from muster.words.checkpoint import READERS
@@ -159,7 +159,7 @@ async def test_a_folder_that_may_not_be_written_is_said_in_the_first_event(
     await base_with(here, 10)
 
     def refuse(*_: Any) -> None:
-        raise Refused("s3://x: access denied")
+        raise StoreRefusal("s3://x: access denied")
 
     monkeypatch.setattr(input_pins.readers, "reserve", refuse)
     made = await submitted(here, program("eval", base={"job": "pretrain"}))

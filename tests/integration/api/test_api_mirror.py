@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select
 from tests.integration.api.platform import Platform, document, platform, until
 
-from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, LocalJobCluster, Outcome
+from muster.api.core.cluster.cluster import ApplyOutcome, ApplyResult, DesiredJob, FoundJob, LocalJobCluster
 from muster.api.core.database.tables import AttemptRow, JobRow
 from muster.local.cluster import LocalCluster, RawChange
 from muster.recipe.document import parse_job
@@ -308,7 +308,9 @@ class RefusingCluster(LocalJobCluster):
     """Takes no job, as a cluster whose rights or policies forbid it."""
 
     async def apply(self, jobs: Any) -> list[ApplyResult]:
-        return [ApplyResult(job.uid, Outcome.RETRY, error="403 Forbidden: no jobs of value-x here") for job in jobs]
+        return [
+            ApplyResult(job.uid, ApplyOutcome.RETRY, error="403 Forbidden: no jobs of value-x here") for job in jobs
+        ]
 
 
 async def test_a_job_that_the_cluster_does_not_take_says_why(tmp_path: Path) -> None:
@@ -338,7 +340,7 @@ class ReluctantCluster(LocalJobCluster):
         new = [job for job in jobs if job.uid not in self.refused]
         self.refused |= {job.uid for job in new}
         answers = await super().apply([job for job in jobs if job not in new])
-        return [*answers, *(ApplyResult(job.uid, Outcome.RETRY, error="403 Forbidden") for job in new)]
+        return [*answers, *(ApplyResult(job.uid, ApplyOutcome.RETRY, error="403 Forbidden") for job in new)]
 
     async def changes(self, after_version: int, limit: int) -> list[RawChange]:
         return []
@@ -381,7 +383,7 @@ class LosingCluster(LocalJobCluster):
         for job in jobs:
             self.here.operate(job.uid, phase=Phase.SUCCEEDED, code="Done", because="done")
             await self.here.phase(job.uid, "Succeeded")
-        return [ApplyResult(job.uid, Outcome.RETRY, error="TimeoutError: ") for job in jobs]
+        return [ApplyResult(job.uid, ApplyOutcome.RETRY, error="TimeoutError: ") for job in jobs]
 
 
 async def test_jobs_made_in_one_second_are_listed_as_they_were_made(tmp_path: Path) -> None:

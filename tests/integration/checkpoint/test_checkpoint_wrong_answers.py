@@ -13,7 +13,7 @@ from tests.integration.checkpoint import gang
 from tests.integration.checkpoint.one_rank import outcomes, saver, state, trained
 from tests.s3_servers import BUCKET, KEYS, S3Server
 
-from muster.storage.errors import NotFound, StorageError, StoreError, Truncated
+from muster.storage.errors import NotFound, StorageError, StoreError, TruncatedObject
 from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
 from muster.storage.pins import pin
@@ -139,7 +139,7 @@ def test_removing_by_hand_leaves_what_a_listing_that_lags_may_not_show(
     assert gang.digest(*fresh) == gang.digest(model, optimizer)
 
 
-@pytest.mark.parametrize("error", [NotFound, Truncated])
+@pytest.mark.parametrize("error", [NotFound, TruncatedObject])
 def test_one_wrong_answer_for_a_shard_sets_nothing_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[StoreError]
 ) -> None:

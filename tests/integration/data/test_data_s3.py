@@ -16,7 +16,7 @@ from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.unit.data.making import CHATML, contents, stored, write_tokenizer
 
 from muster.storage import sources
-from muster.storage.errors import Refused, Replaced, StoreError
+from muster.storage.errors import ReplacedObject, StoreError, StoreRefusal
 from muster.storage.opening import open_source
 from muster.trainer.data import load_tokenizer
 from muster.trainer.errors import StorageError, UserError
@@ -132,7 +132,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_refused(bucket: Any) -> 
     bucket.put_object(Key="a.bin", Body=b"before")
     (found,) = sources.find("s3://texts/a.bin", "text")
     bucket.put_object(Key="a.bin", Body=b"behind")
-    with pytest.raises(Replaced, match=r"s3://texts/a\.bin: was replaced while it was being read"):
+    with pytest.raises(ReplacedObject, match=r"s3://texts/a\.bin: was replaced while it was being read"):
         found.open().read()
 
 
@@ -198,7 +198,9 @@ def test_a_file_of_the_web_is_a_source(web: str, tmp_path: Path) -> None:
 def test_the_web_leads_to_no_metadata_service(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by a redirect, which is not followed, nor by a name that stands for its address."""
     store = open_source(parse_address(web))
-    with pytest.raises(Refused, match=r"/away: leads to http://169\.254\.169\.254/latest/meta-data, which is not encr"):
+    with pytest.raises(
+        StoreRefusal, match=r"/away: leads to http://169\.254\.169\.254/latest/meta-data, which is not encr"
+    ):
         store.about("away")
 
     class Peer(ssl.SSLSocket):
@@ -206,7 +208,7 @@ def test_the_web_leads_to_no_metadata_service(web: str, monkeypatch: pytest.Monk
             return "169.254.169.254", 443
 
     monkeypatch.setattr(ssl.SSLContext, "sslsocket_class", Peer)
-    with pytest.raises(Refused, match=r"is 169\.254\.169\.254, a machine's own metadata service"):
+    with pytest.raises(StoreRefusal, match=r"is 169\.254\.169\.254, a machine's own metadata service"):
         open_source(parse_address(web)).about("long.txt")
 
 

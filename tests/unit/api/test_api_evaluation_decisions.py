@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from muster.api.core.evaluations.decisions import REFUSED, Decision, Run, Situation, decide
+from muster.api.core.evaluations.decisions import REFUSED, EvaluationDecision, EvaluationRun, EvaluationState, decide
 from muster.words.status import Phase
 
 THREE = [(10, False), (20, True), (30, False)]
 
 
-def seen(*runs: tuple[int, str], **more: Any) -> Situation:
+def seen(*runs: tuple[int, str], **more: Any) -> EvaluationState:
     made = {"each": "kept", "target": "base", "target_ended": False, "checkpoints": THREE, **more}
-    return Situation(runs=[Run(step, phase) for step, phase in runs], **made)
+    return EvaluationState(runs=[EvaluationRun(step, phase) for step, phase in runs], **made)
 
 
 def test_each_checkpoint_that_has_no_run_is_started() -> None:
@@ -84,13 +84,13 @@ def test_a_single_step_is_evaluated_when_it_is_there() -> None:
         ),
     ],
 )
-def test_the_phase_and_its_reason(situation: Situation, phase: str, because: str) -> None:
+def test_the_phase_and_its_reason(situation: EvaluationState, phase: str, because: str) -> None:
     decision = decide(situation)
     assert (decision.phase, decision.because) == (phase, because)
 
 
 def test_checkpoints_that_can_not_be_listed_end_nothing() -> None:
     unreadable = seen((10, "Succeeded"), target_ended=True, checkpoints=None)
-    assert decide(unreadable, "no answer") == Decision(
+    assert decide(unreadable, "no answer") == EvaluationDecision(
         (), Phase.RUNNING, "1 of 1 checkpoint of job base evaluated; no answer"
     )

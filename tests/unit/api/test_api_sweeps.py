@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.api.core.errors import ApiError
-from muster.api.sweeps.decisions import Measured, Results, SweepRules, SweepTrial, best_of, decide, is_rung, judged
+from muster.api.sweeps.decisions import (
+    MetricValue,
+    SweepRules,
+    SweepTrial,
+    TrialResults,
+    best_of,
+    decide,
+    is_rung,
+    judged,
+)
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 from muster.api.sweeps.search import trials_of
 from muster.api.sweeps.service import parse_document
@@ -84,7 +93,7 @@ class World:
         found = []
         for number, row in self.rows.items():
             seen = range(row.results.read_step + 1, self.steps[number] + 1)
-            fresh = tuple(Measured(step=step, value=self.curves[number - 1][step - 1]) for step in seen)
+            fresh = tuple(MetricValue(step=step, value=self.curves[number - 1][step - 1]) for step in seen)
             found.append(replace(row, live=not self.ended(number), fresh=fresh))
         return found
 
@@ -159,7 +168,7 @@ def plain_asha(arrivals: list[tuple[int, float]], factor: int, better: Better) -
 def test_asha_is_the_rule_in_plain_words(arrivals: list[tuple[int, float]], factor: int, better: Better) -> None:
     asha, come, verdicts = Asha(min_steps=10, factor=factor), [], []
     for _, value in arrivals:
-        verdicts.append(judged(asha, better, Measured(step=10, value=value), come).goes_on)
+        verdicts.append(judged(asha, better, MetricValue(step=10, value=value), come).goes_on)
         come.append(value)
     assert verdicts == plain_asha(arrivals, factor, better)
 
@@ -170,7 +179,7 @@ def test_rungs_are_powers_of_the_factor() -> None:
 
 def test_a_loser_is_told_its_place_and_an_ended_trial_is_not_stopped() -> None:
     rules = SweepRules(3, 3, "lower", Asha(min_steps=2, factor=3))
-    at = (Measured(step=2, value=1.0),), (Measured(step=2, value=3.0),), (Measured(step=2, value=2.0),)
+    at = (MetricValue(step=2, value=1.0),), (MetricValue(step=2, value=3.0),), (MetricValue(step=2, value=2.0),)
     trials = [SweepTrial(1, True, fresh=at[0]), SweepTrial(2, True, fresh=at[1]), SweepTrial(3, False, fresh=at[2])]
     decision = decide(rules, trials)
     assert [trial.stopped for trial in decision.trials] == [None, "place 2 of 2 at step 2; 1 went on", None]
@@ -181,7 +190,7 @@ def test_a_loser_is_told_its_place_and_an_ended_trial_is_not_stopped() -> None:
 def test_a_sweep_without_a_value_has_failed_and_a_cancelled_one_waits_for_its_trials() -> None:
     rules = SweepRules(2, 1, "lower")
     assert decide(rules, [SweepTrial(1, False), SweepTrial(2, False)]).phase == SweepPhase.FAILED
-    good = Results(best=Measured(step=1, value=1.0))
+    good = TrialResults(best=MetricValue(step=1, value=1.0))
     assert decide(rules, [SweepTrial(1, False, good), SweepTrial(2, False)]).phase == SweepPhase.SUCCEEDED
     assert (decide(rules, [SweepTrial(1, False)]).starts, decide(rules, [SweepTrial(1, True)]).starts) == ((2,), ())
     assert decide(rules, [SweepTrial(1, True)], cancelled=True).phase == SweepPhase.STOPPING

@@ -10,7 +10,7 @@ from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.creation import RejectedWorker
 from muster.operator.kubernetes.nodes import ForeignUsage, NodeFacts, read_node
 from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
-from muster.operator.kubernetes.rejections import Rejected
+from muster.operator.kubernetes.rejections import WorkerRejection
 from muster.operator.kubernetes.settings import TOLERATIONS
 from muster.words.names import WorkerId
 from muster.words.pods import Toleration
@@ -113,7 +113,7 @@ def test_an_end_that_was_told_before_the_node_fell_silent_stands() -> None:
 
 
 def test_what_the_api_server_refuses_is_a_worker_that_starts() -> None:
-    refused = RejectedWorker(WorkerId(1, 1), "node-1", Rejected(Rejection.TEMPORARY, "exceeded quota", 5.0))
+    refused = RejectedWorker(WorkerId(1, 1), "node-1", WorkerRejection(Rejection.TEMPORARY, "exceeded quota", 5.0))
     workers = observe.workers(make_job(RUNNING), (pod(),), (refused,), lambda name: facts(), lambda pod: ())
     assert [(w.worker, w.state, w.reason) for w in workers] == [
         (0, WorkerState.RUNNING, ""),

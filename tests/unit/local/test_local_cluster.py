@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.api.core.cluster.cluster import DesiredJob, LocalJobCluster, Outcome
+from muster.api.core.cluster.cluster import ApplyOutcome, DesiredJob, LocalJobCluster
 from muster.local.cluster import AlreadyExists, LocalCluster, NotFound, VersionConflict
 from muster.recipe.document import JobSpec, parse_job
 from muster.words.status import Phase
@@ -116,11 +116,11 @@ def test_a_disk_that_is_full_in_the_middle_of_a_hand_over_has_all_of_it_repeated
     disk.execute(f"PRAGMA max_page_count={pages + 8}")
     results = carrier._apply_all(desired)
     assert {(result.outcome, result.error) for result in results} == {
-        (Outcome.RETRY, "OperationalError: database or disk is full")
+        (ApplyOutcome.RETRY, "OperationalError: database or disk is full")
     }
     assert cluster.jobs() == []
     disk.execute("PRAGMA max_page_count=1000000")
-    assert {result.outcome for result in carrier._apply_all(desired)} == {Outcome.DONE}
+    assert {result.outcome for result in carrier._apply_all(desired)} == {ApplyOutcome.DONE}
     assert sorted(job.metadata.uid for job in cluster.jobs()) == sorted(job.uid for job in desired)
 
 

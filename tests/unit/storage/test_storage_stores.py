@@ -15,7 +15,7 @@ from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.s3_servers import Missing, S3Server, rclone_server
 
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
-from muster.storage.errors import NotFound, Refused, StoreError, Truncated
+from muster.storage.errors import NotFound, StoreError, StoreRefusal, TruncatedObject
 from muster.storage.file_store import FileStore
 from muster.storage.opening import open_store
 from muster.storage.retry import StoreRetry
@@ -124,7 +124,7 @@ def test_what_is_missing_or_too_short_is_told_apart(store: Store) -> None:
     with pytest.raises(NotFound, match="there is no such"):
         store.read_into("nothing", 0, memoryview(bytearray(1)))
     for start in (5, 20):
-        with pytest.raises(Truncated, match=r"x: .*truncated"):
+        with pytest.raises(TruncatedObject, match=r"x: .*truncated"):
             store.read_into("step-00000001/attempt-1/x", start, memoryview(bytearray(8)))
 
 
@@ -315,7 +315,7 @@ def test_a_refusal_says_cause_place_and_next_step(
             store.read("commits/a")
         assert str(caught.value).startswith(f"{store.uri}/commits/a: can't read it: ")
         for_good = refusal[1] in ("AccessDenied", "NoSuchBucket", "AuthorizationHeaderMalformed")
-        assert isinstance(caught.value, Refused) == for_good
+        assert isinstance(caught.value, StoreRefusal) == for_good
 
 
 def test_a_store_that_is_gone_is_given_up_in_time(keys: None) -> None:

@@ -9,11 +9,11 @@ from muster.trainer.config import RankPosition
 from muster.trainer.train import checkpoint_scheduler
 from muster.trainer.train.numeric_guard import FIRST_STEPS, KNOWN_MIN, NumericGuard
 from muster.trainer.train.rank_state import RankState
-from muster.words.job import CheckpointSpec, Past, past_of
+from muster.words.job import CheckpointSpec, EarlierAttempts, past_of
 from muster.words.signals import Cause
 from muster.words.status import Attempt, JobStatus
 
-NO_PAST = Past()
+NO_PAST = EarlierAttempts()
 
 
 def test_the_past_is_what_the_status_remembers_of_attempts_that_are_over() -> None:
@@ -22,12 +22,12 @@ def test_the_past_is_what_the_status_remembers_of_attempts_that_are_over() -> No
         Attempt(number=2, created_at=410.0, ended_at=500.0),
         Attempt(number=3, created_at=510.0),
     )
-    assert past_of(JobStatus(attempt=3, attempts=over)) == Past(failures=1, seconds=390.0)
+    assert past_of(JobStatus(attempt=3, attempts=over)) == EarlierAttempts(failures=1, seconds=390.0)
     assert past_of(JobStatus()) is None
 
 
 def scheduler(
-    path: Path, every: int | str, past: Past = NO_PAST
+    path: Path, every: int | str, past: EarlierAttempts = NO_PAST
 ) -> tuple[checkpoint_scheduler.CheckpointScheduler, RankState]:
     ranks = RankPosition(rank=0, local_rank=0, world=2, local_world=1)
     rank_state = RankState(path, attempt=2, rank=0, started_at=0.0)
@@ -35,9 +35,11 @@ def scheduler(
     return made, rank_state
 
 
-@pytest.mark.parametrize(("past", "due"), [(Past(), False), (Past(failures=10, seconds=3_000.0), True)])
+@pytest.mark.parametrize(
+    ("past", "due"), [(EarlierAttempts(), False), (EarlierAttempts(failures=10, seconds=3_000.0), True)]
+)
 def test_a_job_that_fails_every_five_minutes_saves_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, past: Past, due: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, past: EarlierAttempts, due: bool
 ) -> None:
     clock = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: clock.now, now=1_000.0)
     monkeypatch.setattr(checkpoint_scheduler, "time", clock)

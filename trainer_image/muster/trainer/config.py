@@ -16,7 +16,7 @@ from muster.recipe.training import TrainingConfig
 from muster.trainer.errors import UserError
 from muster.words.address import AddressError, checkpoint_address
 from muster.words.base import InvalidDocument, dump, parse, problems
-from muster.words.job import CheckpointSpec, Past
+from muster.words.job import CheckpointSpec, EarlierAttempts
 from muster.words.names import FIRST_INCARNATION, Env
 from muster.words.status import DataSkip
 from muster.words.tracking import Tracking
@@ -39,7 +39,7 @@ class WorkerRun:
     cache_dir: Path
     training: TrainingConfig
     checkpoint: CheckpointSpec
-    past: Past = field(default_factory=Past)
+    past: EarlierAttempts = field(default_factory=EarlierAttempts)
     data_skip: DataSkip | None = None
     tracking: Tracking = field(default_factory=Tracking)
 
@@ -118,7 +118,7 @@ def read_run(environ: Mapping[str, str] = os.environ) -> WorkerRun:
         cache_dir=Path(environ.get(Env.CACHE_DIR) or worker_dir / "cache").resolve(),
         training=training,
         checkpoint=config.checkpoint,
-        past=config.past or Past(),
+        past=config.past or EarlierAttempts(),
         data_skip=config.data_skip,
         tracking=config.tracking,
     )

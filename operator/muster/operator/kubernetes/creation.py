@@ -22,7 +22,7 @@ from muster.operator.kubernetes.jobs import CachedJob, JobStore
 from muster.operator.kubernetes.making import PodMaker
 from muster.operator.kubernetes.pods import PodCache, PodState, gang_of
 from muster.operator.kubernetes.preparation import JobPreparation
-from muster.operator.kubernetes.rejections import Rejected, rejected
+from muster.operator.kubernetes.rejections import WorkerRejection, rejected
 from muster.operator.kubernetes.render import (
     SiteSettings,
     UnrenderableJob,
@@ -42,9 +42,9 @@ class _CreationOrder:
     """The workers of one attempt that should exist, and those of them that do not."""
 
     workers: dict[WorkerId, CreateWorker] = field(default_factory=dict)
-    rejected: dict[WorkerId, Rejected] = field(default_factory=dict)  # why a worker does not exist yet
+    rejected: dict[WorkerId, WorkerRejection] = field(default_factory=dict)  # why a worker does not exist yet
 
-    def reject(self, rejected: dict[WorkerId, Rejected]) -> None:
+    def reject(self, rejected: dict[WorkerId, WorkerRejection]) -> None:
         """Replace the rejected workers."""
         self.rejected = {id: entry.first_seen(self.rejected.get(id)) for id, entry in rejected.items()}
 
@@ -55,7 +55,7 @@ class RejectedWorker:
 
     id: WorkerId
     node: str
-    rejected: Rejected
+    rejected: WorkerRejection
 
 
 class WorkerCreator:
@@ -168,14 +168,14 @@ class WorkerCreator:
         answers = {action.id: result for action, result in zip(absent, results, strict=True)}
         made |= {id: pod for id, pod in answers.items() if isinstance(pod, PodState)}
         taken = self.gates.taken_back(job.uid)
-        back = Rejected(Rejection.TEMPORARY, TAKEN_BACK, time.time())
+        back = WorkerRejection(Rejection.TEMPORARY, TAKEN_BACK, time.time())
         order.reject(
-            {id: entry for id, entry in answers.items() if isinstance(entry, Rejected)}
+            {id: entry for id, entry in answers.items() if isinstance(entry, WorkerRejection)}
             | {id: back for id, pod in made.items() if pod.uid in taken}
         )
         if gang.gate is None:
             return
-        if any(isinstance(entry, Rejected) and entry.answered for entry in answers.values()):
+        if any(isinstance(entry, WorkerRejection) and entry.answered for entry in answers.values()):
             await self.gates.take_back(job, [pod for pod in made.values() if gang.gate not in pod.gates])
         elif not order.rejected and len(made) == job.status.gang.wanted:
             await self.gates.lift(job, tuple(made.values()), gang.gate)

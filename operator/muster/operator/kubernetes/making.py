@@ -13,7 +13,7 @@ from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.gangs.protocol import GangRef, GangScheduler
 from muster.operator.kubernetes.jobs import CachedJob
 from muster.operator.kubernetes.pods import PodCache, PodState, read_pod
-from muster.operator.kubernetes.rejections import Rejected, rejected
+from muster.operator.kubernetes.rejections import WorkerRejection, rejected
 from muster.operator.kubernetes.render import (
     SiteSettings,
     UnrenderableJob,
@@ -41,7 +41,7 @@ class PodMaker:
 
     async def make(
         self, job: CachedJob, gang: GangScheduler, ref: GangRef, action: CreateWorker, gate: str | None
-    ) -> PodState | Rejected:
+    ) -> PodState | WorkerRejection:
         """The pod, or why there is none."""
         try:
             async with self._turn:  # also to render it: manifests that wait would be most of our memory
@@ -73,7 +73,7 @@ class PodMaker:
         gang.decorate(manifest, ref)
         return manifest
 
-    async def _existing_pod(self, job: CachedJob, action: CreateWorker) -> PodState | Rejected:
+    async def _existing_pod(self, job: CachedJob, action: CreateWorker) -> PodState | WorkerRejection:
         """A pod of that name is there: ours, unless an earlier job of the same name has left it."""
         name = worker_name(job.name, action.id)
         item = await self._client.get(paths.core(job.namespace, "pods", name))

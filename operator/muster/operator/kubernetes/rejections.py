@@ -24,7 +24,7 @@ _FINAL = frozenset({400, 404, 422})  # BadRequest, NotFound (of what the job nam
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class WorkerRejection:
     """Reason why a worker was not created."""
 
     kind: Rejection
@@ -32,14 +32,14 @@ class Rejected:
     since: float  # when it was first rejected, in seconds since the epoch
     answered: bool = False  # whether the API server said no; without an answer the worker may well be there
 
-    def first_seen(self, before: Rejected | None) -> Rejected:
+    def first_seen(self, before: WorkerRejection | None) -> WorkerRejection:
         """The same, but since `before`, if the worker was rejected then already."""
-        return Rejected(self.kind, self.why, before.since, self.answered) if before else self
+        return WorkerRejection(self.kind, self.why, before.since, self.answered) if before else self
 
 
-def rejected(error: Exception, now: float) -> Rejected:
+def rejected(error: Exception, now: float) -> WorkerRejection:
     why = (error.message if isinstance(error, ApiError) else str(error))[:WHY_LENGTH_MAX] or repr(error)
-    return Rejected(_kind(error), why, now, isinstance(error, ApiError))
+    return WorkerRejection(_kind(error), why, now, isinstance(error, ApiError))
 
 
 def _kind(error: Exception) -> Rejection:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.operator.server import HttpReply, HttpRequest, refusal, words
-from muster.operator.sources.alerts import Outcome, report
+from muster.operator.sources.alerts import AlertOutcome, report
 from muster.operator.sources.hub import SignalHub
 
 SOURCE = "alertmanager"
@@ -53,21 +53,21 @@ class AlertWebhook:
                 self._count(outcome)
         return HttpReply(200, json.dumps(outcomes).encode())
 
-    def _take(self, hub: SignalHub, alert: Any) -> Outcome:
+    def _take(self, hub: SignalHub, alert: Any) -> AlertOutcome:
         try:
             labels = {str(name): str(value) for name, value in alert["labels"].items()}
             notes = {str(name): str(value) for name, value in (alert.get("annotations") or {}).items()}
             fingerprint, status, at = str(alert["fingerprint"]), str(alert["status"]), _seconds(alert["startsAt"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            return Outcome.MALFORMED
+            return AlertOutcome.MALFORMED
         name = labels.get("alertname", "an alert")
         message = f"{name}: {notes.get('summary') or notes.get('description') or 'fires'}"
         outcome = report(labels, message, at, SOURCE, fingerprint)
-        if isinstance(outcome, Outcome):
+        if isinstance(outcome, AlertOutcome):
             return outcome
         if status == "resolved":
             return hub.withdraw(SOURCE, outcome.uid, outcome.key)
-        return hub.take(SOURCE, outcome) if status == "firing" else Outcome.MALFORMED
+        return hub.take(SOURCE, outcome) if status == "firing" else AlertOutcome.MALFORMED
 
 
 def token_in(path: Path | None) -> Callable[[], str | None]:

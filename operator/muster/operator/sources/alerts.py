@@ -24,7 +24,7 @@ KINDS: dict[str, SignalKind] = {
 }
 
 
-class Outcome(StrEnum):
+class AlertOutcome(StrEnum):
     """Outcome of an alert: the label of muster_operator_alerts_total."""
 
     TAKEN = "taken"
@@ -48,17 +48,17 @@ class SignalReport:
     signal: Signal
 
 
-def report(labels: Mapping[str, str], message: str, at: float, source: str, key: str) -> SignalReport | Outcome:
+def report(labels: Mapping[str, str], message: str, at: float, source: str, key: str) -> SignalReport | AlertOutcome:
     """The report of an alert that fires, or why it is none."""
     action = labels.get("muster_action", "")
     if not action:
-        return Outcome.NO_ACTION
+        return AlertOutcome.NO_ACTION
     kind = KINDS.get(action)
     if kind is None:
-        return Outcome.UNKNOWN_ACTION
+        return AlertOutcome.UNKNOWN_ACTION
     uid, attempt = labels.get("job_uid", ""), _number(labels.get("attempt"))
     if not uid or attempt is None:
-        return Outcome.NO_ATTEMPT
+        return AlertOutcome.NO_ATTEMPT
     signal = Signal(
         kind=kind,
         attempt=attempt,

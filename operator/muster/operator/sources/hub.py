@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from muster.operator.sources.alerts import Outcome, SignalReport
+from muster.operator.sources.alerts import AlertOutcome, SignalReport
 from muster.words.signals import Signal
 
 # A storm of ever new alerts must not fill the memory; a real job has a handful.
@@ -29,14 +29,14 @@ class SignalHub:
         self._signals: dict[str, dict[Key, Signal]] = {}
         self._lock = threading.Lock()
 
-    def take(self, source: str, report: SignalReport) -> Outcome:
+    def take(self, source: str, report: SignalReport) -> AlertOutcome:
         """Keep it, unless it is about what is gone. The same key again is a repetition."""
         outcome = self._keep(source, report)
-        if outcome is Outcome.TAKEN:
+        if outcome is AlertOutcome.TAKEN:
             self._enqueue(report.uid)
         return outcome
 
-    def withdraw(self, source: str, uid: str, key: str) -> Outcome:
+    def withdraw(self, source: str, uid: str, key: str) -> AlertOutcome:
         with self._lock:
             signals = self._signals.get(uid, {})
             withdrawn = signals.pop((source, key), None)
@@ -44,7 +44,7 @@ class SignalHub:
                 self._signals.pop(uid, None)
         if withdrawn is not None:
             self._enqueue(uid)
-        return Outcome.RESOLVED
+        return AlertOutcome.RESOLVED
 
     def replace(self, source: str, reports: Iterable[SignalReport]) -> None:
         """Replace the reports of this source by these."""
@@ -73,21 +73,21 @@ class SignalHub:
         with self._lock:
             self._signals.pop(uid, None)
 
-    def _keep(self, source: str, report: SignalReport) -> Outcome:
+    def _keep(self, source: str, report: SignalReport) -> AlertOutcome:
         attempt = self._current(report.uid)
         if attempt is None:
             self.forget(report.uid)
-            return Outcome.JOB_GONE
+            return AlertOutcome.JOB_GONE
         if attempt != report.signal.attempt:
-            return Outcome.ATTEMPT_GONE
+            return AlertOutcome.ATTEMPT_GONE
         with self._lock:
             if report.uid not in self._signals and len(self._signals) >= JOBS_MAX:
-                return Outcome.TOO_MANY
+                return AlertOutcome.TOO_MANY
             signals = self._signals.setdefault(report.uid, {})
             key = (source, report.key)
             if (previous := signals.get(key)) is not None and previous.attempt == attempt:
-                return Outcome.REPEATED
+                return AlertOutcome.REPEATED
             if len(signals) >= PER_JOB_MAX:
-                return Outcome.TOO_MANY
+                return AlertOutcome.TOO_MANY
             signals[key] = report.signal
-            return Outcome.TAKEN
+            return AlertOutcome.TAKEN

@@ -21,7 +21,7 @@ class SourceMetrics(Protocol):
     """The counters that sources report to."""
 
     def alert(self, outcome: str) -> None:
-        """Count an alert that the webhook received, by its `alerts.Outcome`."""
+        """Count an alert that the webhook received, by its `AlertOutcome`."""
 
     def asked(self, error: Exception | None) -> None:
         """Count a query of Prometheus."""

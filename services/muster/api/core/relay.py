@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.clock import now_in
-from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, JobCluster, Outcome
+from muster.api.core.cluster.cluster import ApplyOutcome, ApplyResult, DesiredJob, JobCluster
 from muster.api.core.database.db import Database
 from muster.api.core.database.tables import JobFileRow, JobRow
 from muster.api.core.events import repository as events
@@ -62,13 +62,15 @@ class JobRelay:
         by_id = {row.id: row for row in rows}
         lost_names = await self._names(by_id, results)
         async with self._database.write() as session:
-            await _note_done(session, [by_id[a.uid] for a in results if a.outcome in (Outcome.DONE, Outcome.GONE)])
+            await _note_done(
+                session, [by_id[a.uid] for a in results if a.outcome in (ApplyOutcome.DONE, ApplyOutcome.GONE)]
+            )
             for result in results:
                 if result.uid in lost_names:
                     await _fail(session, by_id[result.uid], result.holder)
-                elif result.outcome in (Outcome.RETRY, Outcome.NAME_HELD):
+                elif result.outcome in (ApplyOutcome.RETRY, ApplyOutcome.NAME_HELD):
                     await self._later(session, by_id[result.uid], result)
-        self._metrics.relayed.inc(sum(result.outcome == Outcome.DONE for result in results))
+        self._metrics.relayed.inc(sum(result.outcome == ApplyOutcome.DONE for result in results))
         for result in results:
             self._hub.tell(result.uid)
         return len(rows) == BATCH
@@ -82,7 +84,9 @@ class JobRelay:
             try:
                 desired.append(_desired_job(row, files.get(row.id, {})))
             except InvalidDocument as invalid:
-                unreadable.append(ApplyResult(row.id, Outcome.RETRY, error=f"its spec can't be read: {invalid}"[:300]))
+                unreadable.append(
+                    ApplyResult(row.id, ApplyOutcome.RETRY, error=f"its spec can't be read: {invalid}"[:300])
+                )
         return [*unreadable, *await self._cluster.apply(desired)]
 
     async def _waiting(self) -> list[JobRow]:
@@ -99,7 +103,7 @@ class JobRelay:
         """The ids of jobs that lost their name to a live one. A holder that has ended is asked to make room."""
         lost: set[str] = set()
         for result in results:
-            if result.outcome != Outcome.NAME_HELD:
+            if result.outcome != ApplyOutcome.NAME_HELD:
                 continue
             async with self._database.read() as session:
                 holder = (await session.scalars(select(JobRow).where(JobRow.id == result.holder))).one_or_none()

@@ -14,7 +14,7 @@ from muster.api.core.database.tables import FineTuneMetadataRow, FineTuneRow, Jo
 from muster.words.status import Phase
 
 
-class Body(BaseModel):
+class FineTuneBody(BaseModel):
     """Request of a fine-tuning job, with numbers in place of every `"auto"`; `choices` says how each was chosen.
 
     `base` is the mapped model that the job starts from, also where `model` was fine-tuned from it.
@@ -40,7 +40,7 @@ class FineTune:
     """A job and what it is in OpenAI's words."""
 
     job: JobRow
-    body: Body
+    body: FineTuneBody
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FineTuneFilter:
     metadata: Mapping[str, str] | None
 
 
-def rows_of(job_id: str, body: Body, retried: bool) -> list[Table]:
+def rows_of(job_id: str, body: FineTuneBody, retried: bool) -> list[Table]:
     pairs = (body.metadata or {}).items()
     row = FineTuneRow(job_id=job_id, body=body.model_dump(mode="json"), retried=retried)
     return [row, *(FineTuneMetadataRow(job_id=job_id, key=key, value=value) for key, value in pairs)]
@@ -103,4 +103,4 @@ def _seen(query: Select[tuple[JobRow, FineTuneRow]], chosen: FineTuneFilter) -> 
 
 def _of(job: JobRow, row: FineTuneRow) -> FineTune:
     body: dict[str, Any] = row.body
-    return FineTune(job, Body.model_validate(body))
+    return FineTune(job, FineTuneBody.model_validate(body))

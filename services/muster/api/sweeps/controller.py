@@ -27,7 +27,7 @@ from muster.api.core.services import Services
 from muster.api.core.submission.service import SubmissionService
 from muster.api.core.submission.storing import ExtraRows
 from muster.api.sweeps import repository
-from muster.api.sweeps.decisions import Results, SweepDecision, SweepRules, SweepTrial, best_of, decide
+from muster.api.sweeps.decisions import SweepDecision, SweepRules, SweepTrial, TrialResults, best_of, decide
 from muster.api.sweeps.measuring import measured_after
 from muster.api.sweeps.schemas import Summary
 from muster.api.sweeps.search import Parameters, trials_of
@@ -93,7 +93,7 @@ def _observed(services: Services, seen: _SweepState) -> list[SweepTrial]:
 
 
 def _trial(services: Services, metric: str, row: TrialRow, job: JobRow | None) -> SweepTrial:
-    results = Results.model_validate(row.results)
+    results = TrialResults.model_validate(row.results)
     trial = SweepTrial(row.number, _phase_of(row, job) not in (*_TERMINAL, REFUSED), results, row.stopped)
     if job is None or row.phase in _TERMINAL:  # what it wrote was read when it was first seen to have ended
         return trial
@@ -211,7 +211,7 @@ def _row(
         job_id=job_id,
         phase=REFUSED if job_id is None else Phase.QUEUED,
         parameters=parameters,
-        results=dump(Results()),
+        results=dump(TrialResults()),
         stopped=refusal[:1024] if refusal is not None else None,
     )
 

@@ -13,14 +13,14 @@ from muster.recipe.sweep import Asha, SweepPhase
 from muster.words.base import Many, Record
 
 
-class Measured(Record):
+class MetricValue(Record):
     """The sweep's metric after a step."""
 
     step: int
     value: float
 
 
-class Rung(Measured):
+class TrialRank(MetricValue):
     """Rank of a trial among those that had reached this step: `place` 1 is the best of `of`."""
 
     place: int
@@ -28,13 +28,13 @@ class Rung(Measured):
     goes_on: bool
 
 
-class Results(Record):
+class TrialResults(Record):
     """Results of a trial. Evaluations up to `read_step` are included."""
 
     read_step: int = 0
-    last: Measured | None = None
-    best: Measured | None = None
-    rungs: Many[Rung] = ()
+    last: MetricValue | None = None
+    best: MetricValue | None = None
+    rungs: Many[TrialRank] = ()
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class SweepTrial:
 
     number: int
     live: bool
-    results: Results = field(default_factory=Results)
+    results: TrialResults = field(default_factory=TrialResults)
     stopped: str | None = None
-    fresh: tuple[Measured, ...] = ()
+    fresh: tuple[MetricValue, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ def _taken_over(rules: SweepRules, by_number: dict[int, SweepTrial], trial: Swee
     return replace(trial, results=updated, stopped=stopped)
 
 
-def judged(asha: Asha, better: Better, measured: Measured, others: Sequence[float]) -> Rung:
+def judged(asha: Asha, better: Better, measured: MetricValue, others: Sequence[float]) -> TrialRank:
     """The verdict on a trial, `others` being the values of those that came to this step before it. Equals share one."""
     place = 1 + sum(is_better(better, other, measured.value) for other in others)
     of = len(others) + 1
-    return Rung(step=measured.step, value=measured.value, place=place, of=of, goes_on=place <= places(asha, of))
+    return TrialRank(step=measured.step, value=measured.value, place=place, of=of, goes_on=place <= places(asha, of))
 
 
 def places(asha: Asha, of: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from muster.api.core.metrics.steps import StepLogs
 from muster.api.core.metrics.tables import finite
-from muster.api.sweeps.decisions import Measured
+from muster.api.sweeps.decisions import MetricValue
 
 # By the metric's name in evaluation.metric; every other one is among the values by name.
 _LOSS = "loss"
@@ -16,7 +16,7 @@ _LOSS = "loss"
 
 def measured_after(
     step_logs: StepLogs, job_id: str, status: Mapping[str, Any], metric: str, step: int
-) -> tuple[Measured, ...]:
+) -> tuple[MetricValue, ...]:
     """The evaluations after the step, ascending. That of step 0, before any training, is none of the trial's own."""
     history = step_logs.history(job_id)
     values: dict[int, float] = {}
@@ -28,7 +28,7 @@ def measured_after(
         progress = status.get("progress") or {}
         if (at := progress.get("evaluationStep") or 0) > step:
             _note(values, at, progress, metric)
-    return tuple(Measured(step=at, value=values[at]) for at in sorted(values))
+    return tuple(MetricValue(step=at, value=values[at]) for at in sorted(values))
 
 
 def _note(values: dict[int, float], step: int, record: Mapping[str, Any], metric: str) -> None:

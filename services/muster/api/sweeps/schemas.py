@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from muster.api.core.database.tables import JobRow, SweepRow, TrialRow
 from muster.api.core.submission.schemas import DocumentMetadata
-from muster.api.sweeps.decisions import Results
+from muster.api.sweeps.decisions import TrialResults
 from muster.recipe.document import JobSpec
 from muster.recipe.sweep import Sweep
 from muster.words.names import API_VERSION, KIND
@@ -79,7 +79,7 @@ def sweep_document(row: SweepRow, trials: Sequence[tuple[TrialRow, JobRow | None
 
 
 def _trial(trial: TrialRow, job: JobRow | None) -> dict[str, Any]:
-    results = Results.model_validate(trial.results)
+    results = TrialResults.model_validate(trial.results)
     progress = (job.status.get("progress") or {}) if job is not None else {}
     best, last = results.best, results.last
     return {
@@ -100,7 +100,7 @@ def _trial(trial: TrialRow, job: JobRow | None) -> dict[str, Any]:
 
 
 def _best(trial: TrialRow, job: JobRow | None) -> dict[str, Any] | None:
-    best = Results.model_validate(trial.results).best
+    best = TrialResults.model_validate(trial.results).best
     if best is None:
         return None
     seen = (job.status.get("checkpoint") or {}) if job is not None else {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from muster.storage.errors import Refused, StoreError
+from muster.storage.errors import StoreError, StoreRefusal
 from muster.storage.store import Store
 from muster.trainer.checkpoint.channel import ChannelClosed
 from muster.trainer.checkpoint.collect import CollectionState, collect
@@ -104,7 +104,7 @@ class SaveCoordinator:
             self._frozen = None
             result = replace(result, error=str(missing), frozen_missing=True)
         except (StoreError, CheckpointError, FenceUnreachable, ValueError, OSError) as error:
-            result = replace(result, error=str(error), refused=isinstance(error, Refused))
+            result = replace(result, error=str(error), refused=isinstance(error, StoreRefusal))
         self._announce(result)
         return result
 
@@ -155,7 +155,7 @@ class SaveCoordinator:
                 reports = self._reports.get(seq, {})
                 for rank, report in sorted(reports.items()):
                     if report.error:
-                        raise (Refused if report.refused else CheckpointError)(f"rank {rank}: {report.error}")
+                        raise (StoreRefusal if report.refused else CheckpointError)(f"rank {rank}: {report.error}")
                 if len(reports) == world:
                     return reports
                 missing = [rank for rank in range(world) if rank not in reports]

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from muster.storage.checksum import parts_of, whole_file
 from muster.storage.commit_rules import HEADER_BYTES_MAX
-from muster.storage.errors import NotFound, StoreError, Truncated, UnfitObject
+from muster.storage.errors import NotFound, StoreError, TruncatedObject, UnfitObject
 from muster.storage.store import Store
 from muster.trainer.checkpoint.commits import READS_OF_THE_STORE
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
@@ -154,7 +154,7 @@ class CommitReader:
             self._store.read_into(about.entry.key, start, into)
         except NotFound as error:
             raise DamagedCommit(f"{about.where}: the COMMIT names this file, but it is not there") from error
-        except (Truncated, UnfitObject) as error:
+        except (TruncatedObject, UnfitObject) as error:
             raise DamagedCommit(str(error)) from error
         except StoreError as error:
             raise CheckpointError(str(error)) from error

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from muster.storage.errors import Refused, StoreError
+from muster.storage.errors import StoreError, StoreRefusal
 from muster.storage.opening import open_store
 from muster.storage.store import Store
 from muster.trainer.checkpoint.channel import ChannelClosed
@@ -95,7 +95,7 @@ class ShareUploader:
             entries.register()
         try:
             self._store.warm_up()
-        except Refused as error:
+        except StoreRefusal as error:
             refused = str(error)
         except StoreError:  # a save will say so, should it still be so
             pass
@@ -261,7 +261,7 @@ class ShareUploader:
             if (entries := self._init.entries) is not None:
                 entries.add_shards(order.step, key)
         except (StoreError, OSError) as error:
-            return replace(report, error=str(error), refused=isinstance(error, Refused))
+            return replace(report, error=str(error), refused=isinstance(error, StoreRefusal))
         return replace(
             report,
             file=file,

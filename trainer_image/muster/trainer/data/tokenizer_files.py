@@ -12,7 +12,7 @@ from typing import Any, Final
 import tokenizers
 
 from muster.recipe.data_config import DataConfig
-from muster.storage.errors import NotFound, Refused
+from muster.storage.errors import NotFound, StoreRefusal
 from muster.storage.model_folder import TEMPLATES, has_file, template_files
 from muster.storage.opening import open_source
 from muster.trainer.data.chat_template import ChatTemplate
@@ -154,7 +154,7 @@ def _read(folder: StorageAddress, name: str) -> str | None:
         return open_source(folder).read(name).decode()
     except NotFound:
         return None
-    except (Refused, UnicodeDecodeError) as error:
+    except (StoreRefusal, UnicodeDecodeError) as error:
         raise UserError(f"data.tokenizer: can't read {folder.child(name)}: {error}") from None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from muster.storage.errors import NotFound, StorageError, Truncated
+from muster.storage.errors import NotFound, StorageError, TruncatedObject
 from muster.storage.model_folder import FolderFiles
 from muster.storage.opening import open_source, open_store
 from muster.storage.store import StoredObject
@@ -52,7 +52,7 @@ class HubFolder:
         if answer.status_code != 206:
             raise UserError(f"{self.uri}: the hub gives no parts of files; copy the folder to s3:// or file://")
         if len(answer.content) < len(into):
-            raise Truncated(f"{self.uri}: {key} ends before byte {start + len(into)}")
+            raise TruncatedObject(f"{self.uri}: {key} ends before byte {start + len(into)}")
         into[:] = answer.content
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
@@ -73,7 +73,7 @@ class HubFolder:
             if answer.status_code == 404:
                 raise NotFound(f"{self.uri}: there is no {key}")
             if answer.status_code == 416:
-                raise Truncated(f"{self.uri}: {key} ends before {headers['Range']}")
+                raise TruncatedObject(f"{self.uri}: {key} ends before {headers['Range']}")
             if answer.status_code in (401, 403):
                 raise UserError(f"{self.uri}: {key} is refused ({answer.status_code}); {ACCESS}")
             error = f"the server answers {answer.status_code}"

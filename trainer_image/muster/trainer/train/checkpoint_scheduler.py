@@ -16,7 +16,7 @@ from muster.trainer.train.metrics import CommitMetrics
 from muster.trainer.train.numeric_guard import NumericGuard
 from muster.trainer.train.rank_state import RankState
 from muster.words.checkpoint import Commit
-from muster.words.job import Past
+from muster.words.job import EarlierAttempts
 from muster.words.signals import TrainerPhase
 
 # The grace before a kill is the killer's to give; this only bounds a storage that never answers.
@@ -59,7 +59,7 @@ class CheckpointScheduler:
         self,
         saver: CheckpointSaver,
         every: int | str,
-        past: Past,
+        past: EarlierAttempts,
         ranks: RankPosition,
         rank_state: RankState,
         metrics: CommitMetrics,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from muster.recipe.objectives import PREFERENCE_TASKS
 from muster.recipe.training import TrainingConfig
-from muster.storage.errors import Refused
+from muster.storage.errors import StoreRefusal
 from muster.storage.model_folder import CONFIG, ModelFolder, open_folder
 from muster.trainer.checkpoint import DamagedCommit, UnusableCommit, newest_readable, read_commit
 from muster.trainer.checkpoint.failures import GoneCommit
@@ -143,7 +143,7 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> RunOrigin:
         )
     try:
         commit = read_commit(source.uri, source.step)
-    except (DamagedCommit, GoneCommit, Refused) as error:  # it will be no other in the next attempt
+    except (DamagedCommit, GoneCommit, StoreRefusal) as error:  # it will be no other in the next attempt
         raise UserError(f"model.from: {error}") from error
     adapter_of(commit)  # one that is not known here is told now
     where = f"the checkpoint at step {commit.step} in {source.uri}"

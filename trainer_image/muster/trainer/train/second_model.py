@@ -11,7 +11,7 @@ import torch
 from muster.recipe.commits_read import REFERENCE, REWARD_MODEL, second_models
 from muster.recipe.second_model import SecondModel
 from muster.recipe.training import TrainingConfig
-from muster.storage.errors import Refused
+from muster.storage.errors import StoreRefusal
 from muster.storage.model_folder import open_folder
 from muster.trainer.checkpoint import DamagedCommit, read_commit
 from muster.trainer.checkpoint.failures import GoneCommit
@@ -147,7 +147,7 @@ def _of_commit(field: str, words: str, source: FromCommit, step: int | None) -> 
         )
     try:
         commit = read_commit(source.uri, source.step if step is None else step)
-    except (DamagedCommit, GoneCommit, Refused) as error:
+    except (DamagedCommit, GoneCommit, StoreRefusal) as error:
         raise UserError(f"{field}.from: {error}") from error
     adapter_of(commit)  # one that is not known here is told now
     model = definition_of(commit, source.uri, None)

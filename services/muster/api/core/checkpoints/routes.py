@@ -22,7 +22,7 @@ from muster.api.core.services import Services, ServicesDependency
 from muster.replies.jobs import Checkpoint, CheckpointDetail, CheckpointEvaluation, CheckpointList, Pin
 from muster.replies.views import commit_view
 from muster.storage.commits import InvalidCommit
-from muster.storage.errors import NotFound, Refused, StorageError, UnfitObject
+from muster.storage.errors import NotFound, StorageError, StoreRefusal, UnfitObject
 from muster.storage.listing import CommitListing, CommitSummary, read_commit
 from muster.storage.pins import pin, pinned, unpin
 from muster.words.address import StorageAddress
@@ -249,7 +249,7 @@ def explained(folder: StorageAddress) -> Iterator[None]:
         yield
     except NotFound as error:
         raise ApiError("checkpoint_not_found", str(error)) from error
-    except (InvalidCommit, UnfitObject, Refused, UserError) as error:
+    except (InvalidCommit, UnfitObject, StoreRefusal, UserError) as error:
         where = "" if str(folder) in str(error) else f"{folder}: "
         raise ApiError("checkpoint_unusable", f"{where}{error}") from error
     except StorageError as error:

@@ -61,7 +61,7 @@ class SecretRefused(Exception):
     """The cluster does not keep the secret; the message says why and what to do, and nothing of its value."""
 
 
-class Outcome(StrEnum):
+class ApplyOutcome(StrEnum):
     DONE = "done"
     GONE = "gone"  # it was there once and is no more: nothing is left to apply
     NAME_HELD = "name_held"  # another object has the name
@@ -73,7 +73,7 @@ class ApplyResult:
     """Result of applying one DesiredJob. For NAME_HELD, `holder` is the uid of the job that has the name."""
 
     uid: str
-    outcome: Outcome
+    outcome: ApplyOutcome
     holder: str = ""
     error: str = ""
 
@@ -240,8 +240,10 @@ class LocalJobCluster:
         try:
             self._cluster.create(job.name, job.namespace, job.spec, job.labels, job.uid)
         except AlreadyExists as taken:
-            return self._update(job) if taken.uid == job.uid else ApplyResult(job.uid, Outcome.NAME_HELD, taken.uid)
-        return ApplyResult(job.uid, Outcome.DONE)
+            return (
+                self._update(job) if taken.uid == job.uid else ApplyResult(job.uid, ApplyOutcome.NAME_HELD, taken.uid)
+            )
+        return ApplyResult(job.uid, ApplyOutcome.DONE)
 
     def _update(self, desired: DesiredJob) -> ApplyResult:
         """Change only what REST offers to change; the rest of the spec belongs to whoever edited it in the cluster."""
@@ -253,10 +255,10 @@ class LocalJobCluster:
             except VersionConflict:
                 continue  # a status was written between the two; both writers are short
             except NotFound:
-                return ApplyResult(desired.uid, Outcome.GONE)
-            return ApplyResult(desired.uid, Outcome.DONE)
-        return ApplyResult(desired.uid, Outcome.RETRY, error="the job is being written all the time")
+                return ApplyResult(desired.uid, ApplyOutcome.GONE)
+            return ApplyResult(desired.uid, ApplyOutcome.DONE)
+        return ApplyResult(desired.uid, ApplyOutcome.RETRY, error="the job is being written all the time")
 
 
 def _again(job: DesiredJob, error: Exception) -> ApplyResult:
-    return ApplyResult(job.uid, Outcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])
+    return ApplyResult(job.uid, ApplyOutcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])

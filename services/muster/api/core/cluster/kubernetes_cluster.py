@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import structlog
 
 from muster.api.core.cluster import kubernetes_secrets
-from muster.api.core.cluster.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, SecretName, shown_spec
+from muster.api.core.cluster.cluster import ApplyOutcome, ApplyResult, DesiredJob, FoundJob, SecretName, shown_spec
 from muster.api.core.cluster.kubernetes_config_maps import read_nodes, write_limits, write_quotas
 from muster.api.core.cluster.pod_logs import PodLogs
 from muster.kube import paths
@@ -125,7 +125,7 @@ class KubernetesCluster:
             return await self._update(job) if job.seen else await self._create(job)
         except Exception as error:  # one bad row must not stop the others
             words = f"{error.status} {error.reason}" if isinstance(error, ApiError) else type(error).__name__
-            return ApplyResult(job.uid, Outcome.RETRY, error=f"{words}: {error}"[:300])
+            return ApplyResult(job.uid, ApplyOutcome.RETRY, error=f"{words}: {error}"[:300])
 
     async def _create(self, job: DesiredJob) -> ApplyResult:
         meta = {
@@ -142,9 +142,9 @@ class KubernetesCluster:
                 raise
             existing = await self._client.get(paths.job(job.namespace, job.name))
             if id_of(existing) != job.uid:
-                return ApplyResult(job.uid, Outcome.NAME_HELD, id_of(existing))
+                return ApplyResult(job.uid, ApplyOutcome.NAME_HELD, id_of(existing))
             return await self._update(job)
-        return ApplyResult(job.uid, Outcome.DONE)
+        return ApplyResult(job.uid, ApplyOutcome.DONE)
 
     async def _update(self, job: DesiredJob) -> ApplyResult:
         """Change only what REST offers to change; the rest of the spec belongs to whoever edited it in the cluster."""
@@ -154,15 +154,15 @@ class KubernetesCluster:
         except ApiError as error:
             if error.status != 404:
                 raise
-            return ApplyResult(job.uid, Outcome.GONE)
+            return ApplyResult(job.uid, ApplyOutcome.GONE)
         if id_of(item) != job.uid:
-            return ApplyResult(job.uid, Outcome.GONE)
+            return ApplyResult(job.uid, ApplyOutcome.GONE)
         requests = {"suspend": job.spec.suspend, "cancel": job.spec.cancel}
         if any(item["spec"].get(key, False) != value for key, value in requests.items()):
             # With the uid, so that another object of that name is never changed.
             change = {"metadata": {"uid": item["metadata"]["uid"]}, "spec": requests}
             self._note(await self._client.patch(path, change))
-        return ApplyResult(job.uid, Outcome.DONE)
+        return ApplyResult(job.uid, ApplyOutcome.DONE)
 
     # --- news, from the reflector ---
 

@@ -21,7 +21,7 @@ from muster.api.core.background import BackgroundWork
 from muster.api.core.callers import Principal
 from muster.api.core.database.tables import EvaluationRow, EvaluationRunRow, JobRow
 from muster.api.core.errors import ApiError
-from muster.api.core.evaluations.decisions import REFUSED, Decision, Run, Situation, decide
+from muster.api.core.evaluations.decisions import REFUSED, EvaluationDecision, EvaluationRun, EvaluationState, decide
 from muster.api.core.events import repository as events
 from muster.api.core.events.types import events_between
 from muster.api.core.idempotency import AttemptedRequest, hash_of
@@ -56,7 +56,7 @@ class EvaluationWork(BackgroundWork):
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _EvaluationFacts:
     """An evaluation as it was read, before the checkpoints of its target were listed."""
 
     evaluation: EvaluationRow
@@ -88,7 +88,7 @@ async def _carry_on(services: Services, job_id: str) -> None:
         if row is None or evaluation is None or not row.live:
             return
         target = await job_rows.get(session, evaluation.target_id)
-        seen = _Seen(evaluation, row, target, await evaluation_rows.runs(session, job_id))
+        seen = _EvaluationFacts(evaluation, row, target, await evaluation_rows.runs(session, job_id))
     # After the target was read: where that had ended, nothing is saved any more that this listing does not show.
     checkpoints, hindrance = await _checkpoints(services, seen)
     decision = decide(_situation(seen, checkpoints), hindrance)
@@ -97,12 +97,12 @@ async def _carry_on(services: Services, job_id: str) -> None:
     if decision.starts:
         hindrance = await _start(services, seen, decision.starts)
         async with services.database.read() as session:
-            seen = _Seen(evaluation, row, target, await evaluation_rows.runs(session, job_id))
+            seen = _EvaluationFacts(evaluation, row, target, await evaluation_rows.runs(session, job_id))
         decision = decide(_situation(seen, checkpoints), hindrance)
     await _keep(services, seen, decision)
 
 
-async def _checkpoints(services: Services, seen: _Seen) -> tuple[tuple[CommitSummary, ...] | None, str]:
+async def _checkpoints(services: Services, seen: _EvaluationFacts) -> tuple[tuple[CommitSummary, ...] | None, str]:
     """The checkpoints of the target, or why they can't be listed."""
     folder = parse_address(seen.after["uri"])
     try:
@@ -111,13 +111,13 @@ async def _checkpoints(services: Services, seen: _Seen) -> tuple[tuple[CommitSum
         return None, f"the checkpoints can't be listed: {error}"
 
 
-def _situation(seen: _Seen, checkpoints: Sequence[CommitSummary] | None) -> Situation:
-    return Situation(
+def _situation(seen: _EvaluationFacts, checkpoints: Sequence[CommitSummary] | None) -> EvaluationState:
+    return EvaluationState(
         each=seen.after["each"],
         target=seen.after["job"],
         target_ended=seen.target is None or not seen.target.live,
         checkpoints=None if checkpoints is None else [(each.step, each.best) for each in checkpoints],
-        runs=[Run(run.step, _phase_of(run, job)) for run, job in seen.runs],
+        runs=[EvaluationRun(run.step, _phase_of(run, job)) for run, job in seen.runs],
         cancelled=bool(seen.row.spec.get("cancel")),
         suspended=bool(seen.row.spec.get("suspend")),
     )
@@ -127,13 +127,13 @@ def _phase_of(run: EvaluationRunRow, job: JobRow | None) -> str:
     """A job that is gone was deleted, which only an ended one can be."""
     if job is not None:
         return job.phase
-    return run.phase if Run(run.step, run.phase).over else Phase.CANCELLED
+    return run.phase if EvaluationRun(run.step, run.phase).over else Phase.CANCELLED
 
 
 # --- starting and ending the jobs ---
 
 
-async def _start(services: Services, seen: _Seen, steps: Sequence[int]) -> str:
+async def _start(services: Services, seen: _EvaluationFacts, steps: Sequence[int]) -> str:
     """Submit the evaluations of these steps as their owner. Return what hinders the next one, empty where nothing
     does."""
     row = seen.row
@@ -156,7 +156,7 @@ async def _start(services: Services, seen: _Seen, steps: Sequence[int]) -> str:
     return hindrance
 
 
-async def _submit(services: Services, caller: Principal, seen: _Seen, step: int) -> None:
+async def _submit(services: Services, caller: Principal, seen: _EvaluationFacts, step: int) -> None:
     evaluation_id = seen.row.id
     document = document_of(seen.row, seen.evaluation.target_id, step)
     attempted = AttemptedRequest(caller.token, _ROUTE, f"{evaluation_id}/step-{step}", hash_of(document))
@@ -201,30 +201,30 @@ def _run_row(evaluation_id: str, step: int, job_id: str | None, fault: str | Non
     )
 
 
-async def _is_there(services: Services, seen: _Seen, step: int) -> bool:
+async def _is_there(services: Services, seen: _EvaluationFacts, step: int) -> bool:
     """Return whether the checkpoint is still kept: one that retention removed meanwhile is none to evaluate."""
     checkpoints, _ = await _checkpoints(services, seen)
     return checkpoints is not None and any(each.step == step for each in checkpoints)
 
 
-async def _refuse(services: Services, seen: _Seen, step: int, why: str) -> None:
+async def _refuse(services: Services, seen: _EvaluationFacts, step: int, why: str) -> None:
     """Note that the checkpoint has no job: what was valid when the evaluation was submitted is not any more."""
     async with services.database.write() as session:
         if await session.get(EvaluationRunRow, (seen.row.id, step)) is None:
             session.add(_run_row(seen.row.id, step, None, why))
 
 
-async def _cancel_if_late(services: Services, seen: _Seen) -> None:
+async def _cancel_if_late(services: Services, seen: _EvaluationFacts) -> None:
     """Cancel what was started while somebody cancelled the evaluation."""
     async with services.database.read() as session:
         row = await job_rows.get(session, seen.row.id)
         if row is not None and row.live and not row.spec.get("cancel"):
             return
         runs = await evaluation_rows.runs(session, seen.row.id)
-    await _cancel(services, _Seen(seen.evaluation, seen.row, seen.target, runs))
+    await _cancel(services, _EvaluationFacts(seen.evaluation, seen.row, seen.target, runs))
 
 
-async def _cancel(services: Services, seen: _Seen) -> None:
+async def _cancel(services: Services, seen: _EvaluationFacts) -> None:
     for _, job in seen.runs:
         if job is None or not job.live or job.spec.get("cancel"):
             continue
@@ -238,7 +238,7 @@ async def _cancel(services: Services, seen: _Seen) -> None:
 # --- what was seen ---
 
 
-async def _keep(services: Services, seen: _Seen, decision: Decision) -> None:
+async def _keep(services: Services, seen: _EvaluationFacts, decision: EvaluationDecision) -> None:
     """Write what was seen and decided, where that is news."""
     now, changed = time.time(), False
     async with services.database.write() as session:
@@ -270,7 +270,7 @@ async def _keep(services: Services, seen: _Seen, decision: Decision) -> None:
 def _note(run: EvaluationRunRow, job: JobRow | None) -> None:
     """Take over what the job has come to."""
     run.phase = _phase_of(run, job)
-    if job is None or not Run(run.step, run.phase).over:
+    if job is None or not EvaluationRun(run.step, run.phase).over:
         return
     status = job.status
     run.results = status.get("results") or {}

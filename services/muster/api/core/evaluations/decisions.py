@@ -16,7 +16,7 @@ REFUSED = "Refused"
 
 
 @dataclass(frozen=True)
-class Run:
+class EvaluationRun:
     """The evaluation of one checkpoint: its job's phase, or REFUSED where there is none."""
 
     step: int
@@ -29,7 +29,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Situation:
+class EvaluationState:
     """State of an evaluation. `target` is the name of the job whose checkpoints are evaluated, and `target_ended` says
     whether no more of them come. `checkpoints` are those that it has now, each with whether it is the best; None where
     they can't be listed."""
@@ -38,13 +38,13 @@ class Situation:
     target: str
     target_ended: bool
     checkpoints: Sequence[tuple[int, bool]] | None
-    runs: Sequence[Run]
+    runs: Sequence[EvaluationRun]
     cancelled: bool = False
     suspended: bool = False
 
 
 @dataclass(frozen=True)
-class Decision:
+class EvaluationDecision:
     """The steps whose evaluations start now, and the phase with its reason."""
 
     starts: tuple[int, ...]
@@ -52,30 +52,30 @@ class Decision:
     because: str
 
 
-def decide(seen: Situation, hindrance: str = "") -> Decision:
+def decide(seen: EvaluationState, hindrance: str = "") -> EvaluationDecision:
     """Decide about an evaluation. `hindrance` is what kept the last ones from starting."""
     live = [run for run in seen.runs if not run.over]
     counts = _counts(seen, len(live))
     if seen.cancelled:
         phase = Phase.STOPPING if live else Phase.CANCELLED
-        return Decision((), phase, f"the user cancelled the job; {counts}")
+        return EvaluationDecision((), phase, f"the user cancelled the job; {counts}")
     starts = _due(seen)
     if seen.suspended and (starts or not seen.target_ended):
-        return Decision((), Phase.RUNNING, f"suspended: no more evaluations start; {counts}")
+        return EvaluationDecision((), Phase.RUNNING, f"suspended: no more evaluations start; {counts}")
     if hindrance:
         counts += f"; {hindrance}"
     more_may_come = not seen.target_ended and not (isinstance(seen.each, int) and seen.runs)
     if starts or live or more_may_come or seen.checkpoints is None:
         more = "" if seen.target_ended else f"; job {seen.target} has not ended"
-        return Decision(starts, Phase.RUNNING, counts + more)
+        return EvaluationDecision(starts, Phase.RUNNING, counts + more)
     if not seen.runs:
         which = f"checkpoint of step {seen.each}" if isinstance(seen.each, int) else "checkpoint to evaluate"
-        return Decision((), Phase.FAILED, f"job {seen.target} has ended and has no {which}")
+        return EvaluationDecision((), Phase.FAILED, f"job {seen.target} has ended and has no {which}")
     good = all(run.phase == Phase.SUCCEEDED for run in seen.runs)
-    return Decision((), Phase.SUCCEEDED if good else Phase.FAILED, counts)
+    return EvaluationDecision((), Phase.SUCCEEDED if good else Phase.FAILED, counts)
 
 
-def _due(seen: Situation) -> tuple[int, ...]:
+def _due(seen: EvaluationState) -> tuple[int, ...]:
     """The steps that are to be evaluated and are not yet, ascending."""
     begun = {run.step for run in seen.runs}
     steps = [step for step, _ in seen.checkpoints or ()]
@@ -89,7 +89,7 @@ def _due(seen: Situation) -> tuple[int, ...]:
     return (best if seen.each == "best" else max(steps),)
 
 
-def _counts(seen: Situation, live: int) -> str:
+def _counts(seen: EvaluationState, live: int) -> str:
     good = sum(run.phase == Phase.SUCCEEDED for run in seen.runs)
     failed = len(seen.runs) - live - good
     words = f"{good} of {plural(len(seen.runs), 'checkpoint')} of job {seen.target} evaluated"

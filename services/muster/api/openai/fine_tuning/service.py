@@ -21,7 +21,7 @@ from muster.api.core.services import Services
 from muster.api.core.submission.service import SubmissionService
 from muster.api.core.submission.storing import ExtraRows
 from muster.api.openai import fine_tunes
-from muster.api.openai.fine_tunes import Body, FineTune
+from muster.api.openai.fine_tunes import FineTune, FineTuneBody
 from muster.api.openai.fine_tuning.hyperparameters import ChosenHyperparameters, choose
 from muster.api.openai.fine_tuning.replies import JOB_PREFIX
 from muster.api.openai.fine_tuning.requests import (
@@ -70,7 +70,7 @@ class FineTuneRequest:
 @dataclass(frozen=True)
 class _PreparedRequest:
     submission: Submission
-    body: Body
+    body: FineTuneBody
 
 
 async def create(services: Services, caller: Principal, request: FineTuneRequest) -> FineTune:
@@ -92,7 +92,7 @@ async def create(services: Services, caller: Principal, request: FineTuneRequest
     raise database_unavailable()
 
 
-def _extra_rows(body: Body, retried: bool) -> ExtraRows:
+def _extra_rows(body: FineTuneBody, retried: bool) -> ExtraRows:
     return ExtraRows(
         rows=lambda job_id: fine_tunes.rows_of(job_id, body, retried),
         data={"fineTuning": body.model_dump(mode="json", include={"model", "hyperparameters", "choices"})},
@@ -179,7 +179,7 @@ class _JobRecipe:
         except InvalidDocument as invalid:
             raise invalid_request(_as_request_faults(invalid.problems, self.request.order)) from None
 
-    def body(self, chosen: ChosenHyperparameters) -> Body:
+    def body(self, chosen: ChosenHyperparameters) -> FineTuneBody:
         asked = self.request.order
         numbers = {
             "n_epochs": chosen.n_epochs,
@@ -192,7 +192,7 @@ class _JobRecipe:
             "eval_interval": chosen.eval_interval,
             "eval_samples": chosen.eval_samples,
         }
-        return Body(
+        return FineTuneBody(
             model=asked.model,
             base=self.base.name,
             training_file=asked.training_file,
