@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import socketserver
 import ssl
 import threading
 import uuid
@@ -17,6 +18,7 @@ import httpcore2
 import httpx2
 import psutil
 import pytest
+import typer.testing
 from httpx2._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
@@ -172,6 +174,14 @@ def certificates_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def commands_made_once() -> Iterator[None]:
+    """Spare each call of CliRunner the making of all commands from their signatures. It takes a tenth of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def patient_requests() -> Iterator[None]:
     """Let a request that names no time-out wait as long as any other wait of a test. Five seconds, which httpx2 gives
     such a request, are less than a busy machine may stand still."""
@@ -179,6 +189,20 @@ def patient_requests() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for part in ("connect", "read", "write", "pool"):  # of the object that is the default of all its functions
             patch.setattr(DEFAULT_TIMEOUT_CONFIG, part, getattr(default, part))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def servers_stop_at_once() -> Iterator[None]:
+    """Let the standard library's servers, on which others stand, look each 20 ms whether they are to stop. Each half
+    a second, which is their default, is what the end of a test would wait for."""
+    serve = socketserver.BaseServer.serve_forever
+
+    def serve_forever(self: socketserver.BaseServer, poll_interval: float = 0.5) -> None:
+        serve(self, min(poll_interval, 0.02))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socketserver.BaseServer, "serve_forever", serve_forever)
         yield
 
 

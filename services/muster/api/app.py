@@ -175,6 +175,7 @@ async def _clean_up(services: Services) -> bool:
     return False
 
 
+@functools.cache
 def _version() -> str:
     try:
         return version("muster-train")

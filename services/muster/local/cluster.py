@@ -123,7 +123,7 @@ class LocalCluster:
                 "start that version, or name another folder with --state"
             )
         db.execute("PRAGMA journal_mode=WAL")
-        db.executescript(_SCHEMA)
+        db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")  # one flush to the disk instead of one for each table
         if version < _SCHEMA_VERSION:
             db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 

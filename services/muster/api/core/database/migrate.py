@@ -8,6 +8,7 @@ import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -59,15 +60,22 @@ class NewerDatabase(Exception):
 
 
 def _upgrade(connection: Connection) -> None:
-    config = alembic_config(connection)
-    script = ScriptDirectory.from_config(config)
-    revisions = {revision.revision for revision in script.walk_revisions()}
-    if unknown := set(MigrationContext.configure(connection).get_current_heads()) - revisions:
+    revisions, newest = _revisions()
+    there = set(MigrationContext.configure(connection).get_current_heads())
+    if unknown := there - revisions:
         raise NewerDatabase(
             f"the database is of a newer Muster (its revision {', '.join(sorted(unknown))} is unknown here): "
             "start that version again, or restore the backup from before it"
         )
-    command.upgrade(config, "head")
+    if there != {newest}:
+        command.upgrade(alembic_config(connection), "head")
+
+
+@cache
+def _revisions() -> tuple[frozenset[str], str | None]:
+    """All revisions that this version knows, and the newest. To find them Alembic loads every file of the history."""
+    script = ScriptDirectory.from_config(alembic_config())
+    return frozenset(revision.revision for revision in script.walk_revisions()), script.get_current_head()
 
 
 async def _advisory_lock(connection: AsyncConnection) -> None:
