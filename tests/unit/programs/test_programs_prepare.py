@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 import threading
 from dataclasses import replace
@@ -75,6 +76,29 @@ def test_what_is_no_archive_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.tar.gz").write_bytes(b"text")
     with pytest.raises(UserError, match=r"can't be unpacked .* pack the source again as .tar.gz"):
         unpack(tmp_path / "x.tar.gz", tmp_path / "out", "program.source")
+
+
+def test_a_python_without_filters_of_archives_unpacks_a_source_as_ours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian 12's 3.11.2: there no job with a source started."""
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    tool = tarfile.TarInfo("tool")
+    tool.mode, tool.uid = 0o6777, 12345
+    archive = packed(tmp_path / "x.tar.gz", tool, **{"lib__train.py": "1"})
+    extract = tarfile.TarFile.extractall
+
+    def of_old(self: tarfile.TarFile, path: Path, members: list[tarfile.TarInfo]) -> None:
+        return extract(self, path, members)
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", of_old)
+    monkeypatch.setattr(tarfile.TarFile, "extraction_filter", staticmethod(lambda member, _: member), raising=False)
+    unpack(archive, tmp_path / "source", "program.source x")
+    found = {path.name: path.stat() for path in (tmp_path / "source").rglob("*") if path.is_file()}
+    assert {name: (about.st_mode & 0o7777, about.st_uid) for name, about in found.items()} == {
+        "tool": (0o755, os.getuid()),
+        "train.py": (0o644, os.getuid()),
+    }
 
 
 def test_the_source_is_unpacked_and_copied_to_where_the_program_may_write(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ path, a path upwards or a link, and nothing but files, folders and links within 
 
 from __future__ import annotations
 
+import os
 import posixpath
 import tarfile
 from pathlib import Path
@@ -21,7 +22,10 @@ def unpack(archive: Path, folder: Path, where: str) -> None:
         with tarfile.open(archive, "r:gz") as opened:
             members = _checked(opened, where)
             folder.mkdir(parents=True)
-            opened.extractall(folder, members, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                opened.extractall(folder, members, filter="data")
+            else:  # Python before 3.11.4, such as Debian 12's
+                opened.extractall(folder, [_plain(member) for member in members])  # noqa: S202 - checked above
     except (tarfile.TarError, EOFError) as error:
         raise UserError(f"{where}: can't be unpacked ({error}); pack the source again as .tar.gz") from None
 
@@ -53,6 +57,14 @@ def _checked(opened: tarfile.TarFile, where: str) -> list[tarfile.TarInfo]:
                 "into a store and libraries into the image"
             )
     return members
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return the member with what the filter `data` would leave of it: nobody's but ours, without special bits."""
+    executable = member.isdir() or bool(member.mode & 0o100)
+    member.mode = 0o755 if executable else 0o644
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    return member
 
 
 def _above(name: str) -> list[str]:
