@@ -1,4 +1,4 @@
-"""Files for programs with asyncio: the methods of `files`, to be awaited."""
+"""Files, which jobs name as `file-…`, for programs with asyncio."""
 
 from __future__ import annotations
 

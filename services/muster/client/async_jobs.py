@@ -1,4 +1,4 @@
-"""Jobs for programs with asyncio: the methods of `jobs`, to be awaited."""
+"""Jobs, whose steps are in `operations`, for programs with asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps for programs with asyncio: the methods of `sweeps`, to be awaited."""
+"""Sweeps, whose steps are in `sweep_operations`, for programs with asyncio."""
 
 from __future__ import annotations
 

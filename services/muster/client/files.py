@@ -1,4 +1,7 @@
-"""Files for programs with threads, named by jobs as `file-…`. `async_files` is the same for asyncio."""
+"""Files, which jobs name as `file-…`, for programs with threads.
+
+Written from `async_files.py` by `tools/generate_client.py`; change that file.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from muster.client import operations
 from muster.client.answers import parsed
 from muster.client.connection import Connection
 from muster.client.outgoing import Progress, nobody
-from muster.client.transfers import FileTransfers, bring, take_in
+from muster.client.transfers import bring, take_in, transferred
 from muster.replies.files import File
 
 
@@ -34,8 +37,11 @@ class Files:
         An interrupted upload of it, also another program's, is resumed. `progress` is called with the bytes that have
         arrived, of all, from any thread. Raises InvalidRequest where nothing can be learnt from the data.
         """
-        with FileTransfers(self._connection) as transfers:
-            return take_in(transfers, Path(path), purpose, project, name, lifetime_seconds, progress)
+        return transferred(
+            self._connection,
+            lambda transfers, report: take_in(transfers, Path(path), purpose, project, name, lifetime_seconds, report),
+            progress,
+        )
 
     def get(self, file_id: str) -> File:
         """The file of that id. Raises NotFound."""
@@ -50,8 +56,9 @@ class Files:
 
     def download(self, file_id: str, to: str | Path, *, progress: Progress = nobody) -> Path:
         """Write the file's bytes to the path `to`; what an earlier try has left is gone on with."""
-        with FileTransfers(self._connection) as transfers:
-            return bring(transfers, file_id, Path(to), progress)
+        return transferred(
+            self._connection, lambda transfers, report: bring(transfers, file_id, Path(to), report), progress
+        )
 
     def delete(self, file_id: str) -> None:
         """Delete the file. Raises Conflict while a live job reads it."""

@@ -1,4 +1,7 @@
-"""Jobs for programs with threads. `async_jobs` is the same for asyncio; the steps of both are in `operations`."""
+"""Jobs, whose steps are in `operations`, for programs with threads.
+
+Written from `async_jobs.py` by `tools/generate_client.py`; change that file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from muster.client.documents import JobSource, job_document, source_folder
 from muster.client.errors import MusterError
 from muster.client.following import moments
 from muster.client.outgoing import Progress, nobody
-from muster.client.transfers import FileTransfers
+from muster.client.transfers import transferred
 from muster.plan.estimate import Estimate
 from muster.replies.jobs import AttemptList, CheckpointList, Event, JobSummary, Plan, SamplesReply, Why
 from muster.words.data_report import DataReport
@@ -117,8 +120,12 @@ class Job(JobView):
         `format` is transformers, with an adapter merged into its model, or peft, the adapter alone; `dtype` is keep or
         bf16; `ema` takes the average of the weights. What an earlier try has left is gone on with.
         """
-        with FileTransfers(self._connection) as transfers:
-            transfers.export(self.id, step, Path(to), progress, format=format, dtype=dtype, ema=ema)
+        form = {"format": format, "dtype": dtype, "ema": ema}
+        transferred(
+            self._connection,
+            lambda transfers, report: transfers.export(self.id, step, Path(to), report, **form),
+            progress,
+        )
         return Path(to)
 
     # -- what can be done with it -------------------------------------------------------------------------------------
@@ -183,8 +190,7 @@ class Jobs:
         """
         sent = job_document(job, name, project, self._connection.server.local)
         if source_folder(sent.data) is not None:
-            with FileTransfers(self._connection) as transfers:
-                transfers.send_source_of(sent.data)
+            transferred(self._connection, lambda sender, progress: sender.send_source_of(sent.data, progress), nobody)
         try:
             document = self._connection.run(operations.submit(sent.data, key or str(uuid.uuid4())))
         except MusterError as error:

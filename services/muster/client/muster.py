@@ -1,4 +1,7 @@
-"""Muster for programs with threads."""
+"""Muster for programs with threads.
+
+Written from `async_muster.py` by `tools/generate_client.py`; change that file.
+"""
 
 from __future__ import annotations
 

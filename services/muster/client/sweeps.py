@@ -1,4 +1,7 @@
-"""Sweeps for programs with threads. `async_sweeps` is the same for asyncio; the steps are in `sweep_operations`."""
+"""Sweeps, whose steps are in `sweep_operations`, for programs with threads.
+
+Written from `async_sweeps.py` by `tools/generate_client.py`; change that file.
+"""
 
 from __future__ import annotations
 

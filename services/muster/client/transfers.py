@@ -11,9 +11,9 @@ import errno
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster.client.answers import parsed
 from muster.client.documents import project_of, source_folder
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import httpx2
 
     from muster.client.connection import Connection
+
+T = TypeVar("T")
 
 # Of one request. A server's proxy may bound it, and what is cut within one is sent again from where it was cut.
 REQUEST_BYTES_MAX = 1 << 30
@@ -334,6 +336,12 @@ def take_in(
             what, "file-failed", next_step="mend the file and upload it again", details={"id": file.id}
         )
     return file
+
+
+def transferred(connection: Connection, work: Callable[[FileTransfers, Progress], T], progress: Progress) -> T:
+    """Run `work` with transfers of the same server, which end with it."""
+    with FileTransfers(connection) as transfers:
+        return work(transfers, progress)
 
 
 def bring(transfers: FileTransfers, file_id: str, target: Path, progress: Progress) -> Path:

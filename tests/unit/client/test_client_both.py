@@ -1,32 +1,20 @@
-"""The client with threads and the one with asyncio have the same methods, and lose nothing over broken connections."""
+"""The client with threads is written from the one with asyncio, which loses nothing over broken connections."""
 
 import asyncio
-import inspect
+import runpy
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import httpx2
 import pytest
 
-from muster.client import (
-    AsyncFiles,
-    AsyncJob,
-    AsyncJobs,
-    AsyncMuster,
-    AsyncSweep,
-    AsyncSweeps,
-    Files,
-    Job,
-    Jobs,
-    Muster,
-    Sweep,
-    Sweeps,
-    Unreachable,
-    exchange,
-)
+from muster.client import Unreachable, exchange
 from muster.client.address import Server
 from muster.client.async_connection import AsyncConnection
 from muster.client.exchange import StreamEvent
 from muster.client.steps import RequestStep
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -35,35 +23,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "PAUSE_SECONDS_MAX", 0.001)
 
 
-def table(of_class: type) -> dict[str, tuple[list[str], str, bool]]:
-    """Of each public method: its parameters with their defaults, its documentation, and whether it finds many."""
-    return {
-        name: (
-            [f"{each.name}={each.default}:{each.kind.name}" for each in inspect.signature(method).parameters.values()],
-            (inspect.getdoc(method) or "").replace("AsyncJobs", "Jobs"),
-            inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method),
-        )
-        for name, method in inspect.getmembers(of_class, inspect.isfunction)
-        if not name.startswith("_") or name == "__init__"
-    }
-
-
-PAIRS = [
-    (Files, AsyncFiles),
-    (Job, AsyncJob),
-    (Jobs, AsyncJobs),
-    (Sweep, AsyncSweep),
-    (Sweeps, AsyncSweeps),
-    (Muster, AsyncMuster),
-]
-
-
-@pytest.mark.parametrize(("threads", "asynchronous"), PAIRS)
-def test_both_clients_have_the_same_methods(threads: type, asynchronous: type) -> None:
-    assert table(threads) == table(asynchronous)
-    for name, (_, _, many) in table(asynchronous).items():
-        method = getattr(asynchronous, name)
-        assert many or name == "__init__" or inspect.iscoroutinefunction(method), f"{name} must be awaited"
+def test_the_client_with_threads_is_written_from_the_other() -> None:
+    """Its classes, names of parameters and documentation are the other's, so only one of the two is written."""
+    assert runpy.run_path(str(ROOT / "tools" / "generate_client.py"))["main"](["--check"]) == 0
 
 
 def connection(answer: Callable[[httpx2.Request], httpx2.Response], waits: list[str]) -> AsyncConnection:
