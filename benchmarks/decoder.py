@@ -53,6 +53,8 @@ def main() -> int:
         for side in (OWN, GENERAL) if turn % 2 else (GENERAL, OWN):
             order = {"preset": given.preset, "length": given.length, "shard": "ddp", "steps": 1}
             starts[side].append(gang(order | {"sides": [side], "rounds": 0}, 1)["start"])
+    if not given.starts:
+        return 0
     for what, unit in (("wall", "s"), ("cpu", "s of CPU"), ("libraries", "MiB before the model"), ("peak", "MiB peak")):
         both = ", ".join(f"{side} {statistics.median(s[what] for s in starts[side]):.1f}" for side in starts)
         print(f"start to the end of the first step, {unit}: {both}")
