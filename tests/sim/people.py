@@ -344,7 +344,8 @@ class Mischief:
             training.suspect = self.world.rng.choice(training.members)
             job = self.world.jobs[training.uid]
             if (program := job.spec.program) is not None:
-                if program.hang.off:  # nobody would ever notice, as its user wants it
+                # Nobody would ever notice: its user wants it so, or none of its steps has been counted yet.
+                if program.hang.off or training.stepped(self.world.t) == training.resume_step:
                     training.hang, training.suspect = "", None
                     return
                 # A launcher tells of all its ranks at once, and nothing of what they do within a step.
@@ -434,12 +435,15 @@ class Mischief:
 
     def _replace(self) -> None:
         """Somebody edits a status, so that one worker is to be replaced by its next life. A gang that starts waits for
-        it; one that runs has lost a worker, which ends its attempt. What is said of the life before changes nothing."""
+        it; one that runs has lost a worker, which ends its attempt. What is said of the life before changes nothing.
+        Ranks of a program that starts may have met already, and nobody would notice that they wait for the old life.
+        """
         world, rng = self.world, self.world.rng
         jobs = [
             job
             for job in world.jobs.values()
-            if job.status.phase in (Phase.STARTING, Phase.RUNNING) and job.status.schema_version == STATUS_VERSION
+            if job.status.schema_version == STATUS_VERSION
+            and (job.status.phase is Phase.RUNNING or (job.status.phase is Phase.STARTING and not job.spec.program))
         ]
         if not jobs:
             return
