@@ -51,11 +51,12 @@ class Case:
     documents: int = 3
     stored: str = "F32"
     compiled: bool = False
+    context: int = 1
     optimizer: dict[str, Any] = field(default_factory=dict)
 
     def training(self, small: bool = False) -> dict[str, Any]:
         length = 64 if small else self.length
-        tokens = length * self.micro_batch * self.accumulation * self.ranks
+        tokens = length * self.micro_batch * self.accumulation * self.ranks // self.context
         return {
             "model": {"source": "file:///nowhere"} if self.family or self.adapter else {"architecture": self.model},
             "adapter": self.adapter,
@@ -65,6 +66,7 @@ class Case:
             "optimizer": self.optimizer,
             "parallel": {
                 "shard": self.shard,
+                "context": self.context,
                 "activationCheckpointing": self.recompute,
                 "compile": self.compiled and not small,
             },
@@ -93,6 +95,7 @@ def _family(hidden: int, layers: int, ffn: int, vocab: int, **more: Any) -> dict
 
 OWN = _decoder(384, 4, 1024)
 WIDE = _decoder(512, 4, 1408, kv=4)
+WIDE2 = _decoder(512, 4, 1408, kv=2)
 VOCAB = _decoder(256, 2, 704, vocab=16_000, tied=False)
 QWEN = _family(384, 4, 1024, 8_000, tie_word_embeddings=True)
 LLAMA = _family(384, 4, 1024, 8_000)
@@ -133,6 +136,16 @@ CASES = (
     Case("qwen3, bf16 alone", QWEN, "qwen3", precision="bf16", optimizer={"masterWeights": False}),
     Case("qwen3, QLoRA of all", QWEN, "qwen3", adapter=QLORA),
     Case("llama, QLoRA of all, fsdp of 2", LLAMA, "llama-2", adapter=QLORA, ranks=2, shard="fsdp", length=128),
+    Case("decoder, context 2", OWN, ranks=2, context=2, length=512, micro_batch=2),
+    Case("decoder, context 2, one document", OWN, ranks=2, context=2, length=512, micro_batch=2, documents=1),
+    Case("decoder, context 2, bf16", OWN, ranks=2, context=2, length=512, micro_batch=2, precision="bf16"),
+    Case("decoder, context 2, full recompute", OWN, ranks=2, context=2, length=1024, micro_batch=1, recompute="full"),
+    Case("decoder, context 4 of 4, fsdp", OWN, ranks=4, shard="fsdp", context=4, length=1024, micro_batch=1),
+    Case("decoder, context 2 of 4, fsdp", WIDE, ranks=4, shard="fsdp", context=2, length=512, micro_batch=1),
+    Case("decoder, context 4 of 4, repeated keys", WIDE2, ranks=4, shard="fsdp", context=4, length=1024, micro_batch=1),
+    Case("qwen3, context 2", QWEN, "qwen3", ranks=2, context=2, length=512, micro_batch=2),
+    Case("qwen3, context 2, LoRA of all", QWEN, "qwen3", adapter=ALL, ranks=2, context=2, length=512, micro_batch=2),
+    Case("llama, context 2, fsdp", LLAMA, "llama-2", ranks=2, shard="fsdp", context=2, length=512, micro_batch=2),
     Case("qwen3-moe", _family(256, 2, 512, 8_000, moe_intermediate_size=256, num_experts=8), "qwen3-moe", length=128),
 )
 
@@ -266,7 +279,7 @@ def _rank(case: Case) -> None:
     torch.set_num_threads(1)
     ranks = read_ranks()
     device = sharding.choose_device(ranks)
-    connect(device)
+    connect(device, case.context)
     _train(case, ranks, device, small=True, steps=STEPS)
     process = _resident("VmRSS")
     _reset_peak(device)

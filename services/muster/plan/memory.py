@@ -8,6 +8,7 @@ activations. In between the one falls as the other rises, layer by layer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -159,8 +160,8 @@ def _moments(
     moving = _moving(size, width) if by_fsdp and layout.ranks > 1 else 0
     early = whole if accumulation > 1 else 0
     activations, one = _activations(size, training, width, device, casts_itself)
-    shared = _mask(training, width, device) + 16 * 4 * _tokens(training)  # and the batch itself
-    inputs = _layer_inputs(size, training, width)
+    shared = _mask(size, training, width, device) + 16 * 4 * _whole_rows(training)  # and the batch itself
+    inputs = _layer_inputs(size, training, width) + _embedded_rows(size, training, width)
     head, head_grads = _head(size, training, width, device)
     return (
         _StepMoment(early, activations + shared, head, gathered),
@@ -181,6 +182,12 @@ def _update(size: ModelSize, training: TrainingConfig, parts: int, device: Devic
 
 
 def _tokens(training: TrainingConfig) -> int:
+    """Return the tokens of a micro-batch that a rank computes."""
+    return training.batch.micro_batch * training.data.sequence_length // training.parallel.context
+
+
+def _whole_rows(training: TrainingConfig) -> int:
+    """Return the tokens of a micro-batch, of which a rank may compute a part."""
     return training.batch.micro_batch * training.data.sequence_length
 
 
@@ -217,7 +224,8 @@ def _activations(
     besides what it finds: what is made anew, and derivatives. Norms compute in fp32, and keep what a learning weight
     was multiplied with, unless one kernel does it all (CUDA, our own decoder)."""
     tokens = _tokens(training)
-    queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    heads, kv_heads = _heads_in_attention(size, training.parallel.context)
+    queries, keys = heads * size.head_dim, kv_heads * size.head_dim
     normed = 4 if casts_itself else width
     kept_twice = size.learning == size.parameters and not (casts_itself and device == "cuda")
     norms = size.normed * (4 + (normed if kept_twice else 0))
@@ -240,7 +248,9 @@ def _activations(
     # In float8 the operands of one product are cast for it, at most those between the residual stream and the widest.
     cast = (tokens * (size.dim + size.ffn_dim) + size.dim * size.ffn_dim) if training.precision == "fp8" else 0
     # The derivative of a sum is as large as the sum.
-    return kept_bytes, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1) + cast
+    return int(kept_bytes), int(
+        (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1) + cast
+    )
 
 
 def _computed_again(size: ModelSize, training: TrainingConfig, width: int) -> int:
@@ -263,11 +273,27 @@ def _layer_inputs(size: ModelSize, training: TrainingConfig, width: int) -> int:
     return 2 * size.dim * width * _tokens(training)
 
 
-def _mask(training: TrainingConfig, width: int, device: Device) -> int:
+def _embedded_rows(size: ModelSize, training: TrainingConfig, width: int) -> int:
+    """Return the bytes of the derivative of whole rows' embeddings, which are cut into ranks' tokens behind them."""
+    return size.dim * width * _whole_rows(training) if training.parallel.context > 1 else 0
+
+
+def _heads_in_attention(size: ModelSize, context: int) -> tuple[float, float]:
+    """Return the heads' worth, for each of a rank's tokens, of queries and of keys that attention keeps. Ranks that
+    divide tokens exchange heads for them, where their number divides the heads, and repeat keys of fewer; or else each
+    has the keys of all tokens."""
+    if size.heads % context == 0:
+        return size.heads, math.lcm(size.kv_heads, context) if context > 1 else size.kv_heads
+    return size.heads, size.kv_heads * context
+
+
+def _mask(size: ModelSize, training: TrainingConfig, width: int, device: Device) -> int:
     """Return the bytes of the mask of packed rows; a block mask is negligible."""
     if _by_blocks(width, device):
         return 0
-    return training.batch.micro_batch * training.data.sequence_length**2 * width
+    length, context = training.data.sequence_length, training.parallel.context
+    own = length if size.heads % context == 0 else length // context
+    return training.batch.micro_batch * own * length * width
 
 
 def _by_blocks(width: int, device: Device) -> bool:

@@ -55,7 +55,7 @@ def _training(spec: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[st
         ("gang", _gang(spec["gang"], plan)),
         ("batch", _batch(training["batch"], plan)),
         ("length", ", ".join(lasts)),
-        ("precision", f"{training['precision']}, shard: {training['parallel']['shard']}"),
+        ("precision", f"{training['precision']}, {_parallel(training['parallel'])}"),
         ("gradient", _gradient(training["optimizer"])),
         ("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (every: {checkpoint['every']})"),
     ]
@@ -139,6 +139,12 @@ def _gradient(optimizer: Mapping[str, Any]) -> str:
     if optimizer.get("skipSpikes"):
         return f"{clipped}; batches with a spike in it are skipped"
     return f"{clipped}; every batch with finite numbers is learnt from"
+
+
+def _parallel(parallel: Mapping[str, Any]) -> str:
+    context = parallel.get("context", 1)
+    split = f"; {context} ranks compute one share: its tokens split {context} ways" if context > 1 else ""
+    return f"shard: {parallel['shard']}{split}"
 
 
 def _gang(gang: Mapping[str, Any], plan: Mapping[str, Any]) -> str:

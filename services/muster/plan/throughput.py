@@ -68,7 +68,8 @@ def setup_of(training: TrainingConfig) -> str:
     how = training.parallel
     parts = (origin, adapter, training.precision, training.data.sequence_length, how.activation_checkpointing)
     beside_it = (second.words for second in second_models(training).values())
-    return "|".join(map(str, (*parts, how.compile, *beside_it)))
+    context = (f"context:{how.context}",) if how.context > 1 else ()  # left out of the keys of older records
+    return "|".join(map(str, (*parts, how.compile, *beside_it, *context)))
 
 
 def from_records(

@@ -74,8 +74,9 @@ class JobSpec(words.JobSpec):
         model's copies can't be divided over their ranks."""
         if self.training is None:
             return 1
-        size = self.training.data_parallel_size(nodes * self.gang.ranks_per_node)
-        self.training.replicas(size, nodes)
+        ranks = nodes * self.gang.ranks_per_node
+        size = self.training.data_parallel_size(ranks)
+        self.training.replicas(ranks, nodes)
         return self.training.accumulation(size)
 
 

@@ -105,6 +105,8 @@ FOREIGN_NAMES: Final = (
     # Memory and sharding
     _same("training.parallel.shard", "deepspeed fsdp fsdp_config zero_stage sharding_strategy fsdp_version",
           "auto, ddp, zero2, fsdp (also for ZeRO-3) or hsdp"),
+    _same("training.parallel.context", "context_parallel_size context_parallel_degree cp_size sequence_parallel_size "
+          "sequence_parallel_degree ulysses_sequence_parallel_size", "ranks that divide the tokens of each row"),
     _same("training.parallel.activationCheckpointing", "gradient_checkpointing use_gradient_checkpointing"),
     _same("training.parallel.compile", "torch_compile"),
     # Evaluation and checkpoints

@@ -101,6 +101,16 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("training.parallel", "!has(self.replicas) || self.shard == 'hsdp'", "replicas is only for shard: hsdp"),
     (
         "training",
+        "self.data.sequenceLength % self.parallel.context == 0",
+        "parallel.context must divide data.sequenceLength",
+    ),
+    (
+        "training",
+        "self.parallel.context == 1 || (self.task != 'grpo' && !has(self.distillation) && !self.parallel.compile)",
+        "parallel.context is not for task grpo, distillation or parallel.compile",
+    ),
+    (
+        "training",
         "self.batch.tokensPerStep % (self.data.sequenceLength * self.batch.microBatch) == 0",
         "batch.tokensPerStep must be a multiple of data.sequenceLength × batch.microBatch",
     ),

@@ -25,6 +25,13 @@ FP8_MULTIPLE = 16  # of the rows of a product, which float8 kernels take
 Shard = Literal["auto", "ddp", "zero2", "fsdp", "hsdp"]
 
 
+def nearest_divisors(number: int, asked: int) -> str:
+    """Return the words for the divisors of a number next to one that does not divide it."""
+    below = max(each for each in range(1, min(asked, number) + 1) if number % each == 0)
+    above = next((each for each in range(asked + 1, number + 1) if number % each == 0), None)
+    return f"{below} does" if above is None else f"{below} and {above} do"
+
+
 class BatchConfig(Spec):
     """Batch size. What does not fit into one forward pass of each rank is accumulated."""
 
@@ -35,7 +42,7 @@ class BatchConfig(Spec):
 
 
 class ParallelConfig(Spec):
-    """Sharding of the model over the ranks, and recomputation to save memory."""
+    """Sharding of the model and of its rows over the ranks, and recomputation to save memory."""
 
     shard: Shard = "auto"
     """Each rank holds the whole model (`ddp`), a part of gradients and optimizer (`zero2`), a part of everything
@@ -44,6 +51,10 @@ class ParallelConfig(Spec):
     """
     replicas: Positive | None = None
     """Copies of the model in `hsdp`; left out, one per node."""
+    context: Positive = 1
+    """Ranks that divide the tokens of each row among them, for rows too long for the memory of one. It divides the
+    number of ranks and data.sequenceLength.
+    """
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Activations that are recomputed in the backward pass instead of kept."""
     compile: bool = False
@@ -142,6 +153,7 @@ class TrainingConfig(Spec):
                 f"= {length} × {self.batch.micro_batch} = {length * self.batch.micro_batch}"
             )
         self._fits_the_precision()
+        self._divides_its_rows()
         if self.data.add_tokens and self.model.source is None:
             raise ValueError(
                 "data.addTokens adds to the tokenizer of a model's folder while it is read: give model.source "
@@ -256,13 +268,32 @@ class TrainingConfig(Spec):
                 f"precision fp8 multiplies in float8 where the whole model is trained, not beside an adapter of "
                 f"{self.adapter.kind}; use bf16"
             )
-        if self.precision == "fp8" and rows % FP8_MULTIPLE:
+        context = self.parallel.context
+        if self.precision == "fp8" and rows % (FP8_MULTIPLE * context):
+            divided, multiple = (f" / parallel.context {context}", rows / context) if context > 1 else ("", rows)
             raise ValueError(
-                f"precision fp8 multiplies {FP8_MULTIPLE} rows at a time: sequenceLength × microBatch = {rows} must be "
-                f"a multiple of {FP8_MULTIPLE}"
+                f"precision fp8 multiplies {FP8_MULTIPLE} rows at a time: sequenceLength × microBatch{divided} = "
+                f"{multiple:g} must be a multiple of {FP8_MULTIPLE}"
             )
         if self.router_aux_loss_coef is not None and self.task not in ("pretrain", "sft"):
             raise ValueError(f"routerAuxLossCoef is for pretrain and sft; task {self.task} has no load-balancing loss")
+
+    def _divides_its_rows(self) -> None:
+        context, length = self.parallel.context, self.data.sequence_length
+        if context == 1:
+            return
+        if length % context:
+            raise ValueError(
+                f"parallel.context {context} does not divide the {length} tokens of data.sequenceLength; "
+                f"{nearest_divisors(length, context)}"
+            )
+        for what, given, why in (
+            ("task grpo", self.task == "grpo", "whose answers are written token by token, by every rank for itself"),
+            ("distillation", self.distillation is not None, "whose teacher reads whole rows"),
+            ("parallel.compile", self.parallel.compile, "which can't compile a layer in which ranks meet"),
+        ):
+            if given:
+                raise ValueError(f"parallel.context {context} is not for {what}, {why}; leave one of them out")
 
     def _fits_the_task(self) -> None:
         for _, source in self.sources():
@@ -347,10 +378,16 @@ class TrainingConfig(Spec):
     def data_parallel_size(self, ranks: int) -> int:
         """Into how many equal shares a gang of `ranks` ranks divides the samples of a step.
 
-        Every rank computes a share of its own, also where the weights are sharded. Ranks that computed one model
-        together (tensor or pipeline parallelism) would have one share between them.
+        Every rank computes a share of its own, also where the weights are sharded, unless `parallel.context` ranks
+        compute one together. Raises ValueError where these ranks can't be divided so.
         """
-        return ranks
+        context = self.parallel.context
+        if ranks % context:
+            raise ValueError(
+                f"training.parallel.context {context} does not divide the {ranks} ranks; "
+                f"{nearest_divisors(ranks, context)}, or run a multiple of {context} ranks"
+            )
+        return ranks // context
 
     def accumulation(self, data_parallel_size: int) -> int:
         """Micro-steps per optimizer step with so many shares. Raises ValueError when the batch can't be divided."""

@@ -39,10 +39,13 @@ LENGTH, STEPS, SEED, HELD_OUT = 32, 4, 3, 7
 # By name: what each of two ranks holds of a step of six samples.
 DIVISIONS = {
     "plain": (DataParallel(2, (0,)), DataParallel(2, (1,))),
-    "one share, computed by both ranks": (DataParallel(1, (0,), ranks_per_share=2),) * 2,
     "a rank with another's share": (DataParallel(2, (0, 1), shares_per_rank=2), DataParallel(2, (), shares_per_rank=2)),
     "three shares on two ranks": (DataParallel(3, (0, 2), shares_per_rank=2), DataParallel(3, (1,), shares_per_rank=2)),
 }
+# Ranks that divide the tokens of their rows draw other numbers than one rank, so these draw none.
+UNDRAWN = "nothing drawn"
+DIVIDED = "one share, whose tokens both ranks divide"
+UNDRAWN_DIVISIONS = {UNDRAWN: DIVISIONS["plain"], DIVIDED: (DataParallel(1, (0,), ranks_per_share=2),) * 2}
 DROPOUT = Adapter(rank=4, alpha=64.0, targets=("all-linear",), dropout=0.2)
 
 
@@ -68,7 +71,9 @@ def trained(config: TrainingConfig, ranks: RankPosition, division: DataParallel,
     device = torch.device("cpu")
     randomness.seed(ranks.rank)  # nothing may depend on it
     connect(device, division.ranks_per_share)
-    model_of = DecoderModel(config.model.shape, DROPOUT)  # type: ignore[arg-type]
+    draws = config.neftune_noise_alpha is not None
+    adapter = DROPOUT if draws else DROPOUT.model_copy(update={"dropout": 0.0})
+    model_of = DecoderModel(config.model.shape, adapter)  # type: ignore[arg-type]
     layout = dataclasses.replace(sharding.plan(model_of, config, ranks, 1 << 33), division=division)
     model = sharding.ParallelModel(model_of, config, layout, ranks, device)
     step = TrainStep(config, STEPS, model, ranks, RankState(directory, 1, ranks.rank, 0.0))
@@ -112,8 +117,11 @@ def main() -> None:
             neftuneNoiseAlpha=5.0,
         )
         config = parse(TrainingConfig, document, "training")
+        undrawn = config.model_copy(update={"neftune_noise_alpha": None})
         for name, held in DIVISIONS.items():
             found[f"{shard}: {name}"] = trained(config, ranks, held[ranks.rank], out.parent)
+        for name, held in UNDRAWN_DIVISIONS.items():
+            found[f"{shard}: {name}"] = trained(undrawn, ranks, held[ranks.rank], out.parent)
     out.with_suffix(f".{ranks.rank}").write_text(json.dumps(found))
 
 

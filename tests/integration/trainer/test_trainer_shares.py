@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from tests.integration.trainer.shares import DIVISIONS, STEPS
+from tests.integration.trainer.shares import DIVIDED, DIVISIONS, STEPS, UNDRAWN
 from tests.ports import free_port
 
 
@@ -38,8 +38,17 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("shard", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", list(DIVISIONS))
 def test_the_numbers_do_not_depend_on_who_computes_a_share(seen: list[dict[str, Any]], shard: str, name: str) -> None:
-    plain, found = seen[0]["ddp: plain"], seen[0][f"{shard}: {name}"]
-    assert seen[1][f"{shard}: {name}"] == found  # what is reported is the same on every rank
+    _must_be_alike(seen, "ddp: plain", f"{shard}: {name}")
+
+
+@pytest.mark.parametrize("shard", ["ddp", "fsdp"])
+def test_ranks_that_divide_the_tokens_of_their_rows_compute_the_same(seen: list[dict[str, Any]], shard: str) -> None:
+    _must_be_alike(seen, f"ddp: {UNDRAWN}", f"{shard}: {DIVIDED}")
+
+
+def _must_be_alike(seen: list[dict[str, Any]], one: str, other: str) -> None:
+    plain, found = seen[0][one], seen[0][other]
+    assert seen[1][other] == found  # what is reported is the same on every rank
     assert len(found["losses"]) == STEPS
     assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert found["norms"] == pytest.approx(plain["norms"], rel=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -210,6 +211,46 @@ def test_copies_that_do_not_divide_the_ranks_are_refused_at_submission(
 ) -> None:
     with pytest.raises(InvalidDocument, match=words):
         parse_job(edited(put("spec.training.parallel", parallel), put("spec.gang", {"nodes": nodes, "gpusPerNode": 4})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"parallel": {"context": 3}},
+            "parallel.context 3 does not divide the 256 tokens of data.sequenceLength; 2 and 4 do",
+        ),
+        ({"parallel": {"context": 16384}}, "data.sequenceLength; 256 does"),
+        (
+            {"parallel": {"context": 16}},
+            "parallel.context 16 does not divide the 8 ranks; 8 does, or run a multiple of 16",
+        ),
+        ({"parallel": {"context": 2, "compile": True}}, "parallel.context 2 is not for parallel.compile"),
+        (
+            {"parallel": {"context": 2}, "distillation": {"teacher": {"source": "s3://models/t"}}},
+            "parallel.context 2 is not for distillation, whose teacher reads whole rows",
+        ),
+        (
+            {"parallel": {"context": 128}, "precision": "fp8"},
+            "sequenceLength × microBatch / parallel.context 128 = 8 must be a multiple of 16",
+        ),
+    ],
+)
+def test_ranks_that_can_not_divide_the_tokens_of_rows_are_refused_at_submission(
+    changes: dict[str, object], words: str
+) -> None:
+    gang = put("spec.gang", {"nodes": 1, "gpusPerNode": 8})
+    with pytest.raises(InvalidDocument, match=re.escape(words)):
+        parse_job(edited(gang, *(put(f"spec.training.{name}", value) for name, value in changes.items())))
+
+
+def test_ranks_that_divide_the_tokens_of_rows_compute_one_share_together() -> None:
+    """An elastic gang shrinks along data alone: to sizes that hold whole shares."""
+    nodes = put("spec.gang", {"nodes": {"min": 2, "max": 8}, "gpusPerNode": 2})
+    spec = parse_job(edited(nodes, put("spec.training.parallel", {"context": 4}))).spec
+    assert spec.gang_sizes() == (2, 4, 8)
+    assert [spec.training.data_parallel_size(ranks) for ranks in (4, 8, 16)] == [1, 2, 4]
+    assert [spec.accumulation(nodes) for nodes in (2, 4, 8)] == [8, 4, 2]
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,8 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> RankPosition:
 
 def data_parallel(training: TrainingConfig, ranks: RankPosition) -> DataParallel:
     """The share of this rank at the start of a run. Raises UserError when the batch can't be divided."""
-    size = training.data_parallel_size(ranks.world)
     try:
+        size = training.data_parallel_size(ranks.world)
         training.accumulation(size)
     except ValueError as error:
         raise UserError(f"{error}; change tokensPerStep or microBatch, or run another number of ranks") from None

@@ -20,6 +20,7 @@ from muster.recipe.architecture import Architecture, RopeScaling
 from muster.trainer.models.compiler import has_compiler
 from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.layers import Linear
+from muster.trainer.parallel.token_split import TokenSplit
 
 BLOCK: Final = 128  # tokens of a block of a block mask
 
@@ -32,6 +33,8 @@ class AttentionContext:
     sin: Tensor  # fp32 [B, 1, T, head_dim]
     mask: Any  # None (plain causal), additive [B, 1, T, S], or a flex BlockMask
     cache: KeyValueCache | None = None  # of the tokens before these
+    # where other ranks have other tokens of the rows; angles are then those of own tokens, and the mask of whole rows
+    split: TokenSplit | None = None
 
 
 def attention_context(
@@ -40,19 +43,20 @@ def attention_context(
     documents: Tensor,
     dtype: torch.dtype,
     cache: KeyValueCache | None = None,
+    split: TokenSplit | None = None,
 ) -> AttentionContext:
     """Make the context of one forward pass, in which tokens see the earlier tokens of their own document only.
 
-    `positions` and `documents` are integers [B, T]. A negative document is padding; it stands at the end of a row and
+    `positions` and `documents` are integers [B, T], of whole rows with a split too. A negative document is padding; it stands at the end of a row and
     is not scored, so what it sees does not matter. With a cache, they also see what it holds of their document, and
     padding may stand at the beginning of a row.
     """
-    cos, sin = rotary(architecture, positions)
+    cos, sin = rotary(architecture, positions if split is None else split.own(positions))
     if cache is not None:
         return AttentionContext(cos, sin, _additive_mask(documents, dtype, cache.read(documents)), cache)
     if by_blocks(positions, dtype != torch.float32):
-        return AttentionContext(cos, sin, _block_mask(documents))
-    return AttentionContext(cos, sin, _additive_mask(documents, dtype))
+        return AttentionContext(cos, sin, _block_mask(documents), split=split)
+    return AttentionContext(cos, sin, _additive_mask(documents, dtype), split=split)
 
 
 def by_blocks(tokens: Tensor, half: bool) -> bool:
@@ -108,7 +112,10 @@ class GroupedAttention(nn.Module):
         query, key = rotate(query, context.cos, context.sin), rotate(key, context.cos, context.sin)
         if context.cache is not None:
             key, value = context.cache.extend(self, key, value)
-        mixed = attend(query, key, value, context.mask)
+        if context.split is None:
+            mixed = attend(query, key, value, context.mask)
+        else:
+            mixed = context.split.attend(attend, query, key, value, context.mask)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 

@@ -16,6 +16,7 @@ from muster.trainer.models.layers import Embedding, FeedForward, RMSNorm
 from muster.trainer.models.pooling import document_scores
 from muster.trainer.models.recompute import keep_expensive
 from muster.trainer.models.scoring import ScoreHead
+from muster.trainer.parallel.token_split import TokenSplit
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -67,6 +68,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.architecture, self.scores = architecture, scores
         self.dtype = dtype
+        self.split: TokenSplit | None = None  # where other ranks compute other tokens of the same rows
         self.embed = Embedding(architecture.vocab_size, architecture.dim, dtype)
         self.layers = nn.ModuleList(DecoderBlock(architecture, recompute) for _ in range(architecture.layers))
         self.norm = RMSNorm(architecture.dim, architecture.norm_eps)
@@ -93,17 +95,24 @@ class Decoder(nn.Module):
         each, fp32 [B, T]. A decoder that scores takes no labels and returns fp32 [B, T, scores], by the number of the
         document. With a cache, tokens follow those that it holds, and the logits are those of the last one alone,
         [B, 1, vocab].
+
+        With a split, rows are given and losses returned whole, on every rank of the share. Logits are no loss: every
+        rank computes all of them.
         """
-        context = attention_context(self.architecture, positions, documents, self.dtype, cache)
+        split = None if labels is None and self.scores is None else self.split
+        context = attention_context(self.architecture, positions, documents, self.dtype, cache, split)
         x = self.embed(tokens)
+        if split is not None:
+            x, labels = split.own(x), None if labels is None else split.own(labels)
         for layer in self.layers:
             x = layer(x, context)
         if self.scores is not None:
-            return document_scores(self.score(self.norm(x)), tokens, documents, self.scores.pad)
+            scores = self.score(self.norm(x))
+            return document_scores(scores if split is None else split.whole(scores), tokens, documents, self.scores.pad)
         x = x if cache is None else x[:, -1:]
         shared = self.embed.weight if self.architecture.tied_head else None
         out: Tensor = self.head(self.norm(x), shared, labels, smoothing, reduction)
-        return out
+        return out if split is None else split.whole(out)
 
 
 def build(

@@ -18,6 +18,8 @@ from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
 from muster.trainer.models.named import freeze
 from muster.trainer.models.scoring import ScoreHead
+from muster.trainer.parallel.groups import RankGroup
+from muster.trainer.parallel.token_split import TokenSplit
 from muster.words.base import dump
 
 
@@ -51,6 +53,11 @@ class DecoderModel:
         if self.freeze:
             freeze(decoder, self.freeze)
         return decoder
+
+    def split_tokens(self, model: nn.Module, group: RankGroup) -> TokenSplit:
+        assert isinstance(model, Decoder)
+        model.split = TokenSplit(group, by_heads=self.architecture.heads % group.size == 0)
+        return model.split
 
     def freezing(self, patterns: Sequence[str]) -> DecoderModel:
         return replace(self, freeze=tuple(patterns))

@@ -10,6 +10,8 @@ from torch import nn
 
 from muster.plan.model_size import ModelSize
 from muster.trainer.models.scoring import ScoreHead
+from muster.trainer.parallel.groups import RankGroup
+from muster.trainer.parallel.token_split import TokenSplit
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -43,6 +45,10 @@ class ModelDefinition(Protocol):
         these, the loss of each token [B, T]. One that scores texts is called without labels, and gives fp32
         [B, T, scores] by the number of the document.
         """
+
+    def split_tokens(self, model: nn.Module, group: RankGroup) -> TokenSplit:
+        """Have the modules, before they are sharded, compute this rank's tokens of the rows that they are called with,
+        and return how. Raises UserError where their attention can't be divided so."""
 
     def freezing(self, patterns: Sequence[str]) -> Self:
         """The same with the weights frozen that the patterns mean (contract/parameter_names.py). `build` raises

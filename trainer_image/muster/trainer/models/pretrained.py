@@ -7,6 +7,7 @@ call as our own decoder: tokens, positions, documents, labels -> summed loss.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,8 @@ from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.logits import LogitTransform
 from muster.trainer.models.pooling import document_scores
 from muster.trainer.models.recompute import keep_expensive
+from muster.trainer.models.split_attention import cut_rows, split_attention
+from muster.trainer.parallel.token_split import TokenSplit
 
 MaskStyle = Literal["positions", "by_layer_type"]
 FLEX: Final = "flex_attention"
@@ -49,7 +52,8 @@ def build(
 
     kind = AutoModelForSequenceClassification if scoring else AutoModelForCausalLM
     with empty_parameters():
-        model: Any = kind.from_config(config, dtype=torch.float32, attn_implementation=attention(config))
+        # A copy: the name of the attention, which is set for each pass, is this model's own.
+        model: Any = kind.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=attention(config))
     model.tie_weights()
     return with_our_forward(model, recompute, masks, draws, blocks=half and _takes_block_masks(model))
 
@@ -61,6 +65,7 @@ def with_our_forward(
     around its layers. `blocks`: it may attend by block masks (attention.py), which skip what is masked, where the other
     kernels of a packed row compute all of it."""
     model.own_attention = model.config._attn_implementation
+    model.split = None
     if scores_texts(model):
         model.forward = partial(_forward_scores, model, masks, blocks)
     else:
@@ -72,6 +77,16 @@ def with_our_forward(
         for layer in layers(model):
             layer.forward = partial(_recomputed, layer.forward, recompute, draws)
     return model.train()
+
+
+def split_tokens(model: Any, split: TokenSplit) -> None:
+    """Have the model compute this rank's tokens alone wherever it is asked for losses or scores.
+
+    Rows are cut in front of the first layer, behind embeddings, positions and masks: a class makes these of whole rows,
+    each in its own way. To be called before the model is sharded.
+    """
+    model.split = split
+    cut_rows(model, layers(model), split)
 
 
 def layers(model: Any) -> Sequence[nn.Module]:
@@ -164,10 +179,17 @@ def _forward(
         and load_balancing.weight_of(model) > 0
     )
     more = {"output_router_logits": True} if balances else {}
-    output = _backbone(model, masks, blocks, tokens, positions, **more)
-    out: Tensor = model.get_output_embeddings()(output.last_hidden_state, labels, smoothing, reduction)
+    # Logits are no loss: every rank computes all of them.
+    split = None if labels is None else model.split
+    output = _backbone(model, masks, blocks, tokens, positions, split, **more)
+    own = labels if labels is None or split is None else split.own(labels)
+    out: Tensor = model.get_output_embeddings()(output.last_hidden_state, own, smoothing, reduction)
+    out = out if split is None else split.whole(out)
     if balances and labels is not None:
-        balance = load_balancing.weighted(model, output.router_logits, documents, labels)
+        routers = output.router_logits
+        if split is not None:
+            routers = tuple(_of_all_tokens(split, each, len(tokens)) for each in routers)
+        balance = load_balancing.weighted(model, routers, documents, labels)
         # With a teacher the loss is the first of three.
         out = out + (balance if out.dim() == 0 else balance * torch.eye(len(out), device=out.device)[0])
     return out
@@ -177,15 +199,31 @@ def _forward_scores(
     model: Any, masks: MaskStyle, blocks: bool, tokens: Tensor, positions: Tensor, documents: Tensor
 ) -> Tensor:
     """The scores of each document, fp32 [B, T, scores]."""
-    hidden = _backbone(model, masks, blocks, tokens, positions).last_hidden_state
+    hidden = _backbone(model, masks, blocks, tokens, positions, model.split).last_hidden_state
     scores = nn.functional.linear(hidden, model.score.weight.to(hidden.dtype)).float()
+    if model.split is not None:
+        scores = model.split.whole(scores)
     return document_scores(scores, tokens, documents, model.config.pad_token_id)
 
 
-def _backbone(model: Any, masks: MaskStyle, blocks: bool, tokens: Tensor, positions: Tensor, **more: Any) -> Any:
-    if blocks:
-        # Not set back afterwards: layers that are recomputed in the backward pass ask again.
-        model.config._attn_implementation = FLEX if by_blocks(tokens, half=True) else model.own_attention
+def _of_all_tokens(split: TokenSplit, routers: Tensor, rows: int) -> Tensor:
+    """Logits of a router [B * T / size, experts] as those of all tokens [B * T, experts]."""
+    return split.whole(routers.unflatten(0, (rows, -1))).flatten(0, 1)
+
+
+def _backbone(
+    model: Any,
+    masks: MaskStyle,
+    blocks: bool,
+    tokens: Tensor,
+    positions: Tensor,
+    split: TokenSplit | None,
+    **more: Any,
+) -> Any:
+    own = FLEX if blocks and by_blocks(tokens, half=True) else model.own_attention
+    # Not set back afterwards: layers that are recomputed in the backward pass ask again.
+    model.config._attn_implementation = own if split is None else split_attention(own, split)
+    model.cut_length = None if split is None else tokens.shape[1]
     # Never a 2-D mask and never a cache: with either, transformers does not look for packed documents.
     mask = None if masks == "positions" else _masks_by_layer_type(model, tokens, positions)
     return model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False, **more)
@@ -194,7 +232,7 @@ def _backbone(model: Any, masks: MaskStyle, blocks: bool, tokens: Tensor, positi
 def _next_logits(model: Any, tokens: Tensor, positions: Tensor, documents: Tensor, cache: KeyValueCache) -> Tensor:
     """The logits [B, 1, vocab] of the last tokens, as transformers' own `generate` has them computed: with the class's
     own cache, and a 2-D mask for padding on the left. Never by blocks, whose mask would be another for each token."""
-    model.config._attn_implementation = model.own_attention
+    model.config._attn_implementation, model.cut_length = model.own_attention, None
     output = model.base_model(
         input_ids=tokens,
         attention_mask=(cache.read(documents) >= 0).long(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +18,17 @@ from torch import Tensor, nn
 
 from muster.trainer.errors import UserError
 from muster.trainer.models.architectures import layer_types_allow_packing
-from muster.trainer.models.pretrained import MaskStyle, build, layers, materialize, with_our_forward
+from muster.trainer.models.head import ByToken
+from muster.trainer.models.pretrained import (
+    MaskStyle,
+    build,
+    layers,
+    materialize,
+    split_tokens,
+    with_our_forward,
+)
+from muster.trainer.parallel.thread_group import ThreadGroup, thread_groups
+from muster.trainer.parallel.token_split import TokenSplit
 
 # Largest difference of logits, relative to their size, that is taken for rounding. Measured leaks: 0.004 to 2.
 TOLERANCE: Final = 1e-4
@@ -220,6 +231,77 @@ def _must_have_our_loss(model: nn.Module, logits: Tensor, tokens: Tensor, config
             f"model.source: {config.model_type} computes its logits in a way that Muster does not know (its own loss "
             f"of a test row is {expected:.6f}, ours {loss:.6f}); it can't be trained here"
         )
+
+
+def divides_heads(config: Any, findings: PackingFindings, by_heads: bool) -> bool:
+    """Return whether ranks that divide the tokens of a row exchange heads for tokens in a class's attention, or else
+    all have the keys and values of all tokens. `by_heads`: the number of heads allows the first.
+
+    Each is tried between two threads in the place of ranks. Raises UserError where the losses of tokens, or gradients,
+    are not what they are without a split.
+    """
+    small = shrunken(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        whole, _, _ = _probe(small, config)
+    why = ""
+    for style in (True, False) if by_heads else (False,):
+        try:
+            apart = _apart(small, whole, findings, style)
+        except Exception as error:  # of many kinds: shapes that don't fit, what a class's own attention does not take
+            why = why or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            continue
+        if apart <= TOLERANCE:
+            return style
+        why = why or f"losses and gradients differ by {apart:.1e} of their size"
+    raise UserError(
+        f"parallel.context: the layers of a {config.model_type} can't have the tokens of their rows divided over ranks "
+        f"({why}); leave parallel.context out"
+    )
+
+
+def _apart(small: Any, whole: Any, findings: PackingFindings, by_heads: bool) -> float:
+    """Return the largest difference that dividing the tokens of packed rows between two threads makes, relative to
+    their size: of each token's loss, and of each weight's gradient."""
+    lengths = LENGTHS if findings.packs else (sum(LENGTHS),)
+    padding = 2 + sum(lengths) % 2  # rows of an even number of tokens
+    row = torch.randint(3, VOCABULARY, (2, sum(lengths) + padding), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(n) for n in (*lengths, padding)]).expand_as(row)
+    numbers = [torch.full((n,), i) for i, n in enumerate(lengths)]
+    documents = torch.cat([*numbers, torch.full((padding,), -1)]).expand_as(row)
+    labels = torch.where(documents >= 0, torch.roll(row, -1, dims=1), -100)
+
+    def learnt(model: Any) -> tuple[Tensor, list[Tensor | None]]:
+        losses = model(row, positions, documents, labels, 0.0, ByToken())
+        weights = torch.linspace(0.5, 1.5, losses.numel()).view_as(losses)
+        (losses * weights).sum().backward()
+        return losses.detach(), [parameter.grad for parameter in model.parameters()]
+
+    def rank(model: Any, group: ThreadGroup) -> tuple[Tensor, list[Tensor | None]]:
+        with group.leaving_none_waiting():
+            return learnt(model)
+
+    alone, gradients = learnt(_copy(small, whole, findings))
+    places = thread_groups(2)
+    # Made before the threads begin: while a model is made, the modules of the whole process are made another way.
+    models = [_copy(small, whole, findings) for _ in places]
+    for model, place in zip(models, places, strict=True):
+        split_tokens(model, TokenSplit(place, by_heads))
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(rank, models, places)
+    differences = [_difference(losses, alone) for losses, _ in (first, second)]
+    for gradient, *parts in zip(gradients, first[1], second[1], strict=True):
+        if gradient is not None:
+            differences.append(_difference(sum(part for part in parts if part is not None), gradient))
+    return max(differences)
+
+
+def _copy(small: Any, whole: Any, findings: PackingFindings) -> Any:
+    """Another model with the same weights, in evaluation: nothing is drawn."""
+    model = with_our_forward(build(small), "none", findings.masks)
+    materialize(model, torch.device("cpu"))
+    model.load_state_dict(whole.state_dict())
+    return model.eval()
 
 
 def _leak(model: nn.Module, tokens: Tensor) -> float:

@@ -24,6 +24,7 @@ from muster.trainer.models import load_balancing
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.embedding_noise import add_noise
 from muster.trainer.models.float8 import use_float8
+from muster.trainer.parallel.groups import groups
 from muster.trainer.parallel.shards import local, replicas_of
 from muster.trainer.parallel.wrapping import replicate, shard_by_groups
 from muster.words.names import Env
@@ -85,7 +86,10 @@ class ShardLayout(ModelLayout):
 
     def describe(self) -> dict[str, Any]:
         """The sharding as Commit.mesh holds it."""
-        return {"shard": self.shard, "replicas": self.replicas, "shards": self.shards}
+        tokens = self.division.ranks_per_share
+        return {"shard": self.shard, "replicas": self.replicas, "shards": self.shards} | (
+            {"context": tokens} if tokens > 1 else {}
+        )
 
 
 def host_of(model: ModelDefinition, capacity: int, device: torch.device) -> fitting.RankHost:
@@ -107,7 +111,7 @@ def plan(
     """
     division, host = data_parallel(training, ranks), host_of(model, capacity, device)
     size = replace(model.size(), second=second)
-    count, shard = division.size, training.parallel.shard
+    count, shard = ranks.world, training.parallel.shard
     if shard == "auto":
         lowest = fitting.lowest_that_fits(size, training, count, ranks.nodes, host)
         if lowest is None:
@@ -142,7 +146,7 @@ class ParallelModel:
         self.layout, self.device = layout, device
         self.division = layout.division  # of a step's samples
         # Ranks that gradients are averaged over; multiply a loss by it where a sum is wanted.
-        self.averaged_over = ranks.world // layout.division.ranks_per_share
+        self.averaged_over = ranks.world
         # Every rank has all gradients after a backward pass.
         self.replicated = layout.is_whole and ranks.world > 1
         dtype = DTYPES[training.precision]
@@ -157,6 +161,9 @@ class ParallelModel:
             add_noise(definition.embedding(self.module), training.neftune_noise_alpha)
         if training.precision == "fp8":
             use_float8(self.module)
+        # Where several ranks compute a share, each has a part of its rows' tokens.
+        among = groups().model
+        self.split = definition.split_tokens(self.module, among) if among.size > 1 else None
         # the repeated blocks, first to last, which are sharded, compiled and timed one by one
         self.layers = definition.layers(self.module)
         # FSDP casts weights for layers that do not: those of transformers, and all that multiply in float8.

@@ -26,8 +26,9 @@ from muster.trainer.models.new_tokens import NewTokens, must_be_trained
 from muster.trainer.models.nf4 import quantize
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.models.scoring import ScoreHead, score_head_of
-from muster.trainer.models.self_test import PackingFindings, examine
-from muster.trainer.parallel.groups import groups
+from muster.trainer.models.self_test import PackingFindings, divides_heads, examine
+from muster.trainer.parallel.groups import RankGroup, groups
+from muster.trainer.parallel.token_split import TokenSplit
 from muster.words.checkpoint import ITEM_BYTES
 
 KIND: Final = "transformers"
@@ -100,6 +101,12 @@ class TransformersModel:
                     parameter.data = parameter.data.to(TORCH_DTYPES[self.stored_dtype])
         built: nn.Module = model
         return built
+
+    def split_tokens(self, model: nn.Module, group: RankGroup) -> TokenSplit:
+        by_heads = divides_heads(self.config, self.findings, self.size().heads % group.size == 0)
+        split = TokenSplit(group, by_heads)
+        pretrained.split_tokens(model, split)
+        return split
 
     def freezing(self, patterns: Sequence[str]) -> TransformersModel:
         return replace(self, freeze=tuple(patterns))

@@ -85,6 +85,24 @@ class RankGroup:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
+    def exchange(self, parts: Tensor) -> Tensor:
+        """Send part i of [size, ...] to the group's i-th rank, and return the part that each has sent here."""
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=self._group)
+        return received
+
+    def collect(self, tensor: Tensor) -> Tensor:
+        """Return the tensor of each rank, [size, ...], in the group's order."""
+        collected = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        dist.all_gather_into_tensor(collected.view(-1), tensor.reshape(-1), group=self._group)
+        return collected
+
+    def scatter_sum(self, parts: Tensor) -> Tensor:
+        """Add the parts of [size, ...] up over the group, and return the sum of the part that is this rank's."""
+        mine = torch.empty_like(parts[0])
+        dist.reduce_scatter_tensor(mine.view(-1), parts.reshape(-1), group=self._group)
+        return mine
+
     def close(self) -> None:
         """Destroy a group that `Groups.control` has made."""
         if self._group is not None:

@@ -74,7 +74,7 @@ def train(run: WorkerRun, ranks: RankPosition, rank_state: RankState) -> int:
     beside = tuple(each.model.size() for each in second.values())
     layout = sharding.plan(origin.model, run.training, ranks, capacity, device, beside)
     host = sharding.host_of(origin.model, capacity, device)
-    size, count = replace(origin.model.size(), second=beside), layout.division.size
+    size, count = replace(origin.model.size(), second=beside), ranks.world
     rank_state.memory = fitting.advice(size, run.training, layout.need, count, ranks.nodes, host)
     try:
         trainer = RankTrainer(run, ranks, rank_state, origin, data, device, layout, second)
@@ -354,11 +354,16 @@ def _say_what_is_trained(
     precision = run.training.precision
     say(
         f"model of {origin.model.size().parameters:,} parameters{_beside(run, origin)}, "
-        f"{layout.shard} over {ranks.world} ranks on {device.type}, {precision}; "
+        f"{layout.shard} over {ranks.world} ranks on {device.type}{_split(layout)}, {precision}; "
         f"about {gib(layout.need.total)} a rank"
     )
     if device.type == "cuda" and precision != "fp32" and not has_compiler():
         say(f"warning: attention computes what is masked, too, and takes more time and memory, for {ADVICE}")
+
+
+def _split(layout: sharding.ShardLayout) -> str:
+    size = layout.division.ranks_per_share
+    return f", {size} of which compute one share: its tokens split {size} ways" if size > 1 else ""
 
 
 def _beside(run: WorkerRun, origin: RunOrigin) -> str:

@@ -50,7 +50,7 @@ def compute_reference(
     `report` with a line of text for people.
     """
     parts = _parts(data)
-    values = [_scored(model, part, micro_batch, ranks, report, alive) for part in parts]
+    values = [_scored(model, part, micro_batch, report, alive) for part in parts]
     content = safetensors.save({part.fingerprint(): value for part, value in zip(parts, values, strict=True)})
     digest = hashlib.sha256(content).hexdigest()
     if ranks.speaks:
@@ -95,14 +95,12 @@ def _give(parts: Sequence[PairPacking], values: dict[str, Float32s]) -> None:
 
 
 @torch.no_grad()
-def _scored(
-    model: ParallelModel, part: PairPacking, micro_batch: int, ranks: RankPosition, report: Report, alive: Report
-) -> Float32s:
+def _scored(model: ParallelModel, part: PairPacking, micro_batch: int, report: Report, alive: Report) -> Float32s:
     """float32 [pairs, 2] in the order of the packing's members. Every rank makes equally many passes."""
     scores = torch.zeros((len(part.members), 2), dtype=torch.float32)
     reported_at = time.monotonic()
     model.model.eval()
-    for done, rows in enumerate(_dealt(part.samples, micro_batch, ranks)):
+    for done, rows in enumerate(_dealt(part.samples, micro_batch)):
         blanks = micro_batch - len(rows)
         batch = TokenBatch.of([part.row(row) for row in [*rows, *[0] * blanks]], unscored=blanks).to(model.device)
         log_probs = answers(model.model, batch).log_probs.cpu()
@@ -112,16 +110,17 @@ def _scored(
         if time.monotonic() - reported_at > PROGRESS_SECONDS:
             reported_at = time.monotonic()
             alive("")
-            report(f"reference: {done * micro_batch * ranks.world:,} of {part.samples:,} samples are scored")
+            report(f"reference: {done * micro_batch * groups().data.size:,} of {part.samples:,} samples are scored")
     model.model.train()
-    everyone = groups().all
-    if everyone.size > 1:
-        scores = everyone.sum(scores.to(model.device))  # each rank's zeros stand where the others have their numbers
+    others = groups().data  # who compute one share together all have its numbers
+    if others.size > 1:
+        scores = others.sum(scores.to(model.device))  # each rank's zeros stand where the others have their numbers
     return np.ascontiguousarray(scores.cpu().numpy())
 
 
-def _dealt(samples: int, micro_batch: int, ranks: RankPosition) -> Iterator[list[int]]:
+def _dealt(samples: int, micro_batch: int) -> Iterator[list[int]]:
     """The rows of each of this rank's passes."""
-    for number in range(math.ceil(samples / (micro_batch * ranks.world))):
-        first = (number * ranks.world + ranks.rank) * micro_batch
+    shares = groups().data
+    for number in range(math.ceil(samples / (micro_batch * shares.size))):
+        first = (number * shares.size + shares.index) * micro_batch
         yield list(range(first, min(first + micro_batch, samples)))

@@ -86,6 +86,8 @@ class TrainStep:
         self._timer = StragglerTimer(
             model.device, model.module if timed else None, model.layers, rank_state.activity.moved
         )
+        if model.split is not None:
+            model.split.meeting = self._timer.apart
         self._work_seconds = 0.0
 
     def run(self, number: int, loader: RankLoader, requests: Callable[[], StepRequests]) -> StepOutcome:
@@ -170,7 +172,9 @@ class TrainStep:
         for index, micro in enumerate(batch.micro):
             last = index == len(batch.micro) - 1
             # Dropout and noise depend on the rows alone, so they are the same whichever rank computes a pass, and when.
-            randomness.seed(self._config.seed, number, batch.first_rows[index], done)
+            # Ranks that have other tokens of the same rows draw other numbers, as for one rank's tokens they would be.
+            place = () if self.model.split is None else (self.model.split.index,)
+            randomness.seed(self._config.seed, number, batch.first_rows[index], done, *place)
             with self.model.micro_step(last):
                 doing.does("forward")
                 with self._timer.working() if index == 0 else contextlib.nullcontext():

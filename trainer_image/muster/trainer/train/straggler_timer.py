@@ -2,7 +2,8 @@
 waits for the slowest.
 
 What is timed is the forward pass, in which replicated ranks need nobody; where weights are sharded, only the layers
-themselves, between the collectives. On a GPU by its own events, so that a slow host shows as well.
+themselves, between the collectives. Where ranks divide a row's tokens, what they exchange within a layer is taken off
+(`apart`). On a GPU by its own events, so that a slow host shows as well.
 """
 
 from __future__ import annotations
@@ -70,6 +71,14 @@ class StragglerTimer:
         yield
         self._working = False
         self._own.append((began, self._now()))
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Around a wait for other ranks in the midst of work, which is not this rank's own."""
+        began = self._now() if self._working else None
+        yield
+        if began is not None:
+            self._elsewhere.append((began, self._now()))
 
     def seconds(self) -> float:
         """Return the seconds of work since the previous call; the device must have reached every moment that was
