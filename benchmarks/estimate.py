@@ -95,7 +95,7 @@ def _family(hidden: int, layers: int, ffn: int, vocab: int, **more: Any) -> dict
 
 OWN = _decoder(384, 4, 1024)
 WIDE = _decoder(512, 4, 1408, kv=4)
-WIDE2 = _decoder(512, 4, 1408, kv=2)
+FEW_KEYS = _decoder(512, 4, 1408, kv=2)
 VOCAB = _decoder(256, 2, 704, vocab=16_000, tied=False)
 QWEN = _family(384, 4, 1024, 8_000, tie_word_embeddings=True)
 LLAMA = _family(384, 4, 1024, 8_000)
@@ -142,7 +142,9 @@ CASES = (
     Case("decoder, context 2, full recompute", OWN, ranks=2, context=2, length=1024, micro_batch=1, recompute="full"),
     Case("decoder, context 4 of 4, fsdp", OWN, ranks=4, shard="fsdp", context=4, length=1024, micro_batch=1),
     Case("decoder, context 2 of 4, fsdp", WIDE, ranks=4, shard="fsdp", context=2, length=512, micro_batch=1),
-    Case("decoder, context 4 of 4, repeated keys", WIDE2, ranks=4, shard="fsdp", context=4, length=1024, micro_batch=1),
+    Case(
+        "decoder, context 4 of 4, repeated keys", FEW_KEYS, ranks=4, shard="fsdp", context=4, length=1024, micro_batch=1
+    ),
     Case("qwen3, context 2", QWEN, "qwen3", ranks=2, context=2, length=512, micro_batch=2),
     Case("qwen3, context 2, LoRA of all", QWEN, "qwen3", adapter=ALL, ranks=2, context=2, length=512, micro_batch=2),
     Case("llama, context 2, fsdp", LLAMA, "llama-2", ranks=2, shard="fsdp", context=2, length=512, micro_batch=2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,7 @@ def _together(
 ) -> tuple[MemoryChange, ...]:
     """The changes one on top of the other, until it fits; more ranks last."""
     said: list[str] = []
-    for step in (_with_shard, _with_half, _with_one_sample, _with_recompute, _with_eight_bits):
+    for step in (_with_shard, _with_half, _with_one_sample, _with_recompute, _with_context, _with_eight_bits):
         if (change := step(training, ranks)) is None:
             continue
         said.append(change[0])
@@ -111,7 +112,8 @@ _Change = tuple[str, TrainingConfig]
 
 
 def _single(training: TrainingConfig, ranks: int, host: RankHost) -> Iterator[_Change]:
-    changes = (_with_shard, _with_half, _with_selective, _with_recompute, _with_one_sample, _with_eight_bits)
+    changes = (_with_shard, _with_half, _with_selective, _with_recompute, _with_one_sample, _with_context)
+    changes = (*changes, _with_eight_bits)
     for change in (*changes, *((_with_offload,) if host.device == "cuda" else ())):
         if (changed := change(training, ranks)) is not None:
             yield changed
@@ -148,6 +150,16 @@ def _with_one_sample(training: TrainingConfig, _: int) -> _Change | None:
     if training.batch.micro_batch == 1:
         return None
     return f"batch.microBatch 1 (now {training.batch.micro_batch})", _with(training, "batch", micro_batch=1)
+
+
+def _with_context(training: TrainingConfig, ranks: int) -> _Change | None:
+    """Divide the tokens of rows over as many ranks as can: all of them are there already."""
+    asked, length = training.parallel.context, training.data.sequence_length
+    context = math.gcd(ranks, length)
+    if context <= asked or training.why_not_divided is not None:
+        return None
+    words = f"parallel.context {context} (now {asked}: a rank computes {length // asked:,} tokens of each row)"
+    return words, _with(training, "parallel", context=context)
 
 
 def _with_eight_bits(training: TrainingConfig, _: int) -> _Change | None:

@@ -287,13 +287,18 @@ class TrainingConfig(Spec):
                 f"parallel.context {context} does not divide the {length} tokens of data.sequenceLength; "
                 f"{nearest_divisors(length, context)}"
             )
-        for what, given, why in (
-            ("task grpo", self.task == "grpo", "whose answers are written token by token, by every rank for itself"),
-            ("distillation", self.distillation is not None, "whose teacher reads whole rows"),
-            ("parallel.compile", self.parallel.compile, "which can't compile a layer in which ranks meet"),
-        ):
-            if given:
-                raise ValueError(f"parallel.context {context} is not for {what}, {why}; leave one of them out")
+        if (why := self.why_not_divided) is not None:
+            raise ValueError(f"parallel.context {context} is not for {why}; leave one of them out")
+
+    @property
+    def why_not_divided(self) -> str | None:
+        """What speaks against ranks that divide the tokens of rows, for messages; None where nothing does."""
+        reasons = (
+            ("task grpo, whose answers are written token by token, by every rank for itself", self.task == "grpo"),
+            ("distillation, whose teacher reads whole rows", self.distillation is not None),
+            ("parallel.compile, which can't compile a layer in which ranks meet", self.parallel.compile),
+        )
+        return next((words for words, given in reasons if given), None)
 
     def _fits_the_task(self) -> None:
         for _, source in self.sources():

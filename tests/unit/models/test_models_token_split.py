@@ -1,4 +1,4 @@
-"""Ranks that divide the tokens of their rows compute what one rank does. The ranks are threads (parallel/thread_group)."""
+"""Ranks that divide the tokens of their rows compute what one rank does. Here the ranks are threads."""
 
 from __future__ import annotations
 

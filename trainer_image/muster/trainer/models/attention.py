@@ -47,9 +47,9 @@ def attention_context(
 ) -> AttentionContext:
     """Make the context of one forward pass, in which tokens see the earlier tokens of their own document only.
 
-    `positions` and `documents` are integers [B, T], of whole rows with a split too. A negative document is padding; it stands at the end of a row and
-    is not scored, so what it sees does not matter. With a cache, they also see what it holds of their document, and
-    padding may stand at the beginning of a row.
+    `positions` and `documents` are integers [B, T], of whole rows also with a split. A negative document is padding; it
+    stands at the end of a row and is not scored, so what it sees does not matter. With a cache, they also see what it
+    holds of their document, and padding may stand at the beginning of a row.
     """
     cos, sin = rotary(architecture, positions if split is None else split.own(positions))
     if cache is not None:

@@ -29,6 +29,11 @@ T = TypeVar("T")
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 
 
+# torch 2.13 has given them new names, and warns of the old ones.
+_gather_into: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_sum_into: Final[Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class PendingSum(Protocol):
     """A sum that is under way. The tensor has its values once `wait` returns."""
 
@@ -94,13 +99,13 @@ class RankGroup:
     def collect(self, tensor: Tensor) -> Tensor:
         """Return the tensor of each rank, [size, ...], in the group's order."""
         collected = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-        dist.all_gather_into_tensor(collected.view(-1), tensor.reshape(-1), group=self._group)
+        _gather_into(collected.view(-1), tensor.reshape(-1), group=self._group)
         return collected
 
     def scatter_sum(self, parts: Tensor) -> Tensor:
         """Add the parts of [size, ...] up over the group, and return the sum of the part that is this rank's."""
         mine = torch.empty_like(parts[0])
-        dist.reduce_scatter_tensor(mine.view(-1), parts.reshape(-1), group=self._group)
+        _scatter_sum_into(mine.view(-1), parts.reshape(-1), group=self._group)
         return mine
 
     def close(self) -> None:
