@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.plan.checkpoint_interval import assumed_interval_seconds
+from muster.plan.communication import sent_bytes
 from muster.plan.fitting import RankHost, advice, changes_that_fit, lowest_that_fits, need_of
-from muster.plan.layouts import SMALLEST, shardings_to_show
+from muster.plan.layouts import SMALLEST, layout_of, shardings_to_show
 from muster.plan.memory import USABLE, Device, MemoryNeed, state_bytes, weight_bytes
 from muster.plan.model_size import ModelSize
 from muster.plan.throughput import MeasuredSpeed, Throughput, from_literature, from_records
@@ -83,6 +84,9 @@ class Estimate(Record):
     memory: Many[RankMemory] = ()  # of each sharding that the job may take
     # The sharding that it would take; None: none fits, or `auto` can't choose because what a rank has is not known.
     shard: str | None = None
+    # Bytes that a rank sends in a step with that sharding, or the one asked for, by what the ranks divide: `data`
+    # (weights and gradients) and `context` (tokens of the same rows, in attention). Empty where `auto` can't choose.
+    sent: dict[str, int] = {}
     # Whether a sharding fits; None: what a rank has is not known. Where that is not known and `options` is empty, the
     # GPU with the most memory in the table of prices is taken for it.
     fits: bool | None = None
@@ -151,6 +155,7 @@ def estimate_job(spec: JobSpec, facts: EstimateInputs) -> Estimate:
         instance_type=kind,
         memory=memory,
         shard=fit.shard,
+        sent=_sent(size, training, fit.shard or training.parallel.shard, ranks, nodes),
         fits=fit.fits,
         advice=fit.advice,
         changes=fit.changes,
@@ -178,6 +183,13 @@ def _faults(
     if limit is not None and length > limit:
         faults.append(("data.sequenceLength", f"{length} is longer than the {limit} positions of the model"))
     return tuple(Warned(path=f"spec.training.{path}", message=message) for path, message in faults)
+
+
+def _sent(size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int, nodes: int) -> dict[str, int]:
+    if shard == "auto":
+        return {}
+    accumulation = training.accumulation(training.data_parallel_size(ranks))
+    return dict(vars(sent_bytes(size, training, layout_of(training, shard, ranks, nodes), accumulation)))
 
 
 # --- memory ---

@@ -124,7 +124,7 @@ def _second_models(sizes: tuple[ModelSize, ...], training: TrainingConfig, layou
         gathered = 0 if layout.is_whole else min(size.parameters - root, size.largest_group + layer)
         resident += -(-size.parameters // layout.shards) + root
         passing.append(gathered + (6 * size.dim + 3 * size.ffn_dim) * _tokens(training))
-    return _width(training) * (resident + max(passing))
+    return activation_bytes(training) * (resident + max(passing))
 
 
 def weight_bytes(training: TrainingConfig) -> int:
@@ -147,7 +147,7 @@ def _moments(
     casts_itself: bool,
 ) -> tuple[_StepMoment, ...]:
     """The head at the end of the forward pass, the last layer's backward pass, the first layer's, and the update."""
-    width, masters = _width(training), training.optimizer.master_weights
+    width, masters = activation_bytes(training), training.optimizer.master_weights
     by_fsdp = not layout.is_whole or (not casts_itself and (width == 2 or size.frozen_bytes != width))
     by_fsdp = by_fsdp or training.precision == "fp8"  # whose layers cast no weights
     if not masters and layout.is_whole:
@@ -191,7 +191,8 @@ def _whole_rows(training: TrainingConfig) -> int:
     return training.batch.micro_batch * training.data.sequence_length
 
 
-def _width(training: TrainingConfig) -> int:
+def activation_bytes(training: TrainingConfig) -> int:
+    """Return the bytes of one value of an activation."""
     return 4 if training.precision == "fp32" else 2
 
 

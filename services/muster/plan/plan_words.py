@@ -178,6 +178,9 @@ def estimate_facts(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if formats := estimate.get("formats"):
         facts.append(("data", ", ".join(formats)))
+    if sent := {name: sent for name, sent in (estimate.get("sent") or {}).items() if sent}:
+        what = {"data": "weights and gradients", "context": "attention, between ranks that divide rows"}
+        facts.append(("a rank sends", ", ".join(f"{size(sent[name])} of {what[name]}" for name in sent) + " per step"))
     return [*facts, ("time and price", _time(estimate)), ("checkpoint size", _commits(estimate["commits"]))]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from muster.documents.prices import load_prices
 from muster.plan.checkpoint_interval import INTERVAL_SECONDS_MAX, assumed_interval_seconds
-from muster.plan.estimate import EstimateInputs, estimate_job
+from muster.plan.estimate import Estimate, EstimateInputs, estimate_job
 from muster.plan.fitting import RankHost, changes_that_fit, lowest_that_fits, need_of
 from muster.plan.layouts import ModelLayout
 from muster.plan.memory import Device, MemoryNeed, estimate, gib
@@ -307,3 +307,42 @@ def test_an_epoch_of_three_steps_is_warned_of_as_a_run_of_three_steps_is() -> No
     assert any("10 steps of warm-up are all of the about 3 steps" in message for _, message in found)
     little = estimate_job(job, known(data=DataShape(tokens=tokens // 2))).warnings
     assert any("one step sees some of it twice" in each.message for each in little)
+
+
+# --- ranks that divide the tokens of rows ---
+
+
+def test_rows_too_long_for_a_rank_fit_once_ranks_divide_their_tokens() -> None:
+    """Activations fall with the context, weights and optimizer state stay, and what does not fit names the context."""
+    gang = {"nodes": 2, "gpusPerNode": 8, "instanceTypes": ["p5.48xlarge"]}
+    long_rows = {
+        "data": {"train": [{"source": "file:///x"}], "sequenceLength": 131_072},
+        "batch": {"tokensPerStep": 131_072 * 16, "microBatch": 1},
+    }
+
+    def at(context: int) -> Estimate:
+        parallel = {"shard": "fsdp", "context": context, "activationCheckpointing": "full"}
+        return estimate_job(spec(gang, **long_rows, parallel=parallel), known())
+
+    one, two, eight = (at(context).memory[0] for context in (1, 2, 8))
+    for part in ("weights", "optimizer"):
+        assert one.parts[part] == two.parts[part] == eight.parts[part]
+    assert two.parts["activations"] / one.parts["activations"] == pytest.approx(0.5, rel=0.1)
+    assert eight.parts["activations"] / one.parts["activations"] == pytest.approx(0.125, rel=0.1)
+    assert (one.fits, eight.fits) == (False, True)
+    (change,) = (change for change in at(1).changes if "context" in change)
+    assert change == "parallel.context 16 (now 1: a rank computes 131,072 tokens of each row)"
+
+
+def test_what_a_rank_sends_is_said_by_what_ranks_divide() -> None:
+    """In each layer the exchanges of queries, keys, values and results, forward and backward."""
+    gang = {"nodes": 2, "gpusPerNode": 8, "instanceTypes": ["p5.48xlarge"]}
+    batch = {"tokensPerStep": 4096 * 16, "microBatch": 1}
+    parallel = {"shard": "fsdp", "context": 8}
+    sent = estimate_job(spec(gang, batch=batch, parallel=parallel), known()).sent
+    heads, tokens, passes, micro_steps = 2 * 32 + 2 * 8, 4096 // 8, 2, 8
+    assert sent["context"] == micro_steps * passes * 32 * 7 / 8 * heads * 128 * tokens * 2
+    gathered = 2 * (EIGHT_B.parameters - EIGHT_B.root_group) + EIGHT_B.root_group
+    assert sent["data"] == pytest.approx(15 / 16 * (micro_steps * 2 * gathered + 4 * EIGHT_B.parameters), rel=1e-6)
+    alone = estimate_job(spec({"nodes": 1, "gpusPerNode": 1}, batch=batch, parallel={"shard": "ddp"}), known()).sent
+    assert alone == {"data": 0, "context": 0}
