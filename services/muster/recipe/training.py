@@ -292,7 +292,7 @@ class TrainingConfig(Spec):
 
     @property
     def why_not_divided(self) -> str | None:
-        """What speaks against ranks that divide the tokens of rows, for messages; None where nothing does."""
+        """The reason against ranks that divide the tokens of rows, for messages; None where there is none."""
         reasons = (
             ("task grpo, whose answers are written token by token, by every rank for itself", self.task == "grpo"),
             ("distillation, whose teacher reads whole rows", self.distillation is not None),
