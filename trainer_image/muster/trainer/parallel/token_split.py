@@ -45,7 +45,7 @@ class TokenSplit:
         return rows[:, self.index :: self.size].contiguous()
 
     def whole(self, own: Tensor) -> Tensor:
-        """Make a value of all tokens: the sum of scalars (or vectors), or [B, T, ...] of each rank's [B, T / size, ...].
+        """Make a value of all tokens: the sum of scalars or vectors, or [B, T, ...] of each rank's [B, T / size, ...].
         Of its gradient each rank keeps the part of its own tokens."""
         made: Tensor = _Whole.apply(own, self)  # type: ignore[no-untyped-call]
         return made
