@@ -10,7 +10,7 @@ from typing import Any
 from muster.plan.layouts import SMALLEST, layout_of, shardings_of
 from muster.plan.memory import USABLE, Device, MemoryNeed, estimate, gib
 from muster.plan.model_size import ModelSize
-from muster.recipe.training import Shard, TrainingConfig
+from muster.recipe.training import FP8_MULTIPLE, Shard, TrainingConfig
 
 RANKS_MAX = 4096  # a gang that is looked for is no larger
 
@@ -156,7 +156,10 @@ def _with_context(training: TrainingConfig, ranks: int) -> _Change | None:
     """Divide the tokens of rows over as many ranks as can: all of them are there already."""
     asked, length = training.parallel.context, training.data.sequence_length
     context = math.gcd(ranks, length)
+    rows = training.batch.micro_batch * length // context
     if context <= asked or training.why_not_divided is not None:
+        return None
+    if training.precision == "fp8" and rows % FP8_MULTIPLE:
         return None
     words = f"parallel.context {context} (now {asked}: a rank computes {length // asked:,} tokens of each row)"
     return words, _with(training, "parallel", context=context)
