@@ -249,9 +249,7 @@ def _activations(
     # In float8 the operands of one product are cast for it, at most those between the residual stream and the widest.
     cast = (tokens * (size.dim + size.ffn_dim) + size.dim * size.ffn_dim) if training.precision == "fp8" else 0
     # The derivative of a sum is as large as the sum.
-    return int(kept_bytes), int(
-        (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1) + cast
-    )
+    return kept_bytes, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1) + cast
 
 
 def _computed_again(size: ModelSize, training: TrainingConfig, width: int) -> int:
@@ -279,7 +277,7 @@ def _embedded_rows(size: ModelSize, training: TrainingConfig, width: int) -> int
     return size.dim * width * _whole_rows(training) if training.parallel.context > 1 else 0
 
 
-def _heads_in_attention(size: ModelSize, context: int) -> tuple[float, float]:
+def _heads_in_attention(size: ModelSize, context: int) -> tuple[int, int]:
     """Return the heads' worth, for each of a rank's tokens, of queries and of keys that attention keeps. Ranks that
     divide tokens exchange heads for them, where their number divides the heads, and repeat keys of fewer; or else each
     has the keys of all tokens."""

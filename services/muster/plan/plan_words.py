@@ -178,10 +178,15 @@ def estimate_facts(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if formats := estimate.get("formats"):
         facts.append(("data", ", ".join(formats)))
-    if sent := {name: sent for name, sent in (estimate.get("sent") or {}).items() if sent}:
-        what = {"data": "weights and gradients", "context": "attention, between ranks that divide rows"}
-        facts.append(("a rank sends", ", ".join(f"{size(sent[name])} of {what[name]}" for name in sent) + " per step"))
+    if sent := _sent(estimate.get("sent") or {}):
+        facts.append(("a rank sends", sent))
     return [*facts, ("time and price", _time(estimate)), ("checkpoint size", _commits(estimate["commits"]))]
+
+
+def _sent(sent: Mapping[str, int]) -> str:
+    what = {"data": "weights and gradients", "context": "attention, between ranks that divide rows"}
+    parts = [f"{size(count)} of {what[name]}" for name, count in sent.items() if count]
+    return f"{', '.join(parts)} per step" if parts else ""
 
 
 def describe_memory(estimate: Mapping[str, Any]) -> str:

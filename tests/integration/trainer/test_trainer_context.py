@@ -54,7 +54,8 @@ def test_two_ranks_of_one_share_learn_what_one_rank_does(tmp_path: Path) -> None
     pairs, base = write_pairs(tmp_path), Job(tmp_path / "base", {}, uid="base")
     write_base(base)
     source = write_corpus(tmp_path / "corpus")
-    divided, alone = {}, {}
+    divided: dict[str, Job] = {}
+    alone: dict[str, Job] = {}
     for ranks, jobs in ((2, divided), (1, alone)):
         context = {"context": ranks}
         jobs["pretrain"] = next_token(tmp_path, f"pretrain-{ranks}", source, {"shard": "fsdp", **context})

@@ -81,7 +81,7 @@ def must_agree(size: int, by_heads: bool, made: Callable[[], Decoder], reduction
     for losses, _ in ranks:
         torch.testing.assert_close(losses, alone, rtol=1e-6, atol=1e-6)
     for gradient, *parts in zip(gradients, *(each for _, each in ranks), strict=True):
-        assert (sum(parts) - gradient).abs().max() <= 1e-6 * max(1.0, float(gradient.abs().max()))
+        assert (torch.stack(parts).sum(0) - gradient).abs().max() <= 1e-6 * max(1.0, float(gradient.abs().max()))
 
 
 @pytest.mark.parametrize(("size", "by_heads"), [(2, True), (4, True), (2, False), (3, False), (4, False)])

@@ -54,8 +54,8 @@ def must_be_of_whole_rows(
         if alone.values is not None:
             torch.testing.assert_close(losses.values, alone.values, rtol=1e-5, atol=1e-5)
     for name, gradient in gradients.items():
-        parts = sum(each[name] for _, each in ranks)
-        assert (parts - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
+        parts = torch.stack([each[name] for _, each in ranks])
+        assert (parts.sum(0) - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
 
 
 def of_decoder(model: Any, split: TokenSplit) -> None:

@@ -292,7 +292,7 @@ def _apart(small: Any, whole: Any, findings: PackingFindings, by_heads: bool) ->
     differences = [_difference(losses, alone) for losses, _ in (first, second)]
     for gradient, *parts in zip(gradients, first[1], second[1], strict=True):
         if gradient is not None:
-            differences.append(_difference(sum(part for part in parts if part is not None), gradient))
+            differences.append(_difference(torch.stack([part for part in parts if part is not None]).sum(0), gradient))
     return max(differences)
 
 

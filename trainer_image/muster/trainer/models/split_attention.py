@@ -76,11 +76,13 @@ def _function(own: str, module: nn.Module) -> Callable[..., Any]:
     """The attention function of this name. `eager` is one that each family has in the file of its classes."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    function: Callable[..., Any]
     if own in ALL_ATTENTION_FUNCTIONS:
-        function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[own]
-        return function
-    files = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
-    return next(f for file in files if (f := getattr(file, "eager_attention_forward", None)))
+        function = ALL_ATTENTION_FUNCTIONS[own]
+    else:
+        files = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
+        function = next(f for file in files if (f := getattr(file, "eager_attention_forward", None)))
+    return function
 
 
 def _cut_arguments(model: Any, split: TokenSplit, _: nn.Module, args: Any, kwargs: Any) -> Any:
