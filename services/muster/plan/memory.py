@@ -225,8 +225,7 @@ def _activations(
     besides what it finds: what is made anew, and derivatives. Norms compute in fp32, and keep what a learning weight
     was multiplied with, unless one kernel does it all (CUDA, our own decoder)."""
     tokens = _tokens(training)
-    heads, kv_heads = _heads_in_attention(size, training.parallel.context)
-    queries, keys = heads * size.head_dim, kv_heads * size.head_dim
+    queries, keys = size.heads * size.head_dim, _key_heads(size, training.parallel.context) * size.head_dim
     normed = 4 if casts_itself else width
     kept_twice = size.learning == size.parameters and not (casts_itself and device == "cuda")
     norms = size.normed * (4 + (normed if kept_twice else 0))
@@ -277,13 +276,11 @@ def _embedded_rows(size: ModelSize, training: TrainingConfig, width: int) -> int
     return size.dim * width * _whole_rows(training) if training.parallel.context > 1 else 0
 
 
-def _heads_in_attention(size: ModelSize, context: int) -> tuple[int, int]:
-    """Return the heads' worth, for each of a rank's tokens, of queries and of keys that attention keeps. Ranks that
-    divide tokens exchange heads for them, where their number divides the heads, and repeat keys of fewer; or else each
-    has the keys of all tokens."""
-    if size.heads % context == 0:
-        return size.heads, math.lcm(size.kv_heads, context) if context > 1 else size.kv_heads
-    return size.heads, size.kv_heads * context
+def _key_heads(size: ModelSize, context: int) -> int:
+    """Return the heads' worth of keys that attention keeps for each of a rank's tokens. Ranks that divide tokens
+    exchange heads for them, where their number divides the heads, and repeat keys of fewer; or else each has the keys
+    of all tokens."""
+    return math.lcm(size.kv_heads, context) if size.heads % context == 0 else size.kv_heads * context
 
 
 def _mask(size: ModelSize, training: TrainingConfig, width: int, device: Device) -> int:
