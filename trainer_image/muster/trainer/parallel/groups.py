@@ -116,7 +116,7 @@ class RankGroup:
 
 class Groups:
     """The groups of this rank, numbered `rank` of `world`, of which `ranks_per_share` neighbours compute each share
-    together. Making it is collective where several shares have several ranks."""
+    together. Making it is collective where a share has several ranks."""
 
     def __init__(self, rank: int = 0, world: int = 1, ranks_per_share: int = 1) -> None:
         assert world % ranks_per_share == 0, f"{world} ranks can't be divided into groups of {ranks_per_share}"
@@ -125,12 +125,14 @@ class Groups:
         self.rank, self.world, self.speaks = rank, world, rank == SPEAKER
         shares = [tuple(everyone[first : first + ranks_per_share]) for first in everyone[::ranks_per_share]]
         parts = [tuple(everyone[first::ranks_per_share]) for first in range(ranks_per_share)]
-        self.model = self._of(shares, rank)  # the ranks that compute this rank's share together
+        # The ranks that compute this rank's share together. Also where these are all, they have a process group of their
+        # own: on a GPU, one group's collectives follow each other, and FSDP gathers the next layer ahead of its use.
+        self.model = self._of(shares, rank, apart=True)
         self.data = self._of(parts, rank)  # the ranks that hold this rank's part of the model, each for another share
 
-    def _of(self, divided: list[tuple[int, ...]], rank: int) -> RankGroup:
+    def _of(self, divided: list[tuple[int, ...]], rank: int, apart: bool = False) -> RankGroup:
         mine = next(ranks for ranks in divided if rank in ranks)
-        if len(mine) == 1 or len(divided) == 1:
+        if len(mine) == 1 or (len(divided) == 1 and not apart):
             return RankGroup(mine, rank)
         made = [dist.new_group(list(ranks), timeout=COLLECTIVE_TIMEOUT) for ranks in divided]  # by all, for all
         return RankGroup(mine, rank, made[divided.index(mine)])
