@@ -125,8 +125,8 @@ class Groups:
         self.rank, self.world, self.speaks = rank, world, rank == SPEAKER
         shares = [tuple(everyone[first : first + ranks_per_share]) for first in everyone[::ranks_per_share]]
         parts = [tuple(everyone[first::ranks_per_share]) for first in range(ranks_per_share)]
-        # The ranks that compute this rank's share together. Also where these are all, they have a process group of their
-        # own: on a GPU, one group's collectives follow each other, and FSDP gathers the next layer ahead of its use.
+        # The ranks that compute this rank's share together. Also where these are all, they have a process group of
+        # their own: on a GPU one group's collectives follow each other, and FSDP gathers a layer ahead of its use.
         self.model = self._of(shares, rank, apart=True)
         self.data = self._of(parts, rank)  # the ranks that hold this rank's part of the model, each for another share
 
