@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -249,7 +250,7 @@ def divides_heads(config: Any, findings: PackingFindings, by_heads: bool) -> boo
         try:
             apart = _apart(small, whole, findings, style)
         except Exception as error:  # of many kinds: shapes that don't fit, what a class's own attention does not take
-            why = why or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            why = why or f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
             continue
         if apart <= TOLERANCE:
             return style
@@ -288,11 +289,18 @@ def _apart(small: Any, whole: Any, findings: PackingFindings, by_heads: bool) ->
     for model, place in zip(models, places, strict=True):
         split_tokens(model, TokenSplit(place, by_heads))
     with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(rank, models, places)
+        pending = [threads.submit(rank, *each) for each in zip(models, places, strict=True)]
+    # Of a thread that failed, not of the one that had waited for it in vain.
+    if errors := [error for each in pending if (error := each.exception()) is not None]:
+        raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
+    first, second = (each.result() for each in pending)
+    # Some gradients are nothing but rounding: of a bias of keys, which moves all scores of a query alike.
+    least = 1e-3 * max(float(gradient.abs().max()) for gradient in gradients if gradient is not None)
     differences = [_difference(losses, alone) for losses, _ in (first, second)]
     for gradient, *parts in zip(gradients, first[1], second[1], strict=True):
         if gradient is not None:
-            differences.append(_difference(torch.stack([part for part in parts if part is not None]).sum(0), gradient))
+            together = torch.stack([part for part in parts if part is not None]).sum(0)
+            differences.append(float((together - gradient).abs().max()) / max(float(gradient.abs().max()), least))
     return max(differences)
 
 
