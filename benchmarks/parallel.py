@@ -194,7 +194,7 @@ class _Rows:
         tokens, labels, positions, documents = numpy.zeros((4, LENGTH), numpy.int32)
         at = number = 0
         while at < LENGTH - 3:
-            length = int(min(dice.integers(3, 40), LENGTH - at))
+            length = min(int(dice.integers(3, 40)), LENGTH - at)
             text = (numpy.cumsum(dice.integers(1, 4, length)) % 250).astype(numpy.int32)
             here = slice(at, at + length)
             tokens[here], positions[here], documents[here] = text, numpy.arange(length), number

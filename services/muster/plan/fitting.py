@@ -112,9 +112,8 @@ _Change = tuple[str, TrainingConfig]
 
 
 def _single(training: TrainingConfig, ranks: int, host: RankHost) -> Iterator[_Change]:
-    changes = (_with_shard, _with_half, _with_selective, _with_recompute, _with_one_sample, _with_context)
-    changes = (*changes, _with_eight_bits)
-    for change in (*changes, *((_with_offload,) if host.device == "cuda" else ())):
+    cheap = (_with_shard, _with_half, _with_selective, _with_recompute, _with_one_sample)
+    for change in (*cheap, _with_context, _with_eight_bits, *((_with_offload,) if host.device == "cuda" else ())):
         if (changed := change(training, ranks)) is not None:
             yield changed
 

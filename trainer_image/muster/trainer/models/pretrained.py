@@ -208,7 +208,7 @@ def _forward_scores(
 
 def _of_all_tokens(split: TokenSplit, routers: Tensor, rows: int) -> Tensor:
     """Logits of a router [B * T / size, experts] as those of all tokens [B * T, experts]."""
-    return split.whole(routers.unflatten(0, (rows, -1))).flatten(0, 1)
+    return split.whole(routers.view(rows, -1, routers.shape[-1])).flatten(0, 1)
 
 
 def _backbone(

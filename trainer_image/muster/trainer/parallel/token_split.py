@@ -114,7 +114,8 @@ class TokenSplit:
 
     def scatter_sum(self, whole: Tensor, dim: int) -> Tensor:
         """This rank's tokens of the sum over the ranks of what each has of all tokens."""
-        parts = whole.unflatten(dim, (-1, self.size)).movedim(dim + 1, 0).contiguous()
+        shape = (*whole.shape[:dim], -1, self.size, *whole.shape[dim + 1 :])
+        parts = whole.reshape(shape).movedim(dim + 1, 0).contiguous()
         with self.meeting():
             return self.group.scatter_sum(parts)
 
