@@ -1,5 +1,5 @@
-"""Two ranks that divide the tokens of their rows (parallel.context 2) learn what one rank learns, in every task that
-takes it, and go on bit for bit after a kill."""
+"""Two ranks that divide the tokens of their rows (parallel.context 2) learn what one rank learns, and go on bit for bit
+after a kill. Each objective's losses and gradients: tests/unit/trainer/test_trainer_divided_tokens.py."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ UNDRAWN = {**LORA, "dropout": 0.0}  # what is drawn for a token depends on the r
 WAYS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "dpo": ("dpo", "fsdp", None),
     "dpo-adapter": ("dpo", "ddp", UNDRAWN),
-    "orpo": ("orpo", "fsdp", None),
-    "simpo": ("simpo", "ddp", None),
-    "kto": ("kto", "fsdp", None),
-    "reward": ("reward", "fsdp", None),
 }
 
 
