@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import yaml
-from tests import processes
+from tests import forked, processes
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.cli.up import READY_SECONDS_MAX
@@ -113,15 +113,7 @@ class House:
 
     def muster(self, *words: str, expect: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run the command to its end; fail showing all it said when it ends with another code."""
-        result = subprocess.run(
-            [*MUSTER, *words],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            env=self.environ,
-            timeout=COMMAND_SECONDS_MAX,
-            check=False,
-        )
+        result = forked.run("muster.cli", words, self.environ, stdin, COMMAND_SECONDS_MAX)
         assert result.returncode == expect, f"exit {result.returncode}\n{result.stdout}\n{result.stderr}"
         return result
 

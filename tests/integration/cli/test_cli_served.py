@@ -11,10 +11,10 @@ import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from tests import forked
 from tests.integration.api.platform import Platform, document, served
 from tests.integration.api.test_api_sweep_jobs import ended, started, sweep_document
 from tests.integration.cli.house import MUSTER
@@ -34,13 +34,7 @@ class Desk:
     environ: dict[str, str]
 
     async def muster(self, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        def run() -> subprocess.CompletedProcess[str]:
-            options: Any = {"capture_output": True, "text": True, "env": self.environ, "cwd": self.folder}
-            return subprocess.run(
-                [*MUSTER, *words], stdin=subprocess.DEVNULL, timeout=WAIT_SECONDS_MAX, check=False, **options
-            )
-
-        done = await asyncio.to_thread(run)
+        done = await asyncio.to_thread(forked.run, "muster.cli", words, self.environ, folder=self.folder)
         assert done.returncode == expect, done.stdout + done.stderr
         return done
 

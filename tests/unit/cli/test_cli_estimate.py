@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests import forked
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def estimate(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "muster.cli", "estimate", *words]
     environment = {**os.environ, "COLUMNS": "200", "MUSTER_S3_RETRY_SECONDS": "0.1"}  # no example's bucket is there
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return forked.run("muster.cli", ["estimate", *words], environment)
 
 
 def test_every_example_that_stands_alone_has_an_estimate() -> None:
