@@ -1,4 +1,4 @@
-"""Write docs/job.md from the contract: python tools/generate_job_docs.py [--check]"""
+"""Write docs/job.md from the models: python tools/generate_job_docs.py [--check]"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from muster.recipe.document import JobSpec
 from muster.recipe.foreign_names import FOREIGN_NAMES
 from muster.recipe.reference import DocumentKey, example_lines, flow, job_reference
+from muster.recipe.schema import rules_of
 from muster.words.job import MUTABLE
 
 TARGET = Path(__file__).parents[1] / "docs" / "job.md"
@@ -67,12 +68,23 @@ def text() -> str:
     lines += ["", "## `spec`", ""]
     for key in (key for key in keys.values() if "." not in key.path):
         lines += _entry(key)
+    lines += _rules("")
     for key in sections:
         lines += ["", f"## `{key.path}`", "", *_fill(key.meaning, 0), ""]
         lines += ["```yaml", *example_lines(key), "```", ""]
         for name in key.keys:
             lines += _entry(keys[f"{key.path}.{name}"])
+        lines += _rules(key.path)
     return "\n".join([*lines, *_foreign_names()]) + "\n"
+
+
+def _rules(section: str) -> Iterator[str]:
+    """Yield what the keys of a section must agree on."""
+    rules = [rule.text for path, rule in rules_of(JobSpec) if path == section]
+    if rules:
+        yield from ("", "Rules:", "")
+    for text in rules:
+        yield from _fill(f"- {text}", 2)
 
 
 def _mutable() -> str:
@@ -146,7 +158,7 @@ def main(arguments: list[str]) -> int:
     fresh = text()
     if arguments == ["--check"]:
         if not TARGET.exists() or TARGET.read_text() != fresh:
-            print(f"{TARGET.name} is not what the contract says; run python tools/generate_job_docs.py")
+            print(f"{TARGET.name} is not what the models say; run python tools/generate_job_docs.py")
             return 1
         return 0
     TARGET.write_text(fresh)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from muster.recipe.architecture import Architecture
-from muster.words.base import Many, Spec
+from muster.words.base import Many
 from muster.words.fields import Fraction, Positive, Text
+from muster.words.rules import DocumentRule, RuledSpec
 
 ALL_LINEAR = "all-linear"
 SCORE = "score"  # the head that scores a text, by the name that transformers and peft give it
@@ -20,8 +21,31 @@ def is_named(module: str, name: str) -> bool:
     return module == name or module.endswith(f".{name}")
 
 
-class Adapter(Spec):
+class Adapter(RuledSpec):
     """Small matrices A and B that are trained alongside the weights W of some layers, which stay as they are."""
+
+    rules = (
+        DocumentRule[Any](
+            "targets names no layer, and targetParameters no weight",
+            lambda it: (
+                not it.targets
+                and not it.target_parameters
+                and "targets names no layer, and targetParameters no weight; name some, or leave targets out"
+            ),
+            "self.targets.size() > 0 || self.targetParameters.size() > 0",
+        ),
+        DocumentRule[Any](
+            "targetParameters is for lora, rslora and qlora without dropout",
+            lambda it: (
+                it.target_parameters
+                and (it.kind == "dora" or it.dropout)
+                and f"targetParameters adds B A to weights, for which "
+                f"{'kind dora' if it.kind == 'dora' else f'dropout {it.dropout:g}'} is not defined (nor in peft); use "
+                "kind lora or rslora without dropout, or name linear layers in targets alone"
+            ),
+            "self.targetParameters.size() == 0 || (self.kind != 'dora' && self.dropout == 0.0)",
+        ),
+    )
 
     kind: Literal["lora", "rslora", "dora", "qlora"] = "lora"
     """`lora` computes W + alpha / rank × B A, and `rslora` W + alpha / sqrt(rank) × B A. `dora` is lora with the length
@@ -54,18 +78,6 @@ class Adapter(Spec):
         if ALL_LINEAR in targets and len(targets) > 1:
             raise ValueError(f"{ALL_LINEAR} has all layers already; leave the others out: {', '.join(targets)}")
         return targets
-
-    @model_validator(mode="after")
-    def _has_targets_that_it_can_go_beside(self) -> Self:
-        if not self.targets and not self.target_parameters:
-            raise ValueError("targets names no layer, and targetParameters no weight; name some, or leave targets out")
-        if self.target_parameters and (self.kind == "dora" or self.dropout):
-            given = "kind dora" if self.kind == "dora" else f"dropout {self.dropout:g}"
-            raise ValueError(
-                f"targetParameters adds B A to weights, for which {given} is not defined (nor in peft); use kind lora "
-                "or rslora without dropout, or name linear layers in targets alone"
-            )
-        return self
 
     def saves(self, module: str) -> bool:
         """Return whether a module of this name is trained in full."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from muster.recipe.second_model import SecondModel
+from muster.recipe.second_model import SecondModel, names_one
 from muster.recipe.training import TrainingConfig
 from muster.words.model_sources import FromCommit
 
@@ -17,6 +17,7 @@ class Reference(SecondModel):
     """The model that a job starts from, which another part of it is held against."""
 
     whose: ClassVar[str] = "reference model"
+    rules = (names_one(whose),)
 
 
 def second_models(training: TrainingConfig) -> dict[str, SecondModel]:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from muster.recipe.second_model import SecondModel
+from muster.recipe.second_model import SecondModel, names_one
 from muster.words.base import Spec
 
 
@@ -14,6 +14,7 @@ class Teacher(SecondModel):
     """The model that predicts: a model's folder or a checkpoint. It must have the learning model's tokenizer."""
 
     whose: ClassVar[str] = "teacher"
+    rules = (names_one(whose),)
 
 
 class Distillation(Spec):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
-
-from pydantic import model_validator
+from typing import Final
 
 from muster.recipe.commits_read import commits_read
 from muster.recipe.foreign_names import with_hint
@@ -15,38 +13,47 @@ from muster.words.model_sources import FromCommit
 from muster.words.names import GROUP, JOB_NAME, KIND, VERSION
 from muster.words.pods import label_key, label_value
 from muster.words.redaction import masked_paths
+from muster.words.rules import DocumentRule, refused_by
 
 LABELS_MAX = 64
+
+
+def _not_divided(it: JobSpec) -> str | None:
+    """Check the smallest gang alone: larger ones that don't divide the batch are never chosen. That a program computes
+    the same on each of them is its own promise."""
+    nodes = it.gang.nodes.min
+    fault = refused_by(lambda: it.accumulation(nodes))
+    return fault and f"{fault} (gang.nodes {nodes})"
+
+
+# What a gang and the training on it keep.
+GANG_RULES: Final[tuple[DocumentRule[JobSpec], ...]] = (
+    DocumentRule(
+        "training.precision fp8 needs gang.gpusPerNode",
+        lambda it: (
+            it.training is not None
+            and it.training.precision == "fp8"
+            and not it.gang.gpus_per_node
+            and "training.precision fp8 is for GPUs of compute capability 8.9 or more, and gang.gpusPerNode 0 trains "
+            "on CPUs, which have no float8; ask for GPUs, or take bf16"
+        ),
+    ),
+)
+BATCH_RULES: Final[tuple[DocumentRule[JobSpec], ...]] = (
+    DocumentRule(
+        "training.batch.tokensPerStep and training.parallel.replicas divide over the ranks of gang.nodes",
+        _not_divided,
+    ),
+)
 
 
 class JobSpec(words.JobSpec):
     """Desired state of a job: its training or its program, its gang, its checkpoints and its recovery."""
 
+    rules = (*words.WORK_RULES, *GANG_RULES, *words.TRACKER_RULES, *BATCH_RULES)
+
     training: TrainingConfig | None = None
     """Configuration of Muster's own trainer; exactly one of `training` and `program` is given."""
-
-    @model_validator(mode="after")
-    def _float8_needs_gpus(self) -> Self:
-        if self.training is None:
-            return self
-        if self.training.precision == "fp8" and not self.gang.gpus_per_node:
-            raise ValueError(
-                "training.precision fp8 is for GPUs of compute capability 8.9 or more, and gang.gpusPerNode 0 trains "
-                "on CPUs, which have no float8; ask for GPUs, or take bf16"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _batch_divides(self) -> Self:
-        """Check that every gang size from min to max can divide the batch: otherwise elasticity would change the
-        result. That a program computes the same on each of them is its own promise."""
-        for nodes in range(self.gang.nodes.min, self.gang.nodes.max + 1):
-            try:
-                self.accumulation(nodes)
-            except ValueError as error:
-                if nodes == self.gang.nodes.min:
-                    raise ValueError(f"{error} (gang.nodes {nodes})") from None
-        return self
 
     def runs_on(self, nodes: int) -> bool:
         """Return whether batch and replicas of the model can be divided over so many nodes; of a program always."""

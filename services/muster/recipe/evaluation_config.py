@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -13,9 +13,13 @@ from muster.recipe.objectives import VALUES, Task
 from muster.recipe.verifiers import LIMITS, Verifiers, must_differ, score_metrics
 from muster.words.base import Many, Spec
 from muster.words.fields import Positive, Text
+from muster.words.rules import DocumentRule, RuledSpec
 
 SETS_MAX: Final = 32
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_NAME_RULE: Final = (
+    "a name has lower-case letters, digits, - and _, begins with a letter or digit, and has at most 40 characters"
+)
 # Metrics of tasks that predict each next token.
 TOKEN_METRICS: Final = ("perplexity", "bits_per_byte")
 _TOKEN_TASKS: Final = ("pretrain", "sft")
@@ -72,8 +76,34 @@ class Generation(Spec):
     """Maximum number of tokens per answer."""
 
 
-class Evaluation(Spec):
+class Evaluation(RuledSpec):
     """Evaluation on data that is not trained on: `data` or `holdout`, named `sets`, or both."""
+
+    rules = (
+        DocumentRule[Any](
+            "give either data (held-out sources) or holdout (a share of the training documents)",
+            lambda it: bool(it.data and it.holdout),
+            "!(has(self.data) && self.data.size() > 0) || !(has(self.holdout) && self.holdout > 0.0)",
+        ),
+        DocumentRule[Any](
+            "give data, holdout or sets",
+            lambda it: (
+                not (it.data or it.holdout or it.sets)
+                and "give data (held-out sources), holdout (a share of the training documents) or sets (held-out "
+                "sources by name)"
+            ),
+            "(has(self.data) && self.data.size() > 0) || (has(self.holdout) && self.holdout > 0.0)"
+            " || (has(self.sets) && self.sets.size() > 0)",
+        ),
+        DocumentRule[Any](
+            f"at most {SETS_MAX} sets",
+            lambda it: len(it.sets) > SETS_MAX and f"sets has {len(it.sets)} sets; at most {SETS_MAX} are allowed",
+        ),
+        DocumentRule[Any](
+            f"sets: {_NAME_RULE}",
+            lambda it: next((f"sets.{name}: {_NAME_RULE}" for name in it.sets if not _NAME.fullmatch(name)), None),
+        ),
+    )
 
     every: Positive
     """Steps between evaluations; the first is at step 0 and the last after the final step."""
@@ -97,24 +127,6 @@ class Evaluation(Spec):
     """Rule for stopping before the length is reached; left out, never."""
     generate: Generation | None = None
     """Samples that the model writes at each evaluation, for people to read; left out, none."""
-
-    @model_validator(mode="after")
-    def _has_data(self) -> Self:
-        if self.data and self.holdout:
-            raise ValueError("give either data (held-out sources) or holdout (a share of the training documents)")
-        if not (self.data or self.holdout or self.sets):
-            raise ValueError(
-                "give data (held-out sources), holdout (a share of the training documents) or sets (held-out sources "
-                "by name)"
-            )
-        if len(self.sets) > SETS_MAX:
-            raise ValueError(f"sets has {len(self.sets)} sets; at most {SETS_MAX} are allowed")
-        if wrong := [name for name in self.sets if not _NAME.fullmatch(name)]:
-            raise ValueError(
-                f"sets.{wrong[0]}: a name has lower-case letters, digits, - and _, begins with a letter or digit, and "
-                "has at most 40 characters"
-            )
-        return self
 
     def sources(self) -> Iterator[tuple[str, Source]]:
         """Yield every source that is evaluated on alone, with its path in this document."""

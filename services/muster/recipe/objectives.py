@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from muster.recipe.second_model import SecondModel
+from muster.recipe.second_model import SecondModel, names_one
 from muster.recipe.verifiers import Verifier, must_differ
 from muster.words.base import Many, Spec
+from muster.words.rules import DocumentRule, RuledSpec, refused_by
 
 Task = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "kto", "reward", "grpo"]
 
@@ -114,15 +115,35 @@ class RewardModel(SecondModel):
     """A model that scores answers, as task reward trains it. It must have the tokenizer of the model that learns."""
 
     whose: ClassVar[str] = "reward model"
+    rules = (names_one(whose),)
 
     weight: Annotated[float, Field(ge=-1_000, le=1_000)] = 1.0
     """Factor of its score in the sum of all."""
 
 
-class Grpo(Spec):
+class Grpo(RuledSpec):
     """Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): the model answers each prompt several
     times, the answers are rewarded, and it learns to give those that are better than the others of their prompt.
     """
+
+    rules = (
+        DocumentRule[Any](
+            "nothing rewards the answers: give verifiers, rewardModel or both",
+            lambda it: not it.verifiers and it.reward_model is None,
+            "(has(self.verifiers) && self.verifiers.size() > 0) || has(self.rewardModel)",
+        ),
+        DocumentRule[Any](
+            "the names of verifiers must differ", lambda it: refused_by(lambda: must_differ(it.verifiers))
+        ),
+        DocumentRule[Any](
+            f"no verifier may be named {REWARD_MODEL} alongside rewardModel",
+            lambda it: (
+                it.reward_model is not None
+                and REWARD_MODEL in (each.called for each in it.verifiers)
+                and f"name {REWARD_MODEL} is that of rewardModel's score; choose another for the verifier"
+            ),
+        ),
+    )
 
     verifiers: Annotated[Many[Verifier], Field(max_length=16)] = ()
     """Programs that reward an answer, alongside rewardModel or without it: the reward is the sum of the scores by their
@@ -159,15 +180,6 @@ class Grpo(Spec):
     """Updates of the weights by the answers of each step."""
     mask_truncated: bool = False
     """Whether nothing is learnt from answers that maxTokens cut off."""
-
-    @model_validator(mode="after")
-    def _something_rewards(self) -> Self:
-        if not self.verifiers and self.reward_model is None:
-            raise ValueError("nothing rewards the answers: give verifiers, rewardModel or both")
-        must_differ(self.verifiers)
-        if self.reward_model is not None and REWARD_MODEL in (each.called for each in self.verifiers):
-            raise ValueError(f"name {REWARD_MODEL} is that of rewardModel's score; choose another for the verifier")
-        return self
 
     @property
     def rewards(self) -> tuple[str, ...]:

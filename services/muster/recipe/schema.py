@@ -7,19 +7,19 @@ What CEL can't say (did the batch divide, is the preset known) the API and the o
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
-from muster.recipe.architecture import PRESETS
-from muster.recipe.data_formats import FORMATS
 from muster.recipe.descriptions import describe
 from muster.recipe.document import JobSpec
-from muster.recipe.second_model import exactly_one
+from muster.words.base import models_below
 from muster.words.gang import QUANTITY
-from muster.words.job import DURATION, MUTABLE, ONE_KIND_OF_WORK, ONLY_PROGRAMS_HAVE_FOLDERS
+from muster.words.job import DURATION, MUTABLE
 from muster.words.names import GROUP, KIND, VERSION
 from muster.words.program import EVALUATIONS_ARE_THE_APIS
+from muster.words.rules import DocumentRule, RuledSpec
 from muster.words.status import JobStatus
 
 Schema = dict[str, Any]
@@ -42,36 +42,19 @@ _KEPT = (
     "pattern",
 )
 
-# Rules that the models state in Python, said again where kubectl can hear them: (path in the spec, CEL, message).
-RULES: tuple[tuple[str, str, str], ...] = (
-    ("", "has(self.training) != has(self.program)", ONE_KIND_OF_WORK),
-    ("", "!has(self.checkpoint.folder) || has(self.program)", ONLY_PROGRAMS_HAVE_FOLDERS),
+
+def rules_of(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, DocumentRule[Any]]]:
+    """Yield every rule of a model and of the models in its fields, with the path of the model that states it."""
+    if issubclass(model, RuledSpec):
+        yield from ((at, rule) for rule in model.rules)
+    for path, inner in models_below(model):
+        yield from rules_of(inner, f"{at}.{path}".removeprefix("."))
+
+
+# What a field's type refuses, said again where kubectl can hear it: (path in the spec, CEL, message). What Muster's API
+# alone can do is refused there and nowhere else.
+_OF_TYPES: tuple[tuple[str, str, str], ...] = (
     ("program", "!has(self.after)", EVALUATIONS_ARE_THE_APIS),
-    (
-        "program.inputs.*",
-        "has(self.source) != (has(self.job) || has(self.uri))",
-        "name what it is by exactly one of job (or uri, a job's checkpoint folder) and source",
-    ),
-    (
-        "training.model",
-        "[has(self.preset), has(self.architecture), has(self.from), has(self.source)].filter(x, x).size() == 1",
-        "give exactly one of preset, architecture, from, source",
-    ),
-    (
-        "training.model",
-        f"!has(self.preset) || self.preset in {json.dumps(sorted(PRESETS))}",
-        f"unknown preset; there are {', '.join(PRESETS)}",
-    ),
-    ("training.model.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
-    ("training.distillation.teacher", "has(self.source) != has(self.from)", exactly_one("teacher")),
-    ("training.distillation.teacher.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
-    (
-        "training.grpo",
-        "(has(self.verifiers) && self.verifiers.size() > 0) || has(self.rewardModel)",
-        "nothing rewards the answers: give verifiers, rewardModel or both",
-    ),
-    ("training.grpo.rewardModel", "has(self.source) != has(self.from)", exactly_one("reward model")),
-    ("training.grpo.rewardModel.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
     (
         "checkpoint",
         r"!has(self.uri) || self.uri.matches('^(/|file:///|file://localhost/|[sS]3://[A-Za-z0-9][A-Za-z0-9._-]+(/|$))')",
@@ -83,72 +66,15 @@ RULES: tuple[tuple[str, str, str], ...] = (
         "a source is a path, a file://, s3:// or https:// address, or builtin://python-stdlib",
     ),
     (
-        "training.length",
-        "[has(self.steps), has(self.tokens), has(self.epochs)].filter(given, given).size() == 1",
-        "give exactly one of steps, tokens, epochs",
-    ),
-    (
-        "training.evaluation",
-        "!(has(self.data) && self.data.size() > 0) || !(has(self.holdout) && self.holdout > 0.0)",
-        "give either data (held-out sources) or holdout (a share of the training documents)",
-    ),
-    (
-        "training.evaluation",
-        "(has(self.data) && self.data.size() > 0) || (has(self.holdout) && self.holdout > 0.0)"
-        " || (has(self.sets) && self.sets.size() > 0)",
-        "give data, holdout or sets",
-    ),
-    ("training.parallel", "!has(self.replicas) || self.shard == 'hsdp'", "replicas is only for shard: hsdp"),
-    (
-        "training",
-        "self.data.sequenceLength % self.parallel.context == 0",
-        "parallel.context must divide data.sequenceLength",
-    ),
-    (
-        "training",
-        "self.parallel.context == 1 || (self.task != 'grpo' && !has(self.distillation) && !self.parallel.compile)",
-        "parallel.context is not for task grpo, distillation or parallel.compile",
-    ),
-    (
-        "training",
-        "self.batch.tokensPerStep % (self.data.sequenceLength * self.batch.microBatch) == 0",
-        "batch.tokensPerStep must be a multiple of data.sequenceLength × batch.microBatch",
-    ),
-    (
-        "training",
-        "!has(self.adapter) || has(self.model.from) || has(self.model.source)",
-        "adapter needs a model to start from: another job's checkpoint (model.from) or a model's folder (model.source)",
-    ),
-    (
-        "training",
-        "!has(self.adapter) || self.adapter.kind != 'qlora' || has(self.model.source)",
-        "adapter.kind qlora quantises the weights of a model's folder: give model.source, or use lora",
-    ),
-    (
-        "training.adapter",
-        "self.targets.size() > 0 || self.targetParameters.size() > 0",
-        "targets names no layer, and targetParameters no weight",
-    ),
-    (
-        "training.adapter",
-        "self.targetParameters.size() == 0 || (self.kind != 'dora' && self.dropout == 0.0)",
-        "targetParameters is for lora, rslora and qlora without dropout",
-    ),
-    (
-        "training",
-        f"self.data.train.all(source, source.format == 'auto' || source.format in {json.dumps(FORMATS)}[self.task])",
-        "; ".join(f"task {task} reads {', '.join(formats)}" for task, formats in FORMATS.items()),
-    ),
-    (
-        "gang",
-        "self.gpusPerNode == 0 || !has(self.processesPerNode) || self.processesPerNode == self.gpusPerNode",
-        "processesPerNode must equal gpusPerNode",
-    ),
-    (
         "runtime",
         "self.env.all(entry, !entry.name.startsWith('MUSTER_') && !entry.name.startsWith('PET_'))",
         "MUSTER_ and PET_ variables are set by Muster itself",
     ),
+)
+# All rules of the CRD.
+RULES: tuple[tuple[str, str, str], ...] = (
+    *((path, rule.cel, rule.text) for path, rule in rules_of(JobSpec) if rule.cel),
+    *_OF_TYPES,
 )
 
 # Where people may write a number or something else, which a model's schema shows only after it was made alike.

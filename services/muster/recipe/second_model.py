@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from muster.words.base import Spec
 from muster.words.model_sources import FromCommit, ModelAddress
+from muster.words.rules import DocumentRule, RuledSpec
 
 
-class SecondModel(Spec):
+def names_one(whose: str) -> DocumentRule[Any]:
+    return DocumentRule(
+        f"name the {whose} by exactly one of source (a model's folder) and from (a checkpoint)",
+        lambda it: (it.source is None) == (it.from_ is None),
+        "has(self.source) != has(self.from)",
+    )
+
+
+class SecondModel(RuledSpec):
     """A model's folder or a checkpoint."""
 
     whose: ClassVar[str]  # what it is called in messages
@@ -20,12 +28,6 @@ class SecondModel(Spec):
     from_: FromCommit | None = Field(default=None, alias="from")
     """The checkpoint whose weights it has."""
 
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.source is None) == (self.from_ is None):
-            raise ValueError(exactly_one(self.whose))
-        return self
-
     @property
     def words(self) -> str:
         """Return its address, for messages and comparisons."""
@@ -33,7 +35,3 @@ class SecondModel(Spec):
             return self.source
         assert self.from_ is not None, "a second model is a folder or a checkpoint"
         return f"{self.from_.uri or self.from_.job} step {self.from_.step}"
-
-
-def exactly_one(whose: str) -> str:
-    return f"name the {whose} by exactly one of source (a model's folder) and from (a checkpoint)"

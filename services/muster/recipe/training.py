@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from muster.recipe.adapter_config import Adapter
 from muster.recipe.data_config import DataConfig, Source
-from muster.recipe.data_formats import fits_task, wrong_format
+from muster.recipe.data_formats import FORMATS, fits_task, wrong_format
 from muster.recipe.distillation import Distillation
 from muster.recipe.evaluation_config import Evaluation, must_be_able_to_write, must_be_reported
 from muster.recipe.model_config import ModelConfig
@@ -19,6 +20,7 @@ from muster.recipe.optimizer_config import OptimizerConfig
 from muster.recipe.parameter_names import NamePatterns
 from muster.words.base import Spec
 from muster.words.fields import Fraction, Positive, Seed
+from muster.words.rules import DocumentRule, RuledSpec, refused_by
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 FP8_MULTIPLE = 16  # of the rows of a product, which float8 kernels take
@@ -41,8 +43,18 @@ class BatchConfig(Spec):
     """Samples of one forward pass of one rank."""
 
 
-class ParallelConfig(Spec):
+class ParallelConfig(RuledSpec):
     """Sharding of the model and of its rows over the ranks, and recomputation to save memory."""
+
+    rules = (
+        DocumentRule[Any](
+            "replicas is only for shard: hsdp",
+            lambda it: (
+                it.replicas is not None and it.shard != "hsdp" and f"replicas is only for shard: hsdp, not {it.shard}"
+            ),
+            "!has(self.replicas) || self.shard == 'hsdp'",
+        ),
+    )
 
     shard: Shard = "auto"
     """Each rank holds the whole model (`ddp`), a part of gradients and optimizer (`zero2`), a part of everything
@@ -60,15 +72,24 @@ class ParallelConfig(Spec):
     compile: bool = False
     """Whether the layers are compiled by torch.compile."""
 
-    @model_validator(mode="after")
-    def _replicas_need_hsdp(self) -> Self:
-        if self.replicas is not None and self.shard != "hsdp":
-            raise ValueError(f"replicas is only for shard: hsdp, not {self.shard}")
-        return self
+
+def _one_length(it: Length) -> str | None:
+    given = [name for name in ("steps", "tokens", "epochs") if getattr(it, name) is not None]
+    if len(given) == 1:
+        return None
+    return f"give exactly one of steps, tokens, epochs (given: {', '.join(given) or 'none'})"
 
 
-class Length(Spec):
+class Length(RuledSpec):
     """Length of the training: exactly one of steps, tokens, epochs."""
+
+    rules = (
+        DocumentRule[Any](
+            "give exactly one of steps, tokens, epochs",
+            _one_length,
+            "[has(self.steps), has(self.tokens), has(self.epochs)].filter(given, given).size() == 1",
+        ),
+    )
 
     steps: Positive | None = None
     """Optimizer steps."""
@@ -77,16 +98,338 @@ class Length(Spec):
     epochs: Positive | None = None
     """Passes through all training samples."""
 
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        given = [name for name in ("steps", "tokens", "epochs") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of steps, tokens, epochs (given: {', '.join(given) or 'none'})")
-        return self
+
+def _is_new(it: TrainingConfig) -> bool:
+    """Return whether the job begins with new weights."""
+    return it.model.from_ is None and it.model.source is None
 
 
-class TrainingConfig(Spec):
+def _rows(it: TrainingConfig) -> int:
+    return it.data.sequence_length * it.batch.micro_batch
+
+
+def _answers(it: TrainingConfig) -> int:
+    """Return the rows of a step, each of which is an answer in task grpo."""
+    return it.batch.tokens_per_step // it.data.sequence_length
+
+
+def _foreign_settings(it: TrainingConfig) -> str | None:
+    for name in PREFERENCE_TASKS:
+        if name != it.task and getattr(it, name) is not None:
+            return f"{name} holds the settings of task {name}, and this is task {it.task}; leave it out"
+    return None
+
+
+def _not_while_answering(it: TrainingConfig) -> str | None:
+    given = {
+        "labelSmoothing": it.label_smoothing,
+        "distillation": it.distillation,
+        "parallel.compile": it.parallel.compile,
+        "precision fp8": it.precision == "fp8",
+    }
+    what = next((name for name, value in given.items() if value), None) if it.grpo is not None else None
+    return what and f"task grpo writes its own answers, token by token, and can't do so with {what}"
+
+
+def _odd_float8_rows(it: TrainingConfig) -> str | None:
+    rows, context = _rows(it), it.parallel.context
+    if it.precision != "fp8" or rows % (FP8_MULTIPLE * context) == 0:
+        return None
+    divided, multiple = (f" / parallel.context {context}", rows / context) if context > 1 else ("", rows)
+    return (
+        f"precision fp8 multiplies {FP8_MULTIPLE} rows at a time: sequenceLength × microBatch{divided} = {multiple:g} "
+        f"must be a multiple of {FP8_MULTIPLE}"
+    )
+
+
+def _no_metric(it: TrainingConfig) -> str | None:
+    evaluation = it.evaluation
+    return refused_by(lambda: must_be_reported(evaluation, it.task, it.data.train)) if evaluation is not None else None
+
+
+def _no_writer(it: TrainingConfig) -> str | None:
+    if (evaluation := it.evaluation) is None:
+        return None
+    return refused_by(lambda: must_be_able_to_write(evaluation, it.task, it.scores is None, it.parallel.compile))
+
+
+# Conflicts between the parts of a training, in the order in which they are looked for.
+CONFLICTS: Final[tuple[DocumentRule[TrainingConfig], ...]] = (
+    DocumentRule(
+        "data.sequenceLength is at most the model's position limit",
+        lambda it: (
+            it.model.shape is not None
+            and it.data.sequence_length > it.model.shape.max_positions
+            and f"data.sequenceLength {it.data.sequence_length} is longer than the model's position limit "
+            f"{it.model.shape.max_positions}; shorten the sequences or choose a model with more positions"
+        ),
+    ),
+    DocumentRule(
+        "parallel.context must divide data.sequenceLength",
+        lambda it: (
+            it.data.sequence_length % it.parallel.context > 0
+            and f"parallel.context {it.parallel.context} does not divide the {it.data.sequence_length} tokens of "
+            f"data.sequenceLength; {nearest_divisors(it.data.sequence_length, it.parallel.context)}"
+        ),
+        "self.data.sequenceLength % self.parallel.context == 0",
+    ),
+    DocumentRule(
+        "parallel.context is not for task grpo, distillation or parallel.compile",
+        lambda it: (
+            it.parallel.context > 1
+            and it.why_not_divided is not None
+            and f"parallel.context {it.parallel.context} is not for {it.why_not_divided}; leave one of them out"
+        ),
+        "self.parallel.context == 1 || (self.task != 'grpo' && !has(self.distillation) && !self.parallel.compile)",
+    ),
+    DocumentRule(
+        "batch.tokensPerStep must be a multiple of data.sequenceLength × batch.microBatch",
+        lambda it: (
+            it.batch.tokens_per_step % _rows(it) > 0
+            and f"batch.tokensPerStep {it.batch.tokens_per_step} is not a multiple of sequenceLength × microBatch "
+            f"= {it.data.sequence_length} × {it.batch.micro_batch} = {_rows(it)}"
+        ),
+        "self.batch.tokensPerStep % (self.data.sequenceLength * self.batch.microBatch) == 0",
+    ),
+    DocumentRule(
+        "precision fp8 is for whole models, not for an adapter",
+        lambda it: (
+            it.precision == "fp8"
+            and it.adapter is not None
+            and "precision fp8 multiplies in float8 where the whole model is trained, not beside an adapter of "
+            f"{it.adapter.kind}; use bf16"
+        ),
+    ),
+    DocumentRule(
+        "with precision fp8, data.sequenceLength × batch.microBatch / parallel.context must be a multiple of "
+        f"{FP8_MULTIPLE}",
+        _odd_float8_rows,
+    ),
+    DocumentRule(
+        "routerAuxLossCoef is for tasks pretrain and sft",
+        lambda it: (
+            it.router_aux_loss_coef is not None
+            and it.task not in ("pretrain", "sft")
+            and f"routerAuxLossCoef is for pretrain and sft; task {it.task} has no load-balancing loss"
+        ),
+    ),
+    DocumentRule(
+        "data.addTokens needs model.source, whose tokenizer it adds to",
+        lambda it: (
+            bool(it.data.add_tokens)
+            and it.model.source is None
+            and "data.addTokens adds to the tokenizer of a model's folder while it is read: give model.source "
+            "(`muster checkpoints export` makes such a folder of a checkpoint)"
+        ),
+    ),
+    DocumentRule(
+        "optimizer.masterWeights false is for precision bf16 and the whole model",
+        lambda it: (
+            not it.optimizer.master_weights
+            and (it.precision != "bf16" or it.adapter is not None)
+            and "optimizer.masterWeights false keeps all weights in bf16: it is for precision bf16 and the whole "
+            "model, not for "
+            + (f"precision {it.precision}" if it.adapter is None else f"an adapter of {it.adapter.kind}")
+            + "; leave it out"
+        ),
+    ),
+    DocumentRule(
+        "adapter needs a model to start from: another job's checkpoint (model.from) or a model's folder (model.source)",
+        lambda it: (
+            it.adapter is not None
+            and it.adapter.kind != "qlora"  # which the next rule holds to more
+            and _is_new(it)
+            and "adapter trains beside weights that stay as they are, and a new model has none worth keeping; start "
+            "from another job's checkpoint (model.from) or a model's folder (model.source), or leave adapter out to "
+            "train the whole model"
+        ),
+        "!has(self.adapter) || has(self.model.from) || has(self.model.source)",
+    ),
+    DocumentRule(
+        "adapter.kind qlora quantises the weights of a model's folder: give model.source, or use lora",
+        lambda it: (
+            it.adapter is not None
+            and it.adapter.kind == "qlora"
+            and it.model.source is None
+            and "adapter.kind qlora quantises the weights of a model's folder while it reads them: give model.source "
+            "(`muster checkpoints export` makes such a folder of a checkpoint), or use lora"
+        ),
+        "!has(self.adapter) || self.adapter.kind != 'qlora' || has(self.model.source)",
+    ),
+    DocumentRule(
+        "freeze is for whole models, not for an adapter",
+        lambda it: (
+            bool(it.freeze)
+            and it.adapter is not None
+            and f"freeze leaves some weights as they are, and beside an adapter of {it.adapter.kind} all of them stay "
+            "so already; leave one of them out"
+        ),
+    ),
+    DocumentRule(
+        "freeze is not for precision fp8",
+        lambda it: (
+            bool(it.freeze)
+            and it.precision == "fp8"
+            and "freeze is not for precision fp8, which multiplies in float8 where all learns; use bf16"
+        ),
+    ),
+    DocumentRule(
+        "freeze needs a model to start from: another job's checkpoint (model.from) or a model's folder (model.source)",
+        lambda it: (
+            bool(it.freeze)
+            and _is_new(it)
+            and "freeze leaves weights as they are, and a new model has none worth keeping; start from another job's "
+            "commit (model.from) or a model's folder (model.source), or leave it out"
+        ),
+    ),
+    DocumentRule(
+        "data.overfit and optimizer.rangeTest are two trials; make one after the other",
+        lambda it: it.data.overfit is not None and it.optimizer.range_test is not None,
+    ),
+    DocumentRule(
+        "; ".join(f"task {task} reads {', '.join(formats)}" for task, formats in FORMATS.items()),
+        lambda it: next(
+            (
+                wrong_format(source.format, it.task)
+                for _, source in it.sources()
+                if not fits_task(source.format, it.task)
+            ),
+            None,
+        ),
+        f"self.data.train.all(source, source.format == 'auto' || source.format in {json.dumps(FORMATS)}[self.task])",
+    ),
+    DocumentRule(f"the settings of a task ({', '.join(PREFERENCE_TASKS)}) are for that task alone", _foreign_settings),
+    DocumentRule(
+        "labelSmoothing is for tasks pretrain and sft",
+        lambda it: (
+            it.task in PREFERENCE_TASKS
+            and bool(it.label_smoothing)
+            and f"labelSmoothing is for pretrain and sft; task {it.task} compares whole answers"
+            + (f": set {it.task}.labelSmoothing" if it.task in ("dpo", "simpo") else "")
+        ),
+    ),
+    DocumentRule(
+        "neftuneNoiseAlpha is for tasks pretrain and sft",
+        lambda it: (
+            it.task in PREFERENCE_TASKS
+            and it.neftune_noise_alpha is not None
+            and f"neftuneNoiseAlpha is for pretrain and sft, not for task {it.task}; leave it out"
+        ),
+    ),
+    DocumentRule(
+        "distillation is for tasks pretrain and sft, without labelSmoothing",
+        lambda it: (
+            it.distillation is not None
+            and (it.task in PREFERENCE_TASKS or bool(it.label_smoothing))
+            and "distillation learns what a teacher predicts for each token, in pretrain and sft; not with "
+            + (f"task {it.task}, which compares whole answers" if it.task in PREFERENCE_TASKS else "labelSmoothing")
+            + ": leave one of them out"
+        ),
+    ),
+    DocumentRule(
+        "in task pretrain, data.truncation other than right needs data.packing false",
+        lambda it: (
+            it.task == "pretrain"
+            and it.data.packing
+            and it.data.truncation != "right"
+            and f"data.truncation {it.data.truncation} has nothing to cut: packed documents of task pretrain go on in "
+            "the next sample; leave it out, or set data.packing to false"
+        ),
+    ),
+    DocumentRule(
+        f"tasks {', '.join(REFERENCE_TASKS)} need a model to start from: model.from or model.source",
+        lambda it: (
+            it.task in REFERENCE_TASKS
+            and _is_new(it)
+            and f"task {it.task} holds the model against the one that it starts from, and a new model is none worth "
+            "holding to; start from another job's checkpoint (model.from) or a model's folder (model.source)"
+        ),
+    ),
+    DocumentRule(
+        "task grpo needs grpo, and no other task has it",
+        lambda it: (
+            (it.grpo is not None) != (it.task == "grpo")
+            and (
+                "task grpo needs what rewards its answers: give grpo.verifiers, grpo.rewardModel or both"
+                if it.grpo is None
+                else f"grpo holds the settings of task grpo, and this is task {it.task}; leave it out"
+            )
+        ),
+    ),
+    DocumentRule(
+        "grpo.maxTokens is less than data.sequenceLength, which holds the prompt, too",
+        lambda it: (
+            it.grpo is not None
+            and it.grpo.max_tokens >= it.data.sequence_length
+            and f"grpo.maxTokens {it.grpo.max_tokens} leaves no room for a prompt in data.sequenceLength "
+            f"{it.data.sequence_length}"
+        ),
+    ),
+    DocumentRule(
+        "batch.tokensPerStep / data.sequenceLength must be a multiple of grpo.completions",
+        lambda it: (
+            it.grpo is not None
+            and _answers(it) % it.grpo.completions > 0
+            and f"a step of tokensPerStep / sequenceLength = {_answers(it)} answers does not divide into prompts of "
+            f"grpo.completions {it.grpo.completions} answers each; make it a multiple"
+        ),
+    ),
+    DocumentRule(
+        "task grpo needs a model to start from: model.from or model.source",
+        lambda it: (
+            it.grpo is not None
+            and _is_new(it)
+            and "task grpo rewards what the model says already, and a new model says nothing; start from another job's "
+            "checkpoint (model.from) or a model's folder (model.source)"
+        ),
+    ),
+    DocumentRule(
+        "grpo.beta of a whole model is not for data.addTokens",
+        lambda it: (
+            it.grpo is not None
+            and it.grpo.beta > 0
+            and it.adapter is None
+            and bool(it.data.add_tokens)
+            and "grpo.beta compares a whole model with the one that it started from, which doesn't know the tokens of "
+            "data.addTokens: teach them first (task sft) and start from that checkpoint; or give an adapter"
+        ),
+    ),
+    DocumentRule(
+        "task grpo is not for labelSmoothing, distillation, parallel.compile or precision fp8", _not_while_answering
+    ),
+    DocumentRule("evaluation.metric is one of those that the evaluations report, and has a direction", _no_metric),
+    DocumentRule(
+        "evaluation.generate and evaluation.sets.*.answers are for models that write texts, without parallel.compile",
+        _no_writer,
+    ),
+    DocumentRule(
+        "data.curation.decontamination needs evaluation.data or evaluation.sets",
+        lambda it: (
+            it.data.curation is not None
+            and it.data.curation.decontamination is not None
+            and not (it.evaluation is not None and (it.evaluation.data or it.evaluation.sets))
+            and "data.curation.decontamination holds the training documents against evaluation.data and "
+            "evaluation.sets, and there is none of them; leave it out, or give evaluation.data"
+        ),
+    ),
+    DocumentRule(
+        "data.curation.nearDuplicates.drop false needs evaluation.holdout",
+        lambda it: (
+            it.data.curation is not None
+            and it.data.curation.near_duplicates is not None
+            and not it.data.curation.near_duplicates.drop
+            and not (it.evaluation is not None and it.evaluation.holdout)
+            and "data.curation.nearDuplicates.drop false keeps near duplicates on one side of evaluation.holdout, and "
+            "there is none; leave nearDuplicates out, or give evaluation.holdout"
+        ),
+    ),
+)
+
+
+class TrainingConfig(RuledSpec):
     """Configuration of the computation. Two equal configurations with equal world sizes train equal models."""
+
+    rules = CONFLICTS
 
     task: Task = "pretrain"
     """`pretrain` learns every token of a document, `sft` what the assistant says in a conversation. `dpo`, `orpo` and
@@ -139,157 +482,6 @@ class TrainingConfig(Spec):
     deterministic: bool = False
     """Whether only algorithms are used that compute the same bits each time."""
 
-    @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
-        shape, length = self.model.shape, self.data.sequence_length
-        if shape and length > shape.max_positions:
-            raise ValueError(
-                f"data.sequenceLength {length} is longer than the model's position limit {shape.max_positions}; "
-                "shorten the sequences or choose a model with more positions"
-            )
-        if self.batch.tokens_per_step % (length * self.batch.micro_batch):
-            raise ValueError(
-                f"batch.tokensPerStep {self.batch.tokens_per_step} is not a multiple of sequenceLength × microBatch "
-                f"= {length} × {self.batch.micro_batch} = {length * self.batch.micro_batch}"
-            )
-        self._fits_the_precision()
-        self._divides_its_rows()
-        if self.data.add_tokens and self.model.source is None:
-            raise ValueError(
-                "data.addTokens adds to the tokenizer of a model's folder while it is read: give model.source "
-                "(`muster checkpoints export` makes such a folder of a checkpoint)"
-            )
-        if not self.optimizer.master_weights and (self.precision != "bf16" or self.adapter is not None):
-            given = f"an adapter of {self.adapter.kind}" if self.adapter is not None else f"precision {self.precision}"
-            raise ValueError(
-                "optimizer.masterWeights false keeps all weights in bf16: it is for precision bf16 and the whole "
-                f"model, not for {given}; leave it out"
-            )
-        if self.adapter is not None and self.adapter.kind == "qlora" and self.model.source is None:
-            raise ValueError(
-                "adapter.kind qlora quantises the weights of a model's folder while it reads them: give model.source "
-                "(`muster checkpoints export` makes such a folder of a checkpoint), or use lora"
-            )
-        if self.adapter is not None and self.model.from_ is None and self.model.source is None:
-            raise ValueError(
-                "adapter trains beside weights that stay as they are, and a new model has none worth keeping; start "
-                "from another job's checkpoint (model.from) or a model's folder (model.source), or leave adapter out "
-                "to train the whole model"
-            )
-        self._freezes_what_is_worth_keeping()
-        if self.data.overfit is not None and self.optimizer.range_test is not None:
-            raise ValueError("data.overfit and optimizer.rangeTest are two trials; make one after the other")
-        self._fits_the_task()
-        self._fits_rewards()
-        if self.evaluation is not None:
-            must_be_reported(self.evaluation, self.task, self.data.train)
-            must_be_able_to_write(self.evaluation, self.task, self.scores is None, self.parallel.compile)
-        self._curation_has_what_it_compares_with()
-        return self
-
-    def _fits_rewards(self) -> None:
-        """Raise ValueError where the settings of task grpo don't fit the rest, or are there or missing by mistake.
-
-        The task learns from rewards of the model's own answers.
-        """
-        if (self.grpo is not None) != (self.task == "grpo"):
-            raise ValueError(
-                "task grpo needs what rewards its answers: give grpo.verifiers, grpo.rewardModel or both"
-                if self.grpo is None
-                else f"grpo holds the settings of task grpo, and this is task {self.task}; leave it out"
-            )
-        if self.grpo is None:
-            return
-        rows, length = self.batch.tokens_per_step // self.data.sequence_length, self.data.sequence_length
-        if self.grpo.max_tokens >= length:
-            raise ValueError(
-                f"grpo.maxTokens {self.grpo.max_tokens} leaves no room for a prompt in data.sequenceLength {length}"
-            )
-        if rows % self.grpo.completions:
-            raise ValueError(
-                f"a step of tokensPerStep / sequenceLength = {rows} answers does not divide into prompts of "
-                f"grpo.completions {self.grpo.completions} answers each; make it a multiple"
-            )
-        if self.model.from_ is None and self.model.source is None:
-            raise ValueError(
-                "task grpo rewards what the model says already, and a new model says nothing; start from another "
-                "job's checkpoint (model.from) or a model's folder (model.source)"
-            )
-        if self.grpo.beta and self.adapter is None and self.data.add_tokens:
-            raise ValueError(
-                "grpo.beta compares a whole model with the one that it started from, which doesn't know the tokens of "
-                "data.addTokens: teach them first (task sft) and start from that checkpoint; or give an adapter"
-            )
-        for what, given in (
-            ("labelSmoothing", self.label_smoothing),
-            ("distillation", self.distillation),
-            ("parallel.compile", self.parallel.compile),
-            ("precision fp8", self.precision == "fp8"),
-        ):
-            if given:
-                raise ValueError(f"task grpo writes its own answers, token by token, and can't do so with {what}")
-
-    def _curation_has_what_it_compares_with(self) -> None:
-        curation, evaluation = self.data.curation, self.evaluation
-        if curation is None:
-            return
-        if curation.decontamination is not None and not (evaluation and (evaluation.data or evaluation.sets)):
-            raise ValueError(
-                "data.curation.decontamination holds the training documents against evaluation.data and "
-                "evaluation.sets, and there is none of them; leave it out, or give evaluation.data"
-            )
-        near = curation.near_duplicates
-        if near is not None and not near.drop and not (evaluation and evaluation.holdout):
-            raise ValueError(
-                "data.curation.nearDuplicates.drop false keeps near duplicates on one side of evaluation.holdout, and "
-                "there is none; leave nearDuplicates out, or give evaluation.holdout"
-            )
-
-    def _freezes_what_is_worth_keeping(self) -> None:
-        if not self.freeze:
-            return
-        if self.adapter is not None:
-            raise ValueError(
-                f"freeze leaves some weights as they are, and beside an adapter of {self.adapter.kind} all of them "
-                "stay so already; leave one of them out"
-            )
-        if self.precision == "fp8":
-            raise ValueError("freeze is not for precision fp8, which multiplies in float8 where all learns; use bf16")
-        if self.model.from_ is None and self.model.source is None:
-            raise ValueError(
-                "freeze leaves weights as they are, and a new model has none worth keeping; start from another job's "
-                "commit (model.from) or a model's folder (model.source), or leave it out"
-            )
-
-    def _fits_the_precision(self) -> None:
-        rows = self.data.sequence_length * self.batch.micro_batch
-        if self.precision == "fp8" and self.adapter is not None:
-            raise ValueError(
-                f"precision fp8 multiplies in float8 where the whole model is trained, not beside an adapter of "
-                f"{self.adapter.kind}; use bf16"
-            )
-        context = self.parallel.context
-        if self.precision == "fp8" and rows % (FP8_MULTIPLE * context):
-            divided, multiple = (f" / parallel.context {context}", rows / context) if context > 1 else ("", rows)
-            raise ValueError(
-                f"precision fp8 multiplies {FP8_MULTIPLE} rows at a time: sequenceLength × microBatch{divided} = "
-                f"{multiple:g} must be a multiple of {FP8_MULTIPLE}"
-            )
-        if self.router_aux_loss_coef is not None and self.task not in ("pretrain", "sft"):
-            raise ValueError(f"routerAuxLossCoef is for pretrain and sft; task {self.task} has no load-balancing loss")
-
-    def _divides_its_rows(self) -> None:
-        context, length = self.parallel.context, self.data.sequence_length
-        if context == 1:
-            return
-        if length % context:
-            raise ValueError(
-                f"parallel.context {context} does not divide the {length} tokens of data.sequenceLength; "
-                f"{nearest_divisors(length, context)}"
-            )
-        if (why := self.why_not_divided) is not None:
-            raise ValueError(f"parallel.context {context} is not for {why}; leave one of them out")
-
     @property
     def why_not_divided(self) -> str | None:
         """The reason against ranks that divide the tokens of rows, for messages; None where there is none."""
@@ -299,41 +491,6 @@ class TrainingConfig(Spec):
             ("parallel.compile, which can't compile a layer in which ranks meet", self.parallel.compile),
         )
         return next((words for words, given in reasons if given), None)
-
-    def _fits_the_task(self) -> None:
-        for _, source in self.sources():
-            if not fits_task(source.format, self.task):
-                raise ValueError(wrong_format(source.format, self.task))
-        for name in PREFERENCE_TASKS:
-            if name != self.task and getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name} holds the settings of task {name}, and this is task {self.task}; leave it out"
-                )
-        if self.task in PREFERENCE_TASKS and self.label_smoothing:
-            raise ValueError(
-                f"labelSmoothing is for pretrain and sft; task {self.task} compares whole answers"
-                + (f": set {self.task}.labelSmoothing" if self.task in ("dpo", "simpo") else "")
-            )
-        if self.task in PREFERENCE_TASKS and self.neftune_noise_alpha is not None:
-            raise ValueError(f"neftuneNoiseAlpha is for pretrain and sft, not for task {self.task}; leave it out")
-        if self.distillation is not None and (self.task in PREFERENCE_TASKS or self.label_smoothing):
-            what = (
-                f"task {self.task}, which compares whole answers" if self.task in PREFERENCE_TASKS else "labelSmoothing"
-            )
-            raise ValueError(
-                f"distillation learns what a teacher predicts for each token, in pretrain and sft; not with {what}: "
-                "leave one of them out"
-            )
-        if self.task == "pretrain" and self.data.packing and self.data.truncation != "right":
-            raise ValueError(
-                f"data.truncation {self.data.truncation} has nothing to cut: packed documents of task pretrain go on "
-                "in the next sample; leave it out, or set data.packing to false"
-            )
-        if self.task in REFERENCE_TASKS and self.model.from_ is None and self.model.source is None:
-            raise ValueError(
-                f"task {self.task} holds the model against the one that it starts from, and a new model is none worth "
-                "holding to; start from another job's checkpoint (model.from) or a model's folder (model.source)"
-            )
 
     @property
     def scores(self) -> int | None:

@@ -265,6 +265,13 @@ def fields_within(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, F
             yield from fields_within(inner, path + _container(field.annotation))
 
 
+def models_below(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the model of each field that holds one, with the field's path as in `fields_within`."""
+    for name, field in model.model_fields.items():
+        if (inner := _model_in(field.annotation)) is not None:
+            yield f"{field.alias or name}{_container(field.annotation)}", inner
+
+
 def _container(annotation: Any) -> str:
     """Return how a path goes on into a field that holds models: `[]`, `.*` or not at all."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

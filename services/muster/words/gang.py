@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from muster.words.base import Many, Spec
 from muster.words.fields import Positive, Text
+from muster.words.rules import DocumentRule, RuledSpec
 
 # Bounded, so that what is made of it stays a number of 64 bits; only the digits 0 to 9, as Kubernetes has it.
 QUANTITY = r"[0-9]{1,15}(\.[0-9]{1,9})?(m|Ki|Mi|Gi|Ti|k|M|G|T)?"
@@ -109,8 +110,24 @@ class DeviceClasses(Spec):
     """The class of which each worker claims all devices of its node."""
 
 
-class Gang(Spec):
+class Gang(RuledSpec):
     """The workers that run together, and what each of them needs."""
+
+    rules = (
+        DocumentRule[Any](
+            "processesPerNode must equal gpusPerNode",
+            lambda it: (
+                it.gpus_per_node
+                and it.processes_per_node not in (None, it.gpus_per_node)
+                and f"processesPerNode {it.processes_per_node} must equal gpusPerNode {it.gpus_per_node}"
+            ),
+            "self.gpusPerNode == 0 || !has(self.processesPerNode) || self.processesPerNode == self.gpusPerNode",
+        ),
+        DocumentRule[Any](
+            "deviceClasses: claims devices for GPU workers, and gpusPerNode is 0",
+            lambda it: not it.gpus_per_node and it.device_classes != DeviceClasses(),
+        ),
+    )
 
     nodes: Annotated[Nodes, BeforeValidator(_nodes)] = Nodes(min=1, max=1)
     """Number of workers or, for an elastic gang, their range as `{min, max}`."""
@@ -128,14 +145,6 @@ class Gang(Spec):
     topology: Topology = Topology()
     network: Network = Network()
     device_classes: DeviceClasses = DeviceClasses()
-
-    @model_validator(mode="after")
-    def _a_rank_per_gpu(self) -> Self:
-        if self.gpus_per_node and self.processes_per_node not in (None, self.gpus_per_node):
-            raise ValueError(f"processesPerNode {self.processes_per_node} must equal gpusPerNode {self.gpus_per_node}")
-        if not self.gpus_per_node and self.device_classes != DeviceClasses():
-            raise ValueError("deviceClasses: claims devices for GPU workers, and gpusPerNode is 0")
-        return self
 
     @property
     def ranks_per_node(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,6 +15,7 @@ from muster.words.model_sources import FromCommit
 from muster.words.names import API_VERSION, KIND, Env
 from muster.words.pods import PodMarks
 from muster.words.program import Program, RelativeFolder
+from muster.words.rules import DocumentRule, RuledSpec
 from muster.words.signals import Cause
 from muster.words.status import DataSkip, JobStatus
 from muster.words.tracking import WANDB_KEY, Tracking
@@ -182,17 +183,58 @@ def past_of(status: JobStatus) -> EarlierAttempts | None:
     )
 
 
-# What a JobSpec says when it names no work or two kinds of it; the CRD's rule says the same.
 ONE_KIND_OF_WORK = "give exactly one of training (Muster's own trainer) and program (a program of your own)"
-ONLY_PROGRAMS_HAVE_FOLDERS = "checkpoint.folder is where a program writes its checkpoints; leave it out with training"
 
 
-class JobSpec(Spec):
+def _needs_token(it: JobSpec) -> str | None:
+    """Refuse a tracker without its token, but only if it is certain that there is none: a variable may come from
+    `envFrom`, too."""
+    wandb, runtime = it.tracking.wandb, it.runtime
+    named = {variable.name for variable in runtime.env}
+    if wandb is None or wandb.mode != "online" or runtime.env_from or WANDB_KEY in named:
+        return None
+    return (
+        f"tracking.wandb needs its token in {WANDB_KEY}: keep it by `muster secrets set wandb`, and give "
+        f"runtime.env: [{{name: {WANDB_KEY}, valueFrom: {{secretKeyRef: {{name: wandb, key: value}}}}}}]; or "
+        "set tracking.wandb.mode to offline"
+    )
+
+
+# What every job keeps, whatever it computes. Of a program some settings are refused that Muster's own trainer alone
+# obeys.
+WORK_RULES: Final[tuple[DocumentRule[JobSpec], ...]] = (
+    DocumentRule(
+        ONE_KIND_OF_WORK,
+        lambda it: (it.training is None) == (it.program is None),
+        "has(self.training) != has(self.program)",
+    ),
+    DocumentRule(
+        "checkpoint.folder is where a program writes its checkpoints; leave it out with training",
+        lambda it: it.program is None and it.checkpoint.folder is not None,
+        "!has(self.checkpoint.folder) || has(self.program)",
+    ),
+    DocumentRule(
+        "checkpoint.every: a program saves when it chooses to; leave it out",
+        lambda it: it.program is not None and it.checkpoint.every != "auto",
+    ),
+    DocumentRule(
+        "tracking: Muster's own trainer alone writes to trackers; let the program do so itself",
+        lambda it: it.program is not None and it.tracking != Tracking(),
+    ),
+)
+TRACKER_RULES: Final[tuple[DocumentRule[JobSpec], ...]] = (
+    DocumentRule(f"tracking.wandb with mode online needs its token in {WANDB_KEY}", _needs_token),
+)
+
+
+class JobSpec(RuledSpec):
     """Desired state of a job: its training or its program, its gang, its checkpoints and its recovery.
 
     What a training computes is no concern of those who carry it, so that here it is whatever was written.
     `muster.recipe.document.JobSpec` understands it, and answers the two questions whose answer depends on it.
     """
+
+    rules = (*WORK_RULES, *TRACKER_RULES)
 
     training: object = None
     """Configuration of Muster's own trainer, or None; exactly one of `training` and `program` is given."""
@@ -215,39 +257,6 @@ class JobSpec(Spec):
     """Seconds after which a job that has not ended fails."""
     ttl_seconds_after_finished: Count | None = None
     """Seconds after its end when the job's object is deleted; left out, never."""
-
-    @model_validator(mode="after")
-    def _one_kind_of_work(self) -> Self:
-        if (self.training is None) == (self.program is None):
-            raise ValueError(ONE_KIND_OF_WORK)
-        return self
-
-    @model_validator(mode="after")
-    def _asks_of_a_program_what_it_can_do(self) -> Self:
-        """Refuse settings that Muster's own trainer alone obeys, and those that it alone does not."""
-        if self.program is None:
-            if self.checkpoint.folder is not None:
-                raise ValueError(ONLY_PROGRAMS_HAVE_FOLDERS)
-            return self
-        if self.checkpoint.every != "auto":
-            raise ValueError("checkpoint.every: a program saves when it chooses to; leave it out")
-        if self.tracking != Tracking():
-            raise ValueError("tracking: Muster's own trainer alone writes to trackers; let the program do so itself")
-        return self
-
-    @model_validator(mode="after")
-    def _trackers_have_their_tokens(self) -> Self:
-        """Refuse a tracker without its token, but only if it is certain that there is none: a variable may come from
-        `envFrom`, too."""
-        wandb, runtime = self.tracking.wandb, self.runtime
-        named = {variable.name for variable in runtime.env}
-        if wandb is not None and wandb.mode == "online" and not runtime.env_from and WANDB_KEY not in named:
-            raise ValueError(
-                f"tracking.wandb needs its token in {WANDB_KEY}: keep it by `muster secrets set wandb`, and give "
-                f"runtime.env: [{{name: {WANDB_KEY}, valueFrom: {{secretKeyRef: {{name: wandb, key: value}}}}}}]; or "
-                "set tracking.wandb.mode to offline"
-            )
-        return self
 
     def gang_sizes(self) -> tuple[int, ...]:
         """Return the node counts, ascending, from min to max, on which the job runs."""

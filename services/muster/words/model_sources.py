@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from muster.words.address import AddressError, StorageAddress, parse_address
-from muster.words.base import Spec
 from muster.words.fields import FolderAddress, Positive, Text, address_of
+from muster.words.rules import DocumentRule, RuledSpec
 
 
 def _model_address(text: str) -> StorageAddress:
@@ -32,8 +32,20 @@ def commit_step(value: Any) -> Any:
     return value
 
 
-class FromCommit(Spec):
+class FromCommit(RuledSpec):
     """Start from the weights of a checkpoint: of a job in the same project, or of a folder (`<uri>/<job uid>`)."""
+
+    rules = (
+        DocumentRule[Any](
+            "name the source: job or uri",
+            lambda it: (
+                it.job is None
+                and it.uri is None
+                and "name the source: job (a job of this project) or uri (a job's checkpoint folder)"
+            ),
+            "has(self.job) || has(self.uri)",
+        ),
+    )
 
     job: Text | None = None
     """The job's id, or its name, which means the newest job of that name."""
@@ -41,9 +53,3 @@ class FromCommit(Spec):
     """The checkpoint folder of a job: `<checkpoint.uri>/<job uid>`."""
     step: Annotated[Literal["best", "last"] | Positive, BeforeValidator(commit_step)] = "best"
     """The step of the checkpoint; `best` has the best evaluation.metric, `last` is the newest."""
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        if self.job is None and self.uri is None:
-            raise ValueError("name the source: job (a job of this project) or uri (a job's checkpoint folder)")
-        return self

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from muster.words.base import Many, Spec
 from muster.words.fields import DataAddress, FolderAddress, Positive, Text
 from muster.words.model_sources import FromCommit, ModelAddress, commit_step
+from muster.words.rules import DocumentRule, RuledSpec
 
 NO_DATA_TO_INSPECT = "a program reads its data itself, so that there is none here to inspect"
 ARCHIVES = (".tar.gz", ".tgz")  # names of a source's archive
@@ -50,8 +51,16 @@ InputName = Annotated[str, AfterValidator(_input_name)]
 RelativeFolder = Annotated[Text, AfterValidator(_below_working_directory)]
 
 
-class Input(Spec):
+class Input(RuledSpec):
     """A folder that the program finds in $MUSTER_INPUTS_DIR: a checkpoint of another job, or a model's folder."""
+
+    rules = (
+        DocumentRule[Any](
+            "name what it is by exactly one of job (or uri, a job's checkpoint folder) and source",
+            lambda it: (it.source is None) == (it.job is None and it.uri is None),
+            "has(self.source) != (has(self.job) || has(self.uri))",
+        ),
+    )
 
     job: Text | None = None
     """The id of a job of this project, or its name, which means the newest job of that name."""
@@ -61,12 +70,6 @@ class Input(Spec):
     """The step of the checkpoint; `best` has the best metric, `last` is the newest."""
     source: ModelAddress | None = None
     """The address of a model's folder, as in training.model.source."""
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        if (self.source is None) == (self.job is None and self.uri is None):
-            raise ValueError("name what it is by exactly one of job (or uri, a job's checkpoint folder) and source")
-        return self
 
     @property
     def commit(self) -> FromCommit | None:

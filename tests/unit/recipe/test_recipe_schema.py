@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pydantic import create_model
+from pydantic import ValidationError, create_model
 
+from muster.recipe.distillation import Teacher
 from muster.recipe.document import JobSpec, parse_job
 from muster.recipe.model_config import ModelConfig
-from muster.recipe.schema import RULES, definition, document_schema
+from muster.recipe.schema import RULES, definition, document_schema, rules_of
 from muster.words.base import dump
 from muster.words.job import MUTABLE
 
@@ -80,6 +82,27 @@ def test_rules_stand_where_they_belong(path: str, rule: str) -> None:
     schemas = dict(nodes(crd_schema()["properties"]["spec"]))
     place = f".{path}".replace(".*", "[]") if path else ""  # `*` stands for each value of a mapping
     assert rule in [entry["rule"] for entry in schemas[place]["x-kubernetes-validations"]]
+
+
+def test_a_rule_is_stated_once_and_by_the_model_that_keeps_it() -> None:
+    """Validator, CRD and document are made of the same list, in which no sentence stands twice for a place."""
+    stated = [(path, rule.text) for path, rule in rules_of(JobSpec)]
+    assert len(stated) == len(set(stated)) > 50
+    assert {path for path, _ in stated} >= {
+        "",
+        "training",
+        "training.grpo.rewardModel.from",
+        "program.inputs.*",
+        "gang",
+    }
+    assert {(path, rule.cel, rule.text) for path, rule in rules_of(JobSpec) if rule.cel} < set(RULES)
+
+
+@pytest.mark.parametrize("source", [{}, {"source": "s3://models/base", "from": {"job": "a"}}])
+def test_a_rule_refuses_in_its_own_words_where_it_names_no_values(source: dict[str, Any]) -> None:
+    (rule,) = Teacher.rules
+    with pytest.raises(ValidationError, match=re.escape(rule.text)):
+        Teacher.model_validate(source)
 
 
 def test_every_kind_of_model_is_one_that_kubectl_may_give() -> None:
