@@ -88,6 +88,13 @@ def test_a_gang_that_no_waiting_helps_is_told_so(quota: ProjectQuota, because: s
     assert told(seen(quota, summary("new", gang(2), **MINE)), "new") == (Code.EXCEEDS_LIMIT, because)
 
 
+def test_a_gang_that_one_limit_never_lets_run_waits_for_no_other() -> None:
+    """Else it would keep the project's room from those who can use it, and say that it waits for others to end."""
+    quota = ProjectQuota(gpus=16, person=Quota(gpus=8))
+    jobs = [holding("big", "a", project="nlp", owner="ben"), summary("new", gang(2), **MINE)]
+    assert told(seen(quota, *jobs), "new", entry("big", "a"))[0] == Code.EXCEEDS_LIMIT
+
+
 def test_a_quota_lowered_below_what_runs_stops_nothing_and_gives_nothing() -> None:
     jobs = [holding("big", "a", "b", **MINE), summary("new", gang(), **MINE)]
     plan = admit(seen(ProjectQuota(gpus=8), *jobs), (entry("big", "a", "b"),))

@@ -147,9 +147,12 @@ class QuotaBook:
     def wait(self, job: JobSummary, ask: GangRequest) -> QueueWait | None:
         """Return the limit that the smallest gang of the request waits for; None if there is room for it."""
         amount = _amount(job, ask.sizes[-1], ask.shape.gpus)
-        for limit in self._concerning(job):
+        limits = self._concerning(job)
+        # First of all: a job that waits for one limit keeps room from others, for nothing if another never lets it run.
+        for limit in limits:
             if not limit.could_have_room(amount):
                 return QueueWait(Code.EXCEEDS_LIMIT, _never(limit, amount))
+        for limit in limits:
             if not limit.has_room(job.uid, amount):
                 return QueueWait(limit.code, self._describe_limit(limit, job, amount))
         return None
