@@ -45,6 +45,7 @@ MEANINGS = {
     ExitStatus.USAGE: "bad arguments or bad input; nothing was done",
     ExitStatus.UNREACHABLE: "no server answers",
     ExitStatus.INTERRUPTED: "Ctrl-C; a followed job goes on",
+    ExitStatus.UNREAD: "what reads the output left (`muster logs -f JOB \\| head`); other commands finish their work",
 }
 
 

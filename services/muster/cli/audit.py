@@ -13,7 +13,7 @@ import typer
 
 from muster.cli import formatting
 from muster.cli.options import JobsClient, Json, Server, connect
-from muster.cli.output import answers, print_json
+from muster.cli.output import answers, print_json, stop_if_unread
 from muster.cli.table import TextTable
 
 PAGE_LINES = 1000  # the most that the API gives at once
@@ -53,6 +53,7 @@ def audit(
         elif form == AuditFormat.JSONL:
             for line in lines:
                 typer.echo(json_text.dumps(line, separators=(",", ":")))
+                stop_if_unread()
         elif form == AuditFormat.CSV:
             _print_csv(lines)
         else:
@@ -75,6 +76,7 @@ def _print_csv(lines: Iterator[dict[str, Any]]) -> None:
     writer.writerow(COLUMNS)
     for line in lines:
         writer.writerow(_cell(line[column]) for column in COLUMNS)
+        stop_if_unread()
 
 
 def _cell(value: Any) -> Any:

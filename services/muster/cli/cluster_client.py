@@ -19,8 +19,7 @@ from muster.recipe.document import Submission, parse_job
 from muster.recipe.job_inputs import with_input_folder
 from muster.replies.views import plan_view, status_view
 from muster.words.base import DocumentProblem, InvalidDocument
-from muster.words.names import Label
-from muster.words.status import Phase
+from muster.words.names import Label, Phase
 from muster.words.text import nearest
 
 # The queue is the operator's, which answers the API alone: whoever has a kubeconfig may see less of others' jobs.

@@ -12,7 +12,7 @@ from typing import Any
 from muster.cli.cluster_objects import ClusterObjects
 from muster.cli.cluster_views import event_view, status_of
 from muster.client.exchange import StreamEvent
-from muster.words.status import Phase
+from muster.words.names import Phase
 
 POLL_SECONDS = 1.0
 ENDED = {str(phase) for phase in Phase if phase.terminal}

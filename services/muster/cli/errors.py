@@ -18,6 +18,7 @@ class ExitStatus(IntEnum):
     USAGE = 2  # bad arguments or bad input; nothing was done
     UNREACHABLE = 3  # no server answers
     INTERRUPTED = 130  # Ctrl-C
+    UNREAD = 141  # nobody reads the output any more, as in `muster logs -f | head`: what a shell says of SIGPIPE
 
 
 @dataclass(frozen=True)

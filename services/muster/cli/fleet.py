@@ -26,16 +26,18 @@ def queue(
     if json:
         print_json(queues)
         return
-    table = TextTable("#", "PROJECT", "JOB", "OWNER", ">GPUS", "WAITS", "WHY")
+    table = TextTable("#", "PROJECT", "JOB", "OWNER", ">GPUS", "WAITS", ">STARTS IN", "WHY")
     lines = [(job, each["project"]) for each in queues["items"] for job in each["waiting"]]
     for job, name in sorted(lines, key=lambda line: line[0]["position"]):
         waits, gpus = _since(job["since"]), _gpus(job)
-        table.add_row(str(job["position"]), name, job["name"], job["owner"], gpus, waits, job["because"])
+        starts = formatting.duration(job.get("startsInSeconds"))
+        table.add_row(str(job["position"]), name, job["name"], job["owner"], gpus, waits, starts, job["because"])
     answers().print(table, soft_wrap=True)
-    holders = TextTable("HELD BY", "JOB", "OWNER", ">GPUS", "FOR", "PHASE")
+    holders = TextTable("HELD BY", "JOB", "OWNER", ">GPUS", "FOR", ">ENDS IN", "PHASE")
     for each in queues["items"]:
         for job in each["holding"]:
-            holders.add_row(each["project"], job["name"], job["owner"], _gpus(job), _since(job["since"]), job["phase"])
+            held, left = _since(job["since"]), formatting.duration(job.get("etaSeconds"))
+            holders.add_row(each["project"], job["name"], job["owner"], _gpus(job), held, left, job["phase"])
     typer.echo("")
     answers().print(holders, soft_wrap=True)
     for each in queues["items"]:

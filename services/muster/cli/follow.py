@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from muster.cli import formatting
 from muster.cli.errors import ExitStatus
 from muster.cli.options import command_prefix
-from muster.cli.output import json_wanted, print_json_line, say
+from muster.cli.output import json_wanted, print_json_line, say, stop_if_unread
 from muster.cli.output import messages as console
 from muster.cli.plot import sparkline
 from muster.cli.render import PHASE_STYLE, format_event, format_progress, format_progress_line, unicode_ok
@@ -126,6 +127,7 @@ def follow(client: JobsClient, job: dict[str, Any]) -> ExitStatus:
                     print_json_line(moment.job)
                 last = moment
                 display.show(moment)
+                stop_if_unread(sys.stdout if json_wanted() else sys.stderr)
     except KeyboardInterrupt:
         say(f"\nDetached; {name} goes on.", "bold")
         say(f"  {command_prefix()} get {name} --follow    watch it again")
@@ -194,6 +196,7 @@ def follow_log(client: JobsClient, job_id: str, params: dict[str, Any], label_wo
             say(f"--- attempt {document['attempt']} ---", "bold")
         elif event.event == "end":
             say(f"--- {document['phase']} ---", "bold")
+        stop_if_unread()
 
 
 def follow_events(client: JobsClient, job_id: str, after: int, kinds: list[str]) -> None:
@@ -205,6 +208,7 @@ def follow_events(client: JobsClient, job_id: str, after: int, kinds: list[str])
             print_json_line(document)
         else:
             print_line(format_event(document))
+        stop_if_unread()
 
 
 def print_line(line: str) -> None:

@@ -206,7 +206,8 @@ def get(
         points = step_points(client.get(f"jobs/{job_id}/metrics", points=400))
         samples = _last_samples(client, document)
         scores = _scores(client, document)
-    show_job(document, history["items"], points, history.get("cost"))
+        queue = client.get(f"jobs/{job_id}/why")["queue"] if document["status"]["phase"] == "Queued" else None
+    show_job(document, history["items"], points, history.get("cost"), (queue or {}).get("expected", ""))
     for line in scores:
         answers().print(line, soft_wrap=True)
     if samples is not None:

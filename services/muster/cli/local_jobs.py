@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from muster.local.cluster import LocalCluster
+from muster.words.names import Phase
 from muster.words.state_folder import StateFolder
-from muster.words.status import Phase
 
 _WITH_WORKERS = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
 

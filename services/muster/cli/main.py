@@ -45,11 +45,14 @@ from muster.cli import (
 )
 from muster.cli.errors import CliError, ExitStatus, cli_error
 from muster.cli.options import choose_cluster
-from muster.cli.output import show_error
+from muster.cli.output import outlive_readers, show_error
 from muster.client.address import ENV_SERVER
 from muster.client.errors import MusterError
 
-EXIT_CODES = "Exit codes: 0 done · 1 the job failed or the server said no · 2 bad input · 3 no server · 130 Ctrl-C"
+EXIT_CODES = (
+    "Exit codes: 0 done · 1 the job failed or the server said no · 2 bad input · 3 no server · 130 Ctrl-C · "
+    "141 the reader left (`muster logs -f | head`)"
+)
 
 _CLUSTER_OPTIONS = ("--context", "--namespace")
 
@@ -201,6 +204,7 @@ def root(
 
 def main() -> None:
     """The console script."""
+    outlive_readers()
     try:
         app(prog_name="muster")
     except MusterError as raised:
@@ -209,10 +213,6 @@ def main() -> None:
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:
         sys.exit(int(ExitStatus.INTERRUPTED))
-    except BrokenPipeError:
-        # `muster ls | head`: the reader has seen enough. What is left in the buffer has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:  # a full disk, a folder without rights, a damaged file: the world's fault, not ours
         show_error(CliError(_describe(error), code="machine"))
         sys.exit(int(ExitStatus.FAILED))

@@ -2,6 +2,9 @@
 
 Tables and details are answers, so they are on standard output too; with `--json` only JSON is. Colour only on a
 terminal, and never with NO_COLOR (https://no-color.org).
+
+A reader may leave early (`muster submit job.yaml --yes | head -1`). A command then does the rest of its work and says
+it to nobody; only what does nothing but print, such as `logs --follow`, stops.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ import functools
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from muster.cli.errors import CliError, DocumentFault
+import typer
+
+from muster.cli.errors import CliError, DocumentFault, ExitStatus
 from muster.words.text import STEERING
 
 if TYPE_CHECKING:
@@ -24,6 +29,50 @@ PIPE_WIDTH = 180
 
 class _OutputFormat:
     json = False
+
+
+class OutputStream:
+    """A standard stream whose reader may leave. What is written afterwards is dropped, and `unread` says so."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.unread = False
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def _drop(self) -> None:
+        # What is left in the buffer needs a place to go too: the interpreter flushes it at its end.
+        self.unread = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def outlive_readers() -> None:
+    """Let a command do its work to the end although nobody reads its output any more, or nobody ever did (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        setattr(sys, name, OutputStream(stream if stream is not None else open(os.devnull, "w")))  # noqa: SIM115
+
+
+def stop_if_unread(stream: TextIO | None = None) -> None:
+    """End a command that does nothing but print to the stream (standard output unless given), where its reader left."""
+    if getattr(stream or sys.stdout, "unread", False):
+        raise typer.Exit(ExitStatus.UNREAD)
 
 
 def use_json(value: bool) -> bool:

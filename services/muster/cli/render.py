@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
@@ -83,7 +83,7 @@ def jobs_table(
             format_progress(job["step"], job["steps"]),
             formatting.loss(job["loss"]),
             formatting.NOTHING if ended else formatting.amount(job["tokensPerSecond"]),
-            formatting.NOTHING if ended else formatting.duration(job["etaSeconds"]),
+            _left(job),
             str(job["attempt"] or formatting.NOTHING),
             str(job["restarts"]),
             formatting.duration(now - epoch_seconds(job["createdAt"])),
@@ -91,6 +91,13 @@ def jobs_table(
         )
         table.add_row(*(cells[index] for index in kept))
     return table
+
+
+def _left(job: Mapping[str, Any]) -> str:
+    """Return the time until the job ends; of a queued one, until it is expected to start."""
+    if (starts_in := job.get("startsInSeconds")) is not None:
+        return f"starts in {formatting.duration(starts_in)}"
+    return formatting.NOTHING if job["phase"] in ENDED else formatting.duration(job["etaSeconds"])
 
 
 def format_progress(step: int | None, steps: int | None) -> str:
@@ -104,8 +111,9 @@ def show_job(
     attempts: Sequence[dict[str, Any]],
     points: Sequence[PlotPoint],
     cost: dict[str, Any] | None = None,
+    expected: str = "",
 ) -> None:
-    """Print the output of `muster get` for one job."""
+    """Print the output of `muster get` for one job. `expected` says when a queued one starts."""
     console = answers()
     status, metadata = job["status"], job["metadata"]
     progress, checkpoint = status.get("progress") or {}, status.get("checkpoint") or {}
@@ -114,6 +122,8 @@ def show_job(
     table.add_row("job", f"{metadata['name']}  ({metadata['namespace']}, {job['id']})")
     table.add_row("phase", phase_cell(status["phase"]))
     table.add_row("because", status["because"])
+    if expected:
+        table.add_row("expected", expected)
     for name, words in program_facts(job["spec"], status):
         table.add_row(name, words)
     table.add_row("age", format_age(status, metadata["creationTimestamp"]))

@@ -185,6 +185,8 @@ def why(job: Job, server: Server = None, json: Json = False) -> None:
     table.add_row("since", formatting.moment(document["since"]))
     if queue := document.get("queue"):
         table.add_row("queue", f"position {queue['position']} of {queue['queued']}")
+        if queue.get("expected"):
+            table.add_row("expected", queue["expected"])
     if document.get("retryAt"):
         table.add_row("next try", formatting.moment(document["retryAt"]))
     if document.get("best"):

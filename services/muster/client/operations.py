@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.client.errors import JobFailed, NotFound, WaitTimeout
 from muster.client.steps import FoundResult, PauseStep, RequestStep, Steps
-from muster.words.status import Phase
+from muster.words.names import Phase
 
 PAGE_MAX = 500  # of a list, that the API gives at once
 ENDED = tuple(phase for phase in Phase if phase.terminal)

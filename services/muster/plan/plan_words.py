@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from muster.plan.memory import USABLE
 from muster.words.text import amount, duration, plural, size
 
 # Muster puts the newest checkpoint that verifies into place. Whether the program reads it, and goes on with the next
@@ -193,6 +192,8 @@ def describe_memory(estimate: Mapping[str, Any]) -> str:
     """Return the memory that a rank needs of its limit, with the sharding that the job would use."""
     chosen = [each for each in estimate["memory"] if each["shard"] == estimate.get("shard")]
     each = (chosen or estimate["memory"])[0]
+    from muster.plan.memory import USABLE  # half of all that `muster ls` would import, which words no estimate
+
     may = f" of {size(each['capacity'] * USABLE)} that it may have" if each.get("capacity") else ""
     return f"{size(each['total'])}{may} ({each['shard']})"
 

@@ -240,6 +240,7 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "runtime.volumes": [{"name": "scratch", "emptyDir": {}}],
     "runtime.serviceAccountName": "trainer",
     "priorityClassName": "research",
+    "cancelReason": "stopped by sweep rates: place 4 of 5 at step 200; 2 went on",
     "priority": 10,
     "activeDeadlineSeconds": 86400,
     "ttlSecondsAfterFinished": 604800,

@@ -53,7 +53,8 @@ class Job(Reply):
 
 
 class JobSummary(Reply):
-    """A line of the list. `goodput` is the productive share of the seconds so far."""
+    """A line of the list. `goodput` is the productive share of the seconds so far. A job in the queue is expected to
+    start in `starts_in_seconds`, null where that is not known."""
 
     id: str
     name: str
@@ -72,6 +73,7 @@ class JobSummary(Reply):
     evaluation_loss: float | None
     tokens_per_second: float | None
     eta_seconds: float | None
+    starts_in_seconds: float | None = None
     restarts: int
     checkpoint_step: int | None
     wanted: int
@@ -251,12 +253,29 @@ class LogPage(Reply):
     complete: bool
 
 
+class NodeHolder(Reply):
+    """Job that holds nodes which a queued job could use. It is expected to end in `eta_seconds`, null where that is not
+    known. `job` and `id` are null for a job that the caller may not see."""
+
+    project: str
+    id: str | None
+    job: str | None
+    nodes: int
+    gpus: int
+    eta_seconds: float | None
+
+
 class QueuePlace(Reply):
-    """`position` 1 is next. Jobs queue by priority, then by age; those that need less may still go first."""
+    """`position` 1 is next. Jobs queue by priority, then by age; those that need less may still go first. Of a job that
+    waits for nodes `holders` have them, it is expected to start in `starts_in_seconds`, null where that is not known,
+    and `expected` says both in words."""
 
     position: int
     ahead: int
     queued: int
+    starts_in_seconds: float | None = None
+    expected: str = ""
+    holders: list[NodeHolder] = []
 
 
 class Why(Reply):

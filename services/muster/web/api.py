@@ -51,6 +51,7 @@ from muster.api.core.services import Services, ServicesDependency
 from muster.api.core.settings import ApiSettings
 from muster.api.core.submission.clone import editable
 from muster.api.core.submission.clone import free_name as free_name_like
+from muster.api.core.waits.estimates import start_seconds
 from muster.api.core.why.routes import explain_job
 from muster.api.data.exports.routes import fetch_export
 from muster.api.data.inspections.routes import get_data_report
@@ -177,7 +178,11 @@ async def list_jobs(services: Services, caller: Principal, chosen: JobSelection)
         ordered = await repository.ordered(session, some, chosen.order, chosen.offset, chosen.limit)
         by_group = await repository.count_by_group(session, some, chosen.order) if chosen.order.group else {}
         trials = await _trials_of(session, [row.id for row, _ in ordered])
-    lines = [{**_line(services, row), "group": group, "trial": trials.get(row.id)} for row, group in ordered]
+    starts = await start_seconds(services, [row for row, _ in ordered])
+    lines = [
+        {**_line(services, row, starts.get(row.id)), "group": group, "trial": trials.get(row.id)}
+        for row, group in ordered
+    ]
     return JobsPage(lines, sum(by_phase.values()) if total is None else total, by_phase, by_group)
 
 
@@ -217,14 +222,14 @@ async def _trials_of(session: AsyncSession, job_ids: Sequence[str]) -> dict[str,
     return {str(job_id): JobTrial(sweep, name, number) for job_id, sweep, name, number in trials}
 
 
-def _line(services: Services, row: JobRow) -> dict[str, Any]:
+def _line(services: Services, row: JobRow, starts_in: float | None = None) -> dict[str, Any]:
     """A line of the list. Everybody who may see the job may see all of it: it has no values of variables."""
     gang, workers_held = row.spec.get("gang") or {}, row.status.get("gang") or {}
     nodes = gang.get("nodes")
     smallest = nodes.get("min", 1) if isinstance(nodes, dict) else nodes or 1
     workers = workers_held.get("wanted") or smallest
     return {
-        **job_summary(row),
+        **job_summary(row, starts_in),
         "gpus": workers * gang.get("gpusPerNode", 0),
         "workers": workers,
         "cost": cost_document(row.status, row.status.get("attempts") or (), services.prices),
@@ -441,6 +446,15 @@ async def events(
     """Return the events, oldest first, of a job that the caller is known to see."""
     async with services.database.read() as session:
         rows = await event_rows.after(session, job_id, after, limit, kinds)
+    return [event_of(row).model_dump(mode="json", by_alias=True) for row in rows]
+
+
+async def newest_events(
+    services: Services, job_id: str, before: int | None, limit: int, kinds: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return the events of these types before that number, newest first, of a job that the caller is known to see."""
+    async with services.database.read() as session:
+        rows = await event_rows.before(session, job_id, before, limit, kinds)
     return [event_of(row).model_dump(mode="json", by_alias=True) for row in rows]
 
 

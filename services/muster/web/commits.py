@@ -55,6 +55,7 @@ async def show_chat(
         commits=list(reversed(able)),
         chosen=chosen,
         continues=training.get("task", "pretrain") == "pretrain",
+        models=services.settings.chat_workers,
         reason=listing["reason"],
         fault=api.chat_fault(services),
     )

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from muster.web import api
 from muster.web.api import ApiError, Axis, CurveQuery, ServicesDependency
 from muster.web.job import JobId
+from muster.web.rendering import compress
 from muster.web.session import Visitor
 
 router = APIRouter(include_in_schema=False)
@@ -21,6 +22,7 @@ _JOBS_MAX = 20
 
 @router.get("/jobs/curves")
 async def show_curve_of_several(
+    request: Request,
     services: ServicesDependency,
     visitor: Visitor,
     jobs: Annotated[str, Query(max_length=2_000, pattern=r"^[^\x00]*$")],
@@ -37,9 +39,9 @@ async def show_curve_of_several(
             if error.code != "job_not_found":
                 raise
             continue
-        document = await api.curves(services, visitor, row.id, CurveQuery(points))
+        document = await api.curves(services, visitor, row.id, CurveQuery(points, only=name))
         documents.append({"id": row.id, "name": row.name, "live": row.live, "curves": _only(document, name)})
-    return JSONResponse(documents, headers=_NOT_KEPT)
+    return compress(request, JSONResponse(documents, headers=_NOT_KEPT))
 
 
 def _only(document: dict[str, Any], name: str) -> dict[str, Any]:
@@ -54,6 +56,7 @@ def _only(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 @router.get("/jobs/{job_id}/curves")
 async def show_curves(
+    request: Request,
     services: ServicesDependency,
     visitor: Visitor,
     job_id: JobId,
@@ -65,4 +68,4 @@ async def show_curves(
     """Return the same as `GET /api/v1/jobs/{id}/curves`."""
     low, high = -math.inf if begin is None else begin, math.inf if end is None else end
     document = await api.curves(services, visitor, job_id, CurveQuery(points, axis, low, high))
-    return JSONResponse(document, headers=_NOT_KEPT)
+    return compress(request, JSONResponse(document, headers=_NOT_KEPT))

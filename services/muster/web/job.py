@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import RedirectResponse, Response
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from muster.charts import goodput
 from muster.charts.timeline import BEGINS, COMMITTED, WORDS, timeline
 from muster.documents.yaml_text import write_yaml
-from muster.plan.plan_words import program_facts
+from muster.plan.plan_words import plan_facts, program_facts
+from muster.recipe.document import JobSpec
+from muster.replies.views import plan_view
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Services, ServicesDependency
 from muster.web.chart_data import sources
@@ -21,6 +25,7 @@ from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor
 from muster.web.sparkline import SparklineCache
+from muster.words.status import Phase
 
 router = APIRouter(prefix="/jobs/{job_id}", include_in_schema=False)
 
@@ -93,8 +98,49 @@ async def show_job(request: Request, services: ServicesDependency, visitor: Visi
         parts=goodput.parts((row.status.get("ledger") or {}).get("seconds") or {}),
         spark=sparks[job_id],
         curve_sources=sources([(row, None)]),
+        hardware_gap=hardware_gap(row.spec),
         program=program_facts(row.spec, row.status),
     )
+
+
+# Groups of events by their name in the address: words, and the types; all of them for the first.
+EVENT_GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "": ("All", ()),
+    "problems": (
+        "Problems",
+        (
+            "job.suspected",
+            "job.restarting",
+            "job.failed",
+            "attempt.failed",
+            "attempt.preempted",
+            "attempt.rejected",
+            "node.excluded",
+            "condition.changed",
+        ),
+    ),
+    "phases": ("Phases", (*(f"job.{phase.lower()}" for phase in Phase), "job.waiting", "attempt.started")),
+    "checkpoints": ("Checkpoints and evaluations", ("checkpoint.committed", "evaluation.completed")),
+    "requests": (
+        "Requests",
+        ("job.created", "job.suspend_requested", "job.resume_requested", "job.cancel_requested"),
+    ),
+}
+
+
+def hardware_gap(spec: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the series of hardware that such a job should have, and what to say where it is not recorded."""
+    if spec.get("program"):
+        words = (
+            "Use of the hardware by a program is not recorded here: the node agent and Grafana show it of its nodes."
+        )
+        return "hardware.cpuCores", words
+    if (spec.get("gang") or {}).get("gpusPerNode"):
+        words = (
+            "Use and power of the GPU are not recorded: install nvidia-ml-py in the job's image, by which it is asked."
+        )
+        return "hardware.gpuUse", words
+    return None
 
 
 @router.get("/events")
@@ -104,20 +150,24 @@ async def show_events(
     visitor: Visitor,
     job_id: JobId,
     before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+    only: Annotated[str, Query(max_length=40)] = "",
 ) -> Response:
-    """Newest first. Their ids count without gaps, so that a page is a range of them."""
+    """Show the events, newest first: all of them, or only those of a group."""
     row = await api.find(services, visitor, job_id)
-    last = min(before - 1, row.last_event) if before is not None else row.last_event
-    first = max(0, last - api.EVENTS_PER_PAGE)
-    page_events = await api.events(services, job_id, first, last - first)
+    only = only if only in EVENT_GROUPS else ""
+    _, kinds = EVENT_GROUPS[only]
+    matches = await api.newest_events(services, job_id, before, api.EVENTS_PER_PAGE + 1, kinds)
+    page_events = matches[: api.EVENTS_PER_PAGE]
     return await show(
         request,
         services,
         visitor,
         row,
         "events",
-        events=list(reversed(page_events)),
-        earlier=first + 1 if first else None,
+        events=page_events,
+        groups={name: words for name, (words, _) in EVENT_GROUPS.items()},
+        only=only,
+        earlier=page_events[-1]["id"] if len(matches) > len(page_events) else None,
         newest=before is None,
     )
 
@@ -172,11 +222,21 @@ async def show_config(
         row,
         "config",
         text=write_yaml(spec),
+        facts=in_words(row),
         other=other,
         differences=differences,
         against=against,
         fault=fault,
     )
+
+
+def in_words(row: JobRow) -> list[tuple[str, str]]:
+    """Return what the spec asks for, in the words of its plan; nothing of one that a newer Muster wrote."""
+    try:
+        spec = JobSpec.model_validate(row.spec)
+    except ValidationError:
+        return []
+    return [fact for fact in plan_facts(plan_view(row.name, row.namespace, row.labels, spec)) if fact[0] != "job"]
 
 
 def changed(before: Any, after: Any, path: str = "") -> list[tuple[str, str, str]]:

@@ -81,7 +81,8 @@ def _seconds(job: JobLine) -> float | None:
 
 
 def _left(job: JobLine) -> float | None:
-    return job["etaSeconds"] if job["phase"] == "Running" else None
+    left: float | None = job["etaSeconds" if job["phase"] == "Running" else "startsInSeconds"]
+    return left
 
 
 def _sweep(job: JobLine) -> str | None:

@@ -22,6 +22,7 @@ from muster.words.tracking import WANDB_KEY, Tracking
 
 # Bounded, so that what is made of them stays a number of 64 bits; only the digits 0 to 9, as Kubernetes has it.
 DURATION = r"[0-9]{1,9}(s|m|h)"
+REASON_LENGTH_MAX = 1_000
 
 
 def duration_seconds(duration: str) -> int:
@@ -249,6 +250,8 @@ class JobSpec(RuledSpec):
     """Whether the job is to commit, give its nodes back and wait."""
     cancel: bool = False
     """Whether the job is to end and keep its record; deleting the object removes both."""
+    cancel_reason: Annotated[str, Field(max_length=REASON_LENGTH_MAX)] = ""
+    """Reason of the cancellation where something other than its user asked for it, such as the sweep of a trial."""
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
     """Jobs of a higher priority get nodes first."""
     priority_class_name: Text | None = None
@@ -278,6 +281,7 @@ MUTABLE = frozenset(
     {
         "suspend",
         "cancel",
+        "cancel_reason",
         "priority",
         "priority_class_name",
         "recovery",

@@ -25,22 +25,23 @@ def step_words(line: str) -> str:
         record = json.loads(line)
         if record["type"] != "step":
             return ""
-        return "   ".join(_parts(record))
+        return "   ".join(_parts(record)).rstrip()
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return ""
 
 
 def _parts(record: dict[str, Any]) -> list[str]:
-    step, steps = int(record["step"]), record.get("steps")
-    parts = [f"step {step:,}{f'/{int(steps):,}' if steps else ''}"]
+    """Return the parts of the line, each as wide as its values get, so that the lines of a log stand in columns."""
+    step, last = int(record["step"]), f"{int(steps):,}" if (steps := record.get("steps")) else ""
+    parts = [f"step {step:>{len(last)},}/{last}" if last else f"step {step:,}"]
     if step > 0:
         seconds = float(record["stepSeconds"])
         parts += [
-            f"loss {_number(record['loss'])}",
-            f"grad {float(record['gradNorm']):.3g}",
-            f"lr {float(record['lr']):.3g}",
-            f"{amount(float(record['tokensPerSecond']))} tokens/s",
-            f"{seconds:.3g} s" if seconds < 100 else duration(seconds),
+            f"loss {_number(record['loss']):<7}",
+            f"grad {_three_digits(record['gradNorm']):<8}",
+            f"lr {_three_digits(record['lr']):<8}",
+            f"{amount(float(record['tokensPerSecond'])):>5} tokens/s",
+            f"{f'{seconds:.3g} s' if seconds < 100 else duration(seconds):>8}",
         ]
         if record.get("mfu") is not None:
             parts.append(f"MFU {100 * float(record['mfu']):.1f}%")
@@ -49,6 +50,10 @@ def _parts(record: dict[str, Any]) -> list[str]:
     if record.get("skipped"):
         parts.append(f"skipped: {str(record['skipped'])[:200]}")
     return parts
+
+
+def _three_digits(value: Any) -> str:
+    return f"{float(value):.3g}"
 
 
 def _number(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 GROUP = "muster.dev"
 VERSION = "v1alpha1"
@@ -159,3 +159,19 @@ def worker_name(job: str, worker: WorkerId) -> str:
 
 
 API_VERSION = f"{GROUP}/{VERSION}"
+
+
+class Phase(StrEnum):
+    QUEUED = "Queued"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    STOPPING = "Stopping"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)

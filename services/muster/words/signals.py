@@ -79,6 +79,9 @@ class StepRecord(Record):
     # Each rank's own work in the step before, without its waits for the others: of up to RANKS_TOLD_MAX ranks by their
     # numbers, of more `fastest`, `median` and `slowest`. In the time of a whole step all ranks are equal.
     rank_seconds: dict[str, float] = {}
+    # Use of the hardware by rank 0, now and then: cpuCores, processMemoryBytes, networkReceivedBytes and
+    # networkSentBytes (a second), and of its GPU gpuUse (0 to 1), gpuMemoryBytes and gpuWatts.
+    hardware: dict[str, float] = {}
     skipped: str = ""  # why nothing was learnt from this batch; a loss that is no number is then the last good one
 
 

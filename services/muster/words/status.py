@@ -9,26 +9,11 @@ from pydantic import Field
 
 from muster.words.base import Many, Record, Time
 from muster.words.names import FIRST_INCARNATION, WorkerId
+from muster.words.names import Phase as Phase
 from muster.words.signals import Cause
 
 # 1 wrote times as numbers; 2 writes them as RFC 3339.
 STATUS_VERSION = 2
-
-
-class Phase(StrEnum):
-    QUEUED = "Queued"
-    STARTING = "Starting"
-    RUNNING = "Running"
-    RESTARTING = "Restarting"
-    STOPPING = "Stopping"
-    SUSPENDED = "Suspended"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    CANCELLED = "Cancelled"
-
-    @property
-    def terminal(self) -> bool:
-        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
 
 
 class GangStatus(Record):

@@ -25,7 +25,7 @@ STATUSES: dict[str, dict[str, Any]] = {
         "results": {"mmlu.acc": 0.7},
     },
     "quick": {"progress": {"loss": 10.0, "step": 2, "steps": 10, "evaluationLoss": 3.0}, "startedAt": None},
-    "diverged": {"progress": {"loss": math.nan, "step": 5}, "startedAt": 1_764_000_000.0},
+    "diverged": {"phase": "Running", "progress": {"loss": math.nan, "step": 5}, "startedAt": 1_764_000_000.0},
     "fresh": {"results": {"mmlu.acc": 0.1}, "startedAt": "2026-11-02T00:00:00Z"},
 }
 RATES = {"slow": 1e-3, "quick": 3e-4, "diverged": 1e-2, "fresh": None}
@@ -56,8 +56,8 @@ async def order(here: Platform, key: str = "", descending: bool = False, group: 
 
 @pytest.mark.both_databases
 async def test_jobs_are_sorted_by_any_number_and_setting_and_those_without_come_last(listed: Platform) -> None:
-    assert await order(listed) == ["fresh", "diverged", "quick", "slow"], (
-        "what lives is first, the newest before others"
+    assert await order(listed) == ["diverged", "fresh", "quick", "slow"], (
+        "what lives is first, of that what holds nodes, and then the newest"
     )
     assert await order(listed, "loss") == ["slow", "quick", "fresh", "diverged"]
     assert await order(listed, "loss", descending=True) == ["quick", "slow", "fresh", "diverged"]

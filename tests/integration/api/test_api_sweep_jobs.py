@@ -124,6 +124,8 @@ async def test_a_loser_is_cancelled_and_told_why_and_frees_its_place(here: Platf
     await until(asked, "the cancellation")
     table = (await here.get(f"/sweeps/{sweep['id']}"))["table"]
     assert (len(table), table[1]["reason"]) == (2, "place 2 of 2 at step 50; 1 went on")
+    spec = (await here.get(f"/jobs/{second['jobId']}"))["spec"]
+    assert spec["cancelReason"] == f"stopped by sweep {sweep['name']}: place 2 of 2 at step 50; 1 went on"
     await here.finish(second["jobId"], Phase.CANCELLED)
     assert len(await started(here, sweep["id"], 3)) == 3
     assert not (await here.get(f"/jobs/{first['jobId']}"))["spec"]["cancel"]

@@ -2,12 +2,14 @@
 
 import gzip
 import json
+import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.integration.cli.house import House
+from tests.integration.cli.house import MUSTER, House
 from tests.polling import WAIT_SECONDS_MAX, eventually
 
 
@@ -106,6 +108,7 @@ def test_its_file_can_be_submitted_again(platform: House, finished: str, tmp_pat
 
 
 def test_what_can_t_work_is_refused_before_it_holds_a_gang(platform: House, tmp_path: Path) -> None:
+    """Typical mistakes, each stopped by a refusal or named by a warning before anything starts."""
     path = platform.job_file("hopeless")
     there = len(platform.ask("ls")["items"])
 
@@ -132,9 +135,51 @@ def test_what_can_t_work_is_refused_before_it_holds_a_gang(platform: House, tmp_
     assert "memory of a rank" in large.stdout
     assert "does not fit: a rank needs about" in large.stderr
     assert large.stderr.splitlines()[-1].endswith("submit it all the same with --yes")
+    folder = refused(f"training.model={{source: {tmp_path}}}")
+    assert "holds no config.json" in folder
+    assert "Did you mean 'spec.training.optimizer.lr'?" in refused("training.learning_rate=0.1", expect=2)
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(
+        "sweep: {parameters: {training.optimizer.lr: {values: [1.0e-3]}}}\nmetadata: {name: s}\nspec: {}\n"
+    )
+    assert f"next:  muster sweep {sweep}" in platform.muster("submit", str(sweep), expect=2).stderr
+    odd = {
+        "training.optimizer.lr=9": "9 is high: training may diverge",
+        "training.length.steps=3": "the run has 3 steps; few batches teach little",
+        "gang={nodes: 1, gpusPerNode: 1}": "then `muster up --nodes 1 --gpus-per-node 1`",
+    }
+    settings = [word for change in odd for word in ("--set", change)]
+    warned = platform.muster("submit", str(path), "--dry-run", *settings).stderr
+    assert [words for words in odd.values() if words not in warned] == []
     planned = platform.ask("submit", str(path), "--dry-run")
     assert planned["estimate"]["fits"] is True
     assert len(platform.ask("ls")["items"]) == there, "nothing was submitted"
+
+
+def test_a_reader_that_leaves_costs_no_work(platform: House, finished: str) -> None:
+    """As in `muster submit job.yaml --yes | head -1`: the job is submitted, and what only prints stops."""
+    file = str(platform.job_file("unread"))
+    assert unread(platform, "submit", file, "--set", "suspend=true", "--yes") == (0, "Submitted unread")
+    assert platform.ask("get", "unread")["metadata"]["name"] == "unread"
+    assert unread(platform, "cancel", "unread", "--wait")[0] == 0
+    assert platform.ask("get", "unread")["status"]["phase"] == "Cancelled"
+    for words in (["logs", finished, "-f"], ["events", finished, "-f"], ["events", finished, "-f", "--json"]):
+        assert unread(platform, *words) == (141, "")
+
+
+def unread(platform: House, *words: str) -> tuple[int, str]:
+    """Run a command whose output nobody reads; its exit code, and the first words that it said to the person."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(
+            [*MUSTER, *words], stdout=writing, stderr=subprocess.PIPE, text=True, env=platform.environ, check=False
+        )
+    finally:
+        os.close(writing)
+    assert "Traceback" not in ended.stderr
+    said = [line for line in ended.stderr.splitlines() if line.startswith("Submitted ")]
+    return ended.returncode, " ".join(said[0].split()[:2]) if said else ""
 
 
 def test_a_live_name_is_taken(platform: House) -> None:

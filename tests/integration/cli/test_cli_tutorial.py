@@ -1,4 +1,5 @@
-"""docs/tutorial.md, typed as it stands: its shell blocks and files make one script, which has to end well."""
+"""docs/tutorial.md, typed as it stands: its shell blocks and files make one script, which has to end well. Then what
+docs/cookbook.md says can be typed of the same model and data."""
 
 import re
 import shutil
@@ -14,6 +15,39 @@ TITLE = re.compile(r'title="([^"]+)"')
 # A test can't do this as a reader does: install into .venv, and take the port that every platform takes.
 START = "make up ARGS=--detach"
 START_HERE = ".venv/bin/muster up --detach --port 0"
+
+# The cookbook's commands that this machine can run, for the tutorial's model: what is typed for each of them.
+COOKBOOK = {
+    "muster finetune tiny-model chats.jsonl --epochs 2 --dry-run": "",
+    "muster data validate job.yaml": "muster data validate first.yaml",
+    "muster data inspect train.jsonl --evaluation held-out.jsonl": (
+        "muster data inspect chats.jsonl --evaluation held-out.jsonl"
+    ),
+    "muster estimate job.yaml": "muster estimate first.yaml",
+    "muster secrets set wandb < key-file": "",
+    "muster secrets set hf-token < token-file": "",
+    "muster serve my-assistant": "muster serve first",
+}
+NOT_HERE = {
+    "muster evaluate my-job --data held-out.jsonl": "a job of its own; test_cli_jobs.py scores a checkpoint",
+    "muster export my-assistant --to my-model": "the tutorial types it",
+    "muster sweep lr.yaml": "eight trainings; tests/integration/local/test_local_sweep.py runs a sweep",
+    "muster sweep get lr --follow": "the same",
+    "muster up --nodes 1 --gpus-per-node 1": "needs a GPU",
+    "muster up --nodes 1 --gpus-per-node 8": "needs eight GPUs",
+    "muster run --gpus 8 -- python train.py": "needs eight GPUs",
+    "muster doctor --context my-cluster": "needs a cluster; tests/cluster has one",
+    "muster --context my-cluster submit job.yaml": "the same",
+}
+
+
+def test_every_command_of_the_cookbook_is_typed_or_it_is_said_why_not() -> None:
+    page = (ROOT / "docs" / "cookbook.md").read_text()
+    blocks = [block["body"] for block in FENCE.finditer(page) if block["language"] == "sh"]
+    commands = {line.partition("#")[0].strip() for block in blocks for line in block.splitlines()} - {""}
+    assert commands - COOKBOOK.keys() - NOT_HERE.keys() == set()
+    words = " ".join(page.split())
+    assert [command for command in (*COOKBOOK, *NOT_HERE) if command not in words] == []
 
 
 def script(text: str) -> str:
@@ -61,3 +95,20 @@ def test_the_tutorial_ends_in_a_model_that_was_talked_to_and_exported(house: Hou
     exported = {path.name for path in (clone / "first" / "my-model").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= exported
     assert "no `muster up` runs on" in house.muster("down", expect=1).stderr, "the last step stopped the platform"
+    typed = "\n".join(
+        [
+            "set -euxo pipefail",
+            f"../{START_HERE}",
+            "head -n 20 chats.jsonl > held-out.jsonl; echo a-key > key-file; echo a-token > token-file",
+            *(f"../.venv/bin/{here or command}" for command, here in COOKBOOK.items()),
+            "../.venv/bin/muster down",
+        ]
+    )
+    cooked = house.root / "cooked"
+    with cooked.open("w") as file:
+        code = subprocess.run(
+            ["bash", "-c", typed], cwd=clone / "first", env=house.environ, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=file,
+        ).returncode  # fmt: skip
+    said = cooked.read_text()
+    assert code == 0, said

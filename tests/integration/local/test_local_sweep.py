@@ -64,3 +64,6 @@ def test_a_sweep_of_twelve_finds_the_best_though_the_api_is_killed(house: House)
         for trial in sweep.trials:
             assert trial.phase in ("Succeeded", "Cancelled")
             assert trial.phase == "Succeeded" or trial.reason is not None, "who was cancelled was told why"
+            if trial.phase == "Cancelled":
+                because = muster.jobs.get(trial.job_id).status.because
+                assert because == f"stopped by sweep {sweep.name}: {trial.reason}"

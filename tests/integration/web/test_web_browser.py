@@ -150,15 +150,16 @@ async def test_one_works_by_keyboard_and_signs_in(tmp_path: Path) -> None:
 
 
 class Parrot:
-    """A worker that loads no model and says its step and what it was asked, in pieces."""
+    """A worker that loads no model and says its step and what it was asked, in pieces, the last once it may."""
 
-    def __init__(self, place: ModelPlace) -> None:
-        self.place, self.turn = place, asyncio.Lock()
+    def __init__(self, place: ModelPlace, may_end: asyncio.Event) -> None:
+        self.place, self.turn, self.may_end = place, asyncio.Lock(), may_end
         self.waiting, self.used_at, self.alive = 0, 0.0, True
 
     async def ask(self, question: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         for piece in (f"step {self.place.step} ", "says ", question["prompt"]):
             yield {"text": piece}
+        await self.may_end.wait()
         yield {"done": {"finish_reason": "stop", "prompt_tokens": 1, "completion_tokens": 3}}
 
     async def end(self) -> None:
@@ -169,7 +170,9 @@ async def two_checkpoints_are_asked(here: Platform, page: Page, job: str) -> Non
     """Side by side, by the session of the browser, on a server that holds one model at a time."""
 
     async def start(place: ModelPlace) -> ModelWorker:
-        return cast(ModelWorker, Parrot(place))
+        return cast(ModelWorker, Parrot(place, may_end))
+
+    may_end = asyncio.Event()
 
     here.services[WorkerPool]._start = start
     for step in (20, 40):
@@ -179,6 +182,9 @@ async def two_checkpoints_are_asked(here: Platform, page: Page, job: str) -> Non
     await page.locator("#chat-words").fill("<b>hello</b>")
     await page.keyboard.press("Enter")
     answers = page.locator(".turn-assistant")
+    waits = "Waits for the other answer: this server holds one model at a time (MUSTER_API_CHAT_WORKERS)."
+    await expect(answers).to_have_text(["step 20 says <b>hello</b>", waits])
+    may_end.set()
     await expect(answers).to_have_text(["step 20 says <b>hello</b>", "step 40 says <b>hello</b>"])
     await expect(page.get_by_role("button", name="Send")).to_be_enabled()
 

@@ -172,8 +172,16 @@ async def test_a_jobs_pages_tell_its_story(here: Platform, browser: Browser) -> 
     assert "It recovers. Attempt 1 ended by infrastructure: worker 1 was killed by signal 9</p>" in recovers
     shares = [float(share) for share in re.findall(r'<td class="number">([\d.]+)%</td>', page)]
     assert sum(shares[:-1]) == pytest.approx(100.0)
+    config = html.unescape((await browser.get(f"/jobs/{uid}/config")).text)
+    assert re.search(r"<dt>Training</dt><dd>\w+ ", config)
+    assert "<dt>Checkpoints</dt>" in config
     events = (await browser.get(f"/jobs/{uid}/events")).text
     assert "attempt.failed" in events
+    assert "job.created" in events
+    problems = (await browser.get(f"/jobs/{uid}/events?only=problems")).text
+    assert "attempt.failed" in problems
+    assert "<code>job.created</code>" not in problems
+    assert "No such event." in (await browser.get(f"/jobs/{uid}/events?only=checkpoints&before=1")).text
     commits = (await browser.get(f"/jobs/{uid}/checkpoints")).text
     assert re.findall(r"/checkpoints/(\d+)\">", commits) == ["120", "80"]
     # A live page keeps a row by its id, and the form that was pressed in it: without, a newer row would take its place.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from muster.api.core.callers import Principal, Scope
-from muster.api.core.fleet.views import LiveJob, node_documents, queue_documents
+from muster.api.core.fleet.views import node_documents, queue_documents
 from muster.api.core.roles import Role
+from muster.api.core.waits.live import LiveJob
 from muster.words.fleet import FleetReport, NodeReport
 from muster.words.times import rfc3339
 
@@ -30,7 +31,7 @@ QUEUE = [
 
 
 def test_places_in_the_queue_count_jobs_that_one_does_not_see() -> None:
-    queued, (nlp,) = queue_documents(QUEUE, {"nlp": {"gpus": 32}}, ANN)
+    queued, (nlp,) = queue_documents(QUEUE, {"nlp": {"gpus": 32}}, ANN, {})
     assert queued == 3
     assert [(each["position"], each["name"], each["gpus"]) for each in nlp["waiting"]] == [
         (2, "urgent", 16),
@@ -40,10 +41,10 @@ def test_places_in_the_queue_count_jobs_that_one_does_not_see() -> None:
     assert nlp["waiting"][0]["since"] == rfc3339(100.0), "nobody has looked at it yet: since it was submitted"
     assert nlp["holding"] == [
         {"id": "id-runs", "name": "runs", "owner": "bob", "phase": "Running", "nodes": 2, "gpus": 16,
-         "since": rfc3339(120.0)}
+         "since": rfc3339(120.0), "etaSeconds": None}
     ]  # fmt: skip
     assert (nlp["gpus"], nlp["gangs"], nlp["processes"], nlp["quota"]) == (16, 1, 16, {"gpus": 32})
-    _, everything = queue_documents(QUEUE, {"nlp": {}, "cv": {}}, ADMIN)
+    _, everything = queue_documents(QUEUE, {"nlp": {}, "cv": {}}, ADMIN, {})
     assert [[each["position"] for each in project["waiting"]] for project in everything] == [[1], [2, 3]]
 
 
@@ -71,5 +72,5 @@ def test_jobs_of_others_are_not_named_and_are_counted() -> None:
 
 def test_a_status_in_words_of_a_newer_operator_does_not_stop_the_answer() -> None:
     odd = job(9, "odd", "nlp", "Running", gang={"nodes": ["a"]}, attempts=[{"createdAt": "soon"}])
-    assert queue_documents([odd], {"nlp": {}}, ANN)[1][0]["holding"][0]["since"] == rfc3339(100.0)
+    assert queue_documents([odd], {"nlp": {}}, ANN, {})[1][0]["holding"][0]["since"] == rfc3339(100.0)
     assert next(node_documents(report(), [odd], ANN))["freeGpus"] == 24

@@ -134,6 +134,18 @@ def test_a_file_is_read_as_it_grows(tmp_path: Path) -> None:
     assert curves_document(logs.history("u"), CurveQuery())["series"]["loss"] == {"mean": [2.0, 1.5]}
 
 
+def test_one_series_alone_is_as_among_the_others(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path)
+    write(state, 1, [record(step, loss=4.0 / step, lr=1e-3, hardware={"cpuCores": 1.5}) for step in range(1, 40)])
+    history = StepLogs(state).history("u")
+    everything = curves_document(history, CurveQuery(10))["series"]
+    assert "hardware.cpuCores" in everything
+    for name in ("loss", "lr"):
+        assert curves_document(history, CurveQuery(10, only=name))["series"] == {name: everything[name]}
+    named = curves_document(history, CurveQuery(10, only="hardware.cpuCores"))["series"]
+    assert named["hardware.cpuCores"] == everything["hardware.cpuCores"]
+
+
 def test_what_one_look_does_not_read_is_told_and_read_at_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,12 @@ def test_the_version() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("muster 0.")
 
 
+def test_no_standard_output_at_all_ends_in_no_traceback() -> None:
+    words = [sys.executable, "-m", "muster.cli", "explain", "training.batch"]
+    ended = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_complete(tmp_path: Path, shell: str) -> None:
     words = {"COMP_WORDS": "muster su", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "muster su"}

@@ -182,3 +182,9 @@ def test_every_wait_names_what_is_needed_and_what_is_there() -> None:
 def test_every_cause_has_a_code_and_an_unknown_code_stops_nobody() -> None:
     assert OF_CAUSE.keys() == set(Cause)
     assert code_of("SomethingOfTomorrow") is Code.UNKNOWN_FAULT
+
+
+def test_a_cancellation_says_who_asked_for_it() -> None:
+    assert asked(cancel=True)[-1].status.because == "the user cancelled the job"
+    why = "stopped by sweep rates: place 4 of 5 at step 200; 2 went on"
+    assert asked(cancel=True, cancel_reason=why)[-1].status.because == why

@@ -26,10 +26,18 @@ def test_a_record_in_words_between_other_lines() -> None:
     text = f"model of 1 parameter\n{json.dumps(RECORD | {'evaluationLoss': 2.9393, 'mfu': 0.412})}\nend"
     assert in_words(text).split("\n") == [
         "model of 1 parameter",
-        "step 1,200/26,000   loss 2.6230   grad 1.2   lr 0.00132   1.94k tokens/s   1.06 s   MFU 41.2%"
+        "step  1,200/26,000   loss 2.6230    grad 1.2        lr 0.00132    1.94k tokens/s     1.06 s   MFU 41.2%"
         "   evaluation loss 2.9393",
         "end",
     ]
+
+
+def test_lines_stand_in_columns() -> None:
+    long = {"step": 9, "gradNorm": 1.23e-05, "lr": 2e-3, "tokensPerSecond": 842.0, "stepSeconds": 0.0312, "loss": 11.25}
+    first, second = in_words(f"{json.dumps(RECORD)}\n{json.dumps(RECORD | long)}").split("\n")
+    for word in ("loss", "grad", "lr", "tokens/s"):
+        assert first.index(word) == second.index(word)
+    assert len(first) == len(second)
 
 
 def test_the_evaluation_before_the_first_step() -> None:

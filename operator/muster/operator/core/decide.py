@@ -117,7 +117,7 @@ def user_request(summary: WorkerSummary) -> JobDecision | None:
     elif ends_as is Phase.CANCELLED or code in GIVEN_UP:
         return None
     elif seen.spec.cancel:
-        request = (Phase.CANCELLED, Code.CANCELLING, "the user cancelled the job")
+        request = (Phase.CANCELLED, Code.CANCELLING, seen.spec.cancel_reason or "the user cancelled the job")
     elif code is Code.DEADLINE_EXCEEDED:
         return None
     elif deadline_left(summary) <= 0:

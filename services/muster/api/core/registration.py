@@ -39,6 +39,7 @@ from muster.api.core.relay import JobRelay
 from muster.api.core.services import Services
 from muster.api.core.settings import ApiSettings
 from muster.api.core.submission import input_pins
+from muster.api.core.waits.estimates import StartEstimates
 from muster.api.core.why import routes as why
 from muster.documents.prices import load_prices
 from muster.storage.listing import CommitListing
@@ -85,6 +86,7 @@ def open_core(
     )
     services.add(mirror)
     services.add(StepLogs(settings.layout))
+    services.add(StartEstimates())
     mirror.waiting.append(services.relay.wake)
     evaluating = evaluations.EvaluationWork(
         "evaluations", lambda: evaluations.step(services), evaluations.EVALUATION_SECONDS

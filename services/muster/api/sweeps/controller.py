@@ -34,6 +34,7 @@ from muster.api.sweeps.search import Parameters, trials_of
 from muster.api.sweeps.trials import SweepDraft
 from muster.recipe.sweep import SweepMetric
 from muster.words.base import dump
+from muster.words.job import REASON_LENGTH_MAX
 from muster.words.status import Phase
 
 log = structlog.get_logger("muster.api.sweeps")
@@ -157,8 +158,10 @@ async def _stop(services: Services, seen: _SweepState, decision: SweepDecision) 
         must_end = trial.live and (trial.stopped is not None or seen.row.cancelled)
         if not must_end or job is None or job.spec.get("cancel"):
             continue
+        sweep = f"sweep {seen.row.name}"
+        reason = f"stopped by {sweep}: {trial.stopped}" if trial.stopped else f"{sweep} was cancelled"
         try:
-            await jobs.cancel(services, _platform(seen.row), job.id)
+            await jobs.cancel(services, _platform(seen.row), job.id, reason[:REASON_LENGTH_MAX])
         except ApiError as error:
             if error.code not in ("job_finished", "job_not_found"):  # it has ended meanwhile
                 raise
@@ -232,7 +235,7 @@ async def _cancel_if_late(services: Services, seen: _SweepState) -> None:
         trials = await repository.trials(session, row.id)
     for _, job in trials:
         if job is not None and job.live:
-            await jobs.cancel(services, _platform(seen.row), job.id)
+            await jobs.cancel(services, _platform(seen.row), job.id, f"sweep {row.name} has ended")
 
 
 async def _note(services: Services, seen: _SweepState, hindrance: str) -> None:

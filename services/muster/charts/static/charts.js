@@ -2,18 +2,19 @@
 //
 // The element holds <script type="application/json"> with [{name, src, curves}]: `curves` is drawn at once, `src` is
 // asked for what is newer or nearer. Its other children are for readers without scripts. With data-live="5" it asks
-// anew every five seconds. Strings reach the page as text only.
+// anew every five seconds; where the series of data-gap-series is missing it shows data-gap. Strings reach the page as text only.
 (() => {
   "use strict";
 
   const { TITLES, AXES, whole, el, formatBytes, formatValue, formatTicks, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable,
-    RANKS, isRank, ranksOf, rankPlace } =
+    RANKS, isRank, isBytes, ranksOf, rankPlace } =
     globalThis.curveValues;
   const DASHES = [[], [9, 4], [2, 3], [12, 4, 2, 4]];
   const COLOURS = 8;
   const POINTS = 600;
   const HEIGHT = 210, LARGE_HEIGHT = 320;
-  const FROM_ZERO = new Set(["memoryBytes", "mfu"]); // a megabyte more would look like a leak beside nothing but itself
+  // A megabyte more would look like a leak beside nothing but itself.
+  const fromZero = (name) => name === "mfu" || name.startsWith("hardware.") || isBytes(name);
   const POWERS_OF_TWO = Array.from({ length: 60 }, (_, power) => 2 ** power);
   const STORED = "muster-charts"; // the reader's choice: {order, pinned, large} of charts by name
   const NEAR_PIXELS = 6;
@@ -151,11 +152,11 @@
           sync: { key: grid.key }, drag: { x: true, y: false, setScale: false }, points: { size: 7 },
           bind: { dblclick: () => () => grid.setZoom(null) },
         },
-        scales: { x: { time: false, auto: false }, y: { distr: grid.log ? 3 : 1, auto: true, ...(FROM_ZERO.has(name) && !grid.log ? { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } : {}) } },
+        scales: { x: { time: false, auto: false }, y: { distr: grid.log ? 3 : 1, auto: true, ...(fromZero(name) && !grid.log ? { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } : {}) } },
         axes: [
           { ...axis, space: 70, size: 28, values: (_, ticks) => ticks.map((value) => formatPlace(grid.axis, value)) },
           { ...axis, size: labelRoom, values: (_, ticks) => formatTicks(name, ticks, grid.log),
-            ...(name === "memoryBytes" ? { incrs: POWERS_OF_TWO } : {}) },
+            ...(isBytes(name) ? { incrs: POWERS_OF_TWO } : {}) },
         ],
         series: [{}, ...this.lines.map((line) => this.stroke(line))],
         hooks: {
@@ -370,13 +371,14 @@
       this.whole = el("button", { type: "button", hidden: "", onclick: () => this.setZoom(null) }, "Show all");
       this.state = el("p", { class: "curve-state", role: "status" });
       this.grid = el("div", { class: "curve-grid" });
+      this.gap = el("p", { class: "curve-gap" });
       this.table = el("details", { class: "curve-table", ontoggle: () => this.fillTable() },
         el("summary", {}, "Values as a table"));
       this.replaceChildren(
         el("div", { class: "curve-tools" },
           el("fieldset", {}, el("legend", {}, "Over"), ...axes),
           el("label", {}, "Smoothing", smoothing), el("label", {}, log, "Logarithmic"), this.whole),
-        (this.names = el("div", {}, ...this.legend())), this.state, this.grid, this.table);
+        (this.names = el("div", {}, ...this.legend())), this.state, this.grid, this.gap, this.table);
     }
 
     // Other jobs in the place of these; how they are looked at stays.
@@ -496,6 +498,8 @@
         this.charts.get(name).draw();
       }
       if (known.length && !told.length) this.tell("No step is done yet.");
+      const { gap = "", gapSeries } = this.dataset; // what to do where a series is not recorded
+      this.gap.textContent = told.length && !told.includes(gapSeries) ? gap : "";
       if (known.length) this.drawnAt = Date.now();
       this.fillTable();
     }

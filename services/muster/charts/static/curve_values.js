@@ -5,6 +5,9 @@ globalThis.curveValues = (() => {
   const TITLES = {
     loss: "Loss", evaluationLoss: "Evaluation loss", gradNorm: "Gradient norm", lr: "Learning rate", tokensPerSecond: "Tokens per second",
     mfu: "MFU", memoryBytes: "Memory", stepSeconds: "Step time", dataWaitSeconds: "Wait for data",
+    "hardware.gpuUse": "GPU use of rank 0", "hardware.gpuMemoryBytes": "GPU memory in use, rank 0", "hardware.gpuWatts": "GPU power, rank 0",
+    "hardware.cpuCores": "Processor cores in use, rank 0", "hardware.processMemoryBytes": "Memory of the process, rank 0",
+    "hardware.networkReceivedBytes": "Network in a second, received", "hardware.networkSentBytes": "Network in a second, sent",
   };
   const RANKS = "rankSeconds"; // the chart of all ranks' own work, whose series are rankSeconds.0, rankSeconds.1 …
   const AXES = { step: "Steps", tokens: "Tokens", seconds: "Time" };
@@ -47,8 +50,9 @@ globalThis.curveValues = (() => {
 
   function formatValue(name, value) {
     if (value === null || value === undefined) return "–";
-    if (name === "mfu") return `${(100 * value).toFixed(1)}%`;
-    if (name === "memoryBytes") return formatBytes(value);
+    if (isShare(name)) return `${(100 * value).toFixed(1)}%`;
+    if (isBytes(name)) return formatBytes(value);
+    if (name === "hardware.gpuWatts") return `${Number(value.toPrecision(3))} W`;
     if (isSeconds(name)) return formatSeconds(value);
     if (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 10000)) {
       return Math.abs(value) < 0.001 ? value.toExponential(1) : compact.format(value);
@@ -64,8 +68,8 @@ globalThis.curveValues = (() => {
     const digits = (scale) => Math.min(8, Math.max(0, -Math.floor(Math.log10(step / scale) + 1e-9)));
     const say = (value) => {
       if (isSeconds(name)) return formatSeconds(value, most);
-      if (name === "mfu") return `${(100 * value).toFixed(digits(0.01))}%`;
-      if (name === "memoryBytes") return formatBytes(value);
+      if (isShare(name)) return `${(100 * value).toFixed(digits(0.01))}%`;
+      if (isBytes(name)) return formatBytes(value);
       if (value === 0 || most < 0.01) return value === 0 ? "0" : value.toExponential().replace(/(\.\d\d)\d+/, "$1");
       return most >= 10_000 ? compact.format(value) : value.toFixed(digits(1));
     };
@@ -82,6 +86,8 @@ globalThis.curveValues = (() => {
   // bits_per_byte as people write it; names with other signs are left as they are.
   const inWords = (name) => (/^[a-z][a-z0-9_]*$/.test(name) ? `${name[0].toUpperCase()}${name.slice(1).replaceAll("_", " ")}` : name);
   const isSeconds = (name) => name === "stepSeconds" || name === "dataWaitSeconds" || name === RANKS || isRank(name);
+  const isShare = (name) => name === "mfu" || name === "hardware.gpuUse";
+  const isBytes = (name) => name === "memoryBytes" || /^hardware\..*Bytes$/.test(name);
   const isRank = (name) => name.startsWith(`${RANKS}.`);
   const rankName = (name) => name.slice(RANKS.length + 1).replace(/^\d+$/, "rank $&");
 
@@ -135,5 +141,5 @@ globalThis.curveValues = (() => {
     return el("div", { class: "curve-scroll", tabindex: "0", role: "region", "aria-label": `Values of ${title}` }, table);
   }
 
-  return { TITLES, AXES, compact, whole, el, formatBytes, formatValue, formatTicks, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable, RANKS, isRank, ranksOf, rankPlace };
+  return { TITLES, AXES, compact, whole, el, formatBytes, formatValue, formatTicks, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable, RANKS, isRank, isBytes, ranksOf, rankPlace };
 })();

@@ -1,9 +1,13 @@
 // A conversation with a checkpoint, or with two side by side, by POST /v1/chat/completions (or /v1/completions for a
-// model that only continues texts). They are asked one after the other: the server holds few models at a time.
+// model that only continues texts). The second is asked when the first begins to answer, and both write as they go; where
+// the server holds one model at a time the second says that it waits.
 
 import { endSession, say } from "./muster.js";
 
 const chat = document.querySelector("[data-chat]");
+
+const LOADS = "Loading the model …";
+const WAITS = "Waits for the other answer: this server holds one model at a time (MUSTER_API_CHAT_WORKERS).";
 
 class Pane {
   constructor(step, title) {
@@ -24,18 +28,20 @@ class Pane {
     return turn;
   }
 
-  // Ask, and write the answer as it comes. Throws what keeps it from being answered.
-  async ask(words, options, signal) {
-    this.add("user", words);
-    const turn = this.add("assistant waiting", "Loading the model …");
+  // Ask once `before` is over, and write the answer as it comes; `begins` is called when it does, or never will.
+  async ask(words, options, signal, before, begins) {
+    const turn = this.add("assistant waiting", before ? WAITS : LOADS);
     this.messages.push({ role: "user", content: words });
-    const question = options.chats ? { messages: this.messages } : { prompt: words };
     let answer = "";
     try {
-      const reply = await fetch(options.chats ? "/v1/chat/completions" : "/v1/completions", {
-        method: "POST", signal, headers: { "content-type": "application/json", "x-muster-form": options.token },
-        body: JSON.stringify({ ...question, ...options.sampling, stream: true, model: `job:${options.job}:ckpt-step-${this.step}` }),
-      });
+      if (before) {
+        begins();
+        await before;
+        if (signal.aborted) throw new Error();
+        turn.textContent = LOADS;
+      }
+      const reply = await this.send(words, options, signal);
+      begins();
       if (reply.status === 401) endSession();
       if (!reply.ok) throw new Error((await reply.json().catch(() => null))?.error?.message ?? `The server answered with status ${reply.status}.`);
       for await (const chunk of chunks(reply)) {
@@ -55,7 +61,17 @@ class Pane {
       if (!answer) turn.remove();
       if (signal.aborted) return;
       this.add("fault", error instanceof TypeError ? "The server does not answer. Try again." : error.message);
+    } finally {
+      begins();
     }
+  }
+
+  send(words, options, signal) {
+    const question = options.chats ? { messages: this.messages } : { prompt: words };
+    return fetch(options.chats ? "/v1/chat/completions" : "/v1/completions", {
+      method: "POST", signal, headers: { "content-type": "application/json", "x-muster-form": options.token },
+      body: JSON.stringify({ ...question, ...options.sampling, stream: true, model: `job:${options.job}:ckpt-step-${this.step}` }),
+    });
   }
 }
 
@@ -86,6 +102,7 @@ async function* chunks(reply) {
 function begin() {
   const { step, other, temperature, tokens, words, form_token: token } = chat.elements;
   const { job, mode } = document.getElementById("chat").dataset;
+  const models = Number(document.getElementById("chat").dataset.models); // that the server holds at a time
   const holder = chat.querySelector(".chat-panes"), stop = chat.querySelector("[data-chat-stop]");
   const send = chat.querySelector("button.primary");
   let panes = [], asking = null;
@@ -107,7 +124,16 @@ function begin() {
     stop.hidden = false;
     const options = { job, chats: mode === "chat", token: token.value,
       sampling: { temperature: Number(temperature.value), max_tokens: Number(tokens.value) } };
-    for (const pane of panes) if (!signal.aborted) await pane.ask(said, options, signal);
+    for (const pane of panes) pane.add("user", said);
+    const answers = [];
+    for (const pane of panes) {
+      if (signal.aborted) break;
+      const before = answers.length && models < 2 ? Promise.allSettled([...answers]) : null;
+      await new Promise((begins) => answers.push(pane.ask(said, options, signal, before, begins)));
+    }
+    await Promise.all(answers);
+    // The model that answered last is the one that is loaded: the next question begins there.
+    panes = [...panes].reverse();
     if (asking === mine) asking = null;
     send.disabled = false;
     stop.hidden = true;

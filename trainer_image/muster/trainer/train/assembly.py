@@ -15,6 +15,7 @@ from muster.trainer.parallel.groups import all_local
 from muster.trainer.train.answering import AnswerEvaluator, AnswerScoring, answered_sets
 from muster.trainer.train.checkpoint_scheduler import CheckpointScheduler
 from muster.trainer.train.evaluation import HeldOutEvaluator, HeldOutSet
+from muster.trainer.train.hardware import HardwareReader
 from muster.trainer.train.metrics import CommitMetrics, RankMetrics
 from muster.trainer.train.origin import RunOrigin
 from muster.trainer.train.rank_state import RankState
@@ -53,6 +54,7 @@ def record_maker(
         device=device,
         flops_per_token=flops.per_token(origin.model.size(), config.data.sequence_length),
         peak=flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None,
+        hardware=HardwareReader(device) if ranks.speaks else None,
     )
 
 

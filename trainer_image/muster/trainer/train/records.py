@@ -15,6 +15,7 @@ import torch
 from muster.plan import flops
 from muster.trainer.config import RankPosition
 from muster.trainer.train.evaluation import HeldOutResult
+from muster.trainer.train.hardware import HardwareReader
 from muster.trainer.train.metrics import RankMetrics, StepLog
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.step import StepOutcome
@@ -34,6 +35,7 @@ class RecordMaker:
     device: torch.device
     flops_per_token: float  # of the model's own work, without recomputation
     peak: float | None  # FLOPs per second of one device; None where it is not known
+    hardware: HardwareReader | None = None  # of the rank that keeps the log
 
     def of(self, outcome: StepOutcome) -> StepRecord:
         speed = outcome.tokens / outcome.seconds
@@ -53,6 +55,7 @@ class RecordMaker:
             memory_bytes=_memory_used(self.device),
             values=outcome.values,
             rank_seconds=by_rank(outcome.work_seconds),
+            hardware=self.hardware.use() if self.hardware is not None else {},
             skipped=outcome.skipped,
         )
 

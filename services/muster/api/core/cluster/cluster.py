@@ -250,7 +250,8 @@ class LocalJobCluster:
         for _ in range(_CONFLICTS_MAX):
             try:
                 job = self._cluster.get(desired.uid)
-                spec = job.spec.model_copy(update={"suspend": desired.spec.suspend, "cancel": desired.spec.cancel})
+                requested = ("suspend", "cancel", "cancel_reason")
+                spec = job.spec.model_copy(update={name: getattr(desired.spec, name) for name in requested})
                 self._cluster.write_spec(desired.uid, spec, job.metadata.resource_version)
             except VersionConflict:
                 continue  # a status was written between the two; both writers are short

@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -157,7 +158,9 @@ class KubernetesCluster:
             return ApplyResult(job.uid, ApplyOutcome.GONE)
         if id_of(item) != job.uid:
             return ApplyResult(job.uid, ApplyOutcome.GONE)
-        requests = {"suspend": job.spec.suspend, "cancel": job.spec.cancel}
+        requests: dict[str, Any] = {"suspend": job.spec.suspend, "cancel": job.spec.cancel}
+        if job.spec.cancel_reason:
+            requests["cancelReason"] = job.spec.cancel_reason
         if any(item["spec"].get(key, False) != value for key, value in requests.items()):
             # With the uid, so that another object of that name is never changed.
             change = {"metadata": {"uid": item["metadata"]["uid"]}, "spec": requests}

@@ -48,7 +48,7 @@ EVALUATION_SECONDS = 2.0
 PRIORITY = -100
 _ROUTE = "POST /jobs evaluation"
 _NAME_LENGTH_MAX = 48
-_NOT_COPIED = ("suspend", "cancel")
+_NOT_COPIED = ("suspend", "cancel", "cancelReason")
 
 
 class EvaluationWork(BackgroundWork):

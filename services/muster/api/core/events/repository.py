@@ -76,11 +76,15 @@ async def after(
     return list((await session.scalars(query.order_by(EventRow.number).limit(limit))).all())
 
 
-async def before(session: AsyncSession, job_id: str, number: int | None, limit: int) -> list[EventRow]:
+async def before(
+    session: AsyncSession, job_id: str, number: int | None, limit: int, kinds: Sequence[str] = ()
+) -> list[EventRow]:
     """The newest events with a smaller number, newest first; None for the newest of all."""
     query = select(EventRow).where(EventRow.job_id == job_id)
     if number is not None:
         query = query.where(EventRow.number < number)
+    if kinds:
+        query = query.where(EventRow.type.in_(kinds))
     return list((await session.scalars(query.order_by(EventRow.number.desc()).limit(limit))).all())
 
 

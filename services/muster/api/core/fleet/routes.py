@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
-from sqlalchemy import and_, or_, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.callers import Caller, Principal, Scope, needs
-from muster.api.core.database.tables import AttemptRow, JobRow
+from muster.api.core.database.tables import JobRow
 from muster.api.core.fleet.schemas import NodeList, Queues
-from muster.api.core.fleet.views import LiveJob, node_documents, queue_documents
+from muster.api.core.fleet.views import node_documents, queue_documents
 from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.projects import quota_of, visible
 from muster.api.core.services import Services, ServicesDependency
+from muster.api.core.waits.estimates import QUEUED, StartEstimates, fleet_report, live_jobs
+from muster.api.core.waits.live import LiveJob
 from muster.words.base import dump
-from muster.words.fleet import SILENT_SECONDS, FleetReport
-from muster.words.status import Phase
+from muster.words.fleet import FleetReport
 from muster.words.times import rfc3339
 
-log = structlog.get_logger("muster.api.fleet")
-_QUEUED = and_(JobRow.live.is_(True), JobRow.phase == Phase.QUEUED)
 router = APIRouter(tags=["fleet"], dependencies=[Depends(needs(Scope.READ))])
 
 _AT = rfc3339(1_795_000_000.0)
@@ -42,6 +40,7 @@ _WAITING: dict[str, Any] = {
     "since": _AT,
     "code": "ProjectLimit",
     "because": "gang needs 16 GPUs, 8 of the 64 that project nlp may hold are left; held by nlp/base (56 GPUs)",
+    "startsInSeconds": None,
 }
 _HOLDING: dict[str, Any] = {
     "id": "0c2c31c1-96f9-4f3c-8a39-5b2f9a0f4d11",
@@ -51,6 +50,7 @@ _HOLDING: dict[str, Any] = {
     "nodes": 7,
     "gpus": 56,
     "since": _AT,
+    "etaSeconds": 720.0,
 }
 _QUEUES: dict[str, Any] = {
     "asOf": _AT,
@@ -101,8 +101,9 @@ async def read_queues(services: ServicesDependency, caller: Caller) -> JSONRespo
     project."""
     async with services.database.read() as session:
         quotas = await _quotas(session, caller)
-        jobs = await _live(session)
-    queued, items = queue_documents(jobs, quotas, caller)
+        jobs = await live_jobs(session)
+    starts = {job_id: start.seconds for job_id, start in (await services[StartEstimates].of(services)).items()}
+    queued, items = queue_documents(jobs, quotas, caller, starts)
     return JSONResponse({"asOf": rfc3339(time.time()), "queued": queued, "items": items})
 
 
@@ -115,9 +116,9 @@ async def read_queues(services: ServicesDependency, caller: Caller) -> JSONRespo
 async def read_nodes(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Returns the nodes as the operator last reported them: pool, capacity, free resources, holders and problems. Jobs
     that the caller may not see are shown as `another project`."""
-    report, note = await _report(services)
+    report, note = await fleet_report(services)
     async with services.database.read() as session:
-        jobs = await _live(session) if report is not None else []
+        jobs = await live_jobs(session) if report is not None else []
     return JSONResponse(_nodes(report, note, jobs, caller))
 
 
@@ -133,17 +134,18 @@ class FleetOverview:
 async def overview(services: Services, caller: Principal, waiting_max: int) -> FleetOverview:
     """Return the queues and nodes for a page. Only the beginning of a long queue is read: nobody looks at more, and
     reading all of it takes seconds."""
-    report, note = await _report(services)
+    report, note = await fleet_report(services)
     async with services.database.read() as session:
         quotas = await _quotas(session, caller)
         queue = await session.execute(
-            select(JobRow.seq, JobRow.project).where(_QUEUED).order_by(JobRow.priority.desc(), JobRow.seq)
+            select(JobRow.seq, JobRow.project).where(QUEUED).order_by(JobRow.priority.desc(), JobRow.seq)
         )
         positions = {seq: (position, project) for position, (seq, project) in enumerate(queue, start=1)}
         seen = {seq: project for seq, (_, project) in positions.items() if caller.role_in(project) is not None}
-        jobs = await _live(session, list(seen)[:waiting_max])
+        jobs = await live_jobs(session, list(seen)[:waiting_max])
     places = {seq: position for seq, (position, _) in positions.items()}
-    queued, items = queue_documents(jobs, quotas, caller, places)
+    starts = {job_id: start.seconds for job_id, start in (await services[StartEstimates].of(services)).items()}
+    queued, items = queue_documents(jobs, quotas, caller, starts, places)
     queues = {"asOf": rfc3339(time.time()), "queued": queued, "items": items}
     return FleetOverview(_nodes(report, note, jobs, caller), queues, Counter(seen.values()))
 
@@ -157,30 +159,3 @@ def _nodes(report: FleetReport | None, note: str, jobs: list[LiveJob], caller: P
 async def _quotas(session: AsyncSession, caller: Principal) -> dict[str, dict[str, Any]]:
     """Return the quotas of the projects that the caller may see."""
     return {row.name: dump(quota_of(row)) for row in await visible(session, caller)}
-
-
-async def _report(services: Services) -> tuple[FleetReport | None, str]:
-    """The operator's newest report, and what to say of it."""
-    try:
-        report = await services.cluster.nodes()
-    except Exception as error:  # of the cluster's client, or a report of a newer Muster
-        log.warning("what the operator tells of nodes can't be read", error=f"{type(error).__name__}: {error}"[:500])
-        return None, "what the operator tells of the nodes can't be read now; the API's log says why"
-    if report is None:
-        return None, "the operator has told nothing of its nodes yet: is it running, and of this version?"
-    age = time.time() - report.at
-    return (
-        report,
-        f"the operator last told of its nodes {age:.0f} s ago: is it running?" if age > SILENT_SECONDS else "",
-    )
-
-
-async def _live(session: AsyncSession, waiting: Sequence[int] | None = None) -> list[LiveJob]:
-    """The live jobs of all projects: positions and what is free hang on those of others too. Of those in the queue that
-    have no attempt, and so neither hold nor avoid a node, only `waiting`, where it is given."""
-    columns = [getattr(JobRow, name) for name in LiveJob.__dataclass_fields__ if hasattr(JobRow, name)]
-    query = select(*columns).where(JobRow.live.is_(True))
-    if waiting is not None:
-        tried = JobRow.id.in_(select(AttemptRow.job_id))
-        query = query.where(or_(JobRow.phase != Phase.QUEUED, tried, JobRow.seq.in_(waiting)))
-    return [LiveJob(*row) for row in await session.execute(query)]

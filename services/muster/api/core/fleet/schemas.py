@@ -10,7 +10,8 @@ from muster.words.quotas import ProjectQuota
 
 class WaitingJob(Reply):
     """Queued job. `position` is that in the whole queue, of all projects, and 1 is next; jobs that need less may still
-    go first. `gpus` are those of the smallest gang that would do."""
+    go first. `gpus` are those of the smallest gang that would do. It is expected to start in `starts_in_seconds`, null
+    where that is not known."""
 
     position: int
     id: str
@@ -22,9 +23,12 @@ class WaitingJob(Reply):
     since: Time
     code: str
     because: str
+    starts_in_seconds: float | None
 
 
 class HoldingJob(Reply):
+    """Job that holds nodes. It is expected to end in `eta_seconds`, null where that is not known."""
+
     id: str
     name: str
     owner: str
@@ -32,6 +36,7 @@ class HoldingJob(Reply):
     nodes: int
     gpus: int
     since: Time
+    eta_seconds: float | None
 
 
 class ProjectQueue(Reply):

@@ -2,67 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from muster.api.core.access import named
 from muster.api.core.callers import Principal
+from muster.api.core.waits.live import LiveJob, time_or
 from muster.words.fleet import FleetReport, NodeReport
-from muster.words.gang import ranks_per_node
-from muster.words.times import epoch_seconds, rfc3339
-
-
-@dataclass(frozen=True, slots=True)
-class LiveJob:
-    """Columns of a live job's row that the views show."""
-
-    seq: int
-    id: str
-    name: str
-    project: str
-    owner: str
-    priority: int
-    created_at: float
-    phase: str
-    spec: Mapping[str, Any]
-    status: Mapping[str, Any]
-
-    @property
-    def nodes(self) -> list[str]:
-        return list((self.status.get("gang") or {}).get("nodes") or ())
-
-    @property
-    def gpus_per_node(self) -> int:
-        return int((self.spec.get("gang") or {}).get("gpusPerNode") or 0)
-
-    @property
-    def processes(self) -> int:
-        """Return the number of its ranks on the nodes that it holds."""
-        return len(self.nodes) * ranks_per_node(self.spec)
-
-    @property
-    def nodes_min(self) -> int:
-        nodes = (self.spec.get("gang") or {}).get("nodes")
-        return int(nodes.get("min") or 1) if isinstance(nodes, dict) else int(nodes or 1)
-
-    def time(self, key: str) -> str:
-        return _time(self.status.get(key), self.created_at)
+from muster.words.status import Phase
 
 
 def queue_documents(
     jobs: Iterable[LiveJob],
     quotas: Mapping[str, dict[str, Any]],
     caller: Principal,
+    starts: Mapping[str, float | None],
     positions: Mapping[int, int] | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return the number of queued jobs and, for each project in `quotas`, its waiting jobs and the jobs that hold
     nodes.
 
+    `starts` maps queued jobs' ids to the seconds until they are expected to start, None where that is not known.
     `positions` maps the `seq` of every queued job to its position; if it is None, `jobs` holds all queued jobs."""
     jobs = list(jobs)
-    queue = sorted((job for job in jobs if job.phase == "Queued"), key=lambda job: (-job.priority, job.seq))
+    queue = sorted((job for job in jobs if job.phase == Phase.QUEUED), key=lambda job: (-job.priority, job.seq))
     if positions is None:
         positions = {job.seq: position for position, job in enumerate(queue, start=1)}
     waiting: dict[str, list[dict[str, Any]]] = {}
@@ -70,7 +35,7 @@ def queue_documents(
     processes = Counter[str]()
     for job in queue:
         if caller.role_in(job.project) is not None and job.seq in positions:
-            waiting.setdefault(job.project, []).append(_waiting(job, positions[job.seq]))
+            waiting.setdefault(job.project, []).append(_waiting(job, positions[job.seq], starts.get(job.id)))
     for job in jobs:
         if job.nodes and caller.role_in(job.project) is not None:
             holding.setdefault(job.project, []).append(_holding(job))
@@ -84,7 +49,7 @@ def queue_documents(
     return len(positions), items
 
 
-def _waiting(job: LiveJob, position: int) -> dict[str, Any]:
+def _waiting(job: LiveJob, position: int, start: float | None) -> dict[str, Any]:
     return {
         "position": position,
         "id": job.id,
@@ -96,6 +61,7 @@ def _waiting(job: LiveJob, position: int) -> dict[str, Any]:
         "since": job.time("queuedAt"),
         "code": str(job.status.get("code", "")),
         "because": str(job.status.get("because", "")),
+        "startsInSeconds": start,
     }
 
 
@@ -108,7 +74,8 @@ def _holding(job: LiveJob) -> dict[str, Any]:
         "phase": job.phase,
         "nodes": len(job.nodes),
         "gpus": len(job.nodes) * job.gpus_per_node,
-        "since": _time(attempts[-1].get("createdAt"), job.created_at),
+        "since": time_or(attempts[-1].get("createdAt"), job.created_at),
+        "etaSeconds": job.expected_end(time.time()),
     }
 
 
@@ -124,7 +91,7 @@ def node_documents(report: FleetReport, jobs: Iterable[LiveJob], caller: Princip
             used = {"workers": workers, "gpus": workers * job.gpus_per_node}
             holders.setdefault(name, []).append(who | used)
         for entry in job.status.get("excludedNodes") or ():
-            why = {"until": _time(entry.get("until"), 0.0), "why": str(entry.get("why", "")) if seen else None}
+            why = {"until": time_or(entry.get("until"), 0.0), "why": str(entry.get("why", "")) if seen else None}
             avoiders.setdefault(str(entry.get("node")), []).append(who | why)
     for node in report.nodes:
         yield _node(node, holders.get(node.name, []), avoiders.get(node.name, []))
@@ -134,10 +101,3 @@ def _node(node: NodeReport, holders: list[dict[str, Any]], avoided: list[dict[st
     document = node.model_dump(mode="json", by_alias=True, exclude={"others_cpus"})
     free = node.gpus - node.others_gpus - sum(each["gpus"] for each in holders)
     return document | {"freeGpus": max(0, free), "heldBy": holders, "avoidedBy": avoided}
-
-
-def _time(value: Any, otherwise: float) -> str:
-    try:
-        return rfc3339(epoch_seconds(value))
-    except ValueError:  # there is none, or a newer Muster wrote it in words of its own
-        return rfc3339(otherwise)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Float, Text, bindparam, case, cast, func, literal, select, type_coerce
+from sqlalchemy import ColumnElement, Float, Text, bindparam, case, cast, desc, func, literal, select, type_coerce
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.functions import FunctionElement
 
-from muster.api.core.database.tables import JobRow, TrialRow
+from muster.api.core.database.tables import HOLDS_NODES, JobRow, TrialRow
 
 PATH_CHARACTERS_MAX = 160
 # `training.data.train[0].source`: names with dots between them, and numbers of a list in brackets.
@@ -180,8 +180,9 @@ GROUPS: Mapping[str, Callable[[], ColumnElement[Any]]] = {
 
 @dataclass(frozen=True)
 class JobOrder:
-    """Order of the list: by a key of COLUMNS, a setting's path in the spec, or a metric (see METRIC); live jobs first
-    and then by the time of submission where `key` is empty. Jobs without the value come last. A key of GROUPS keeps
+    """Order of the list: by a key of COLUMNS, a setting's path in the spec, or a metric (see METRIC); where `key` is
+    empty live jobs first, of these the ones that hold nodes, and then the newest. Jobs without the value come last. A
+    key of GROUPS keeps
     the jobs with equal values together."""
 
     key: str = ""
@@ -195,7 +196,7 @@ class JobOrder:
         """Return the terms of ORDER BY."""
         grouped = [GROUPS[self.group]().nulls_last()] if self.group in GROUPS else []
         if not self.key:
-            return [*grouped, JobRow.live.desc(), JobRow.seq.desc()]
+            return [*grouped, JobRow.live.desc(), desc(HOLDS_NODES), JobRow.seq.desc()]
         values = [COLUMNS[self.key]()] if self.key in COLUMNS else list(_values(self.key))
         turned = [value.desc() if self.descending else value.asc() for value in values]
         return [*grouped, *(each.nulls_last() for each in turned), JobRow.seq.desc()]

@@ -21,6 +21,7 @@ from muster.api.core.jobs import examples, removal, repository, service, tagging
 from muster.api.core.jobs.repository import JobFilter
 from muster.api.core.jobs.schemas import job_document, job_summary
 from muster.api.core.services import ServicesDependency
+from muster.api.core.waits.estimates import start_seconds
 from muster.replies.jobs import Job, JobList
 from muster.words.annotations import JobAnnotations
 from muster.words.status import Phase
@@ -65,7 +66,8 @@ async def list_jobs(
         await _refuse_unknown_phases(session, chosen.phases)
         rows = await repository.page(session, chosen, before, limit + 1)
     more = len(rows) > limit
-    items = [job_summary(row) for row in rows[:limit]]
+    starts = await start_seconds(services, rows)
+    items = [job_summary(row, starts.get(row.id)) for row in rows[:limit]]
     return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1].seq) if more else None})
 
 

@@ -59,9 +59,10 @@ def cost_document(status: dict[str, Any], attempts: Iterable[dict[str, Any]], pr
     return made.model_dump(mode="json", by_alias=True)
 
 
-def job_summary(row: JobRow) -> dict[str, Any]:
-    """A line of the list. The row's phase and end stand for the status', which a newer operator may have written."""
+def job_summary(row: JobRow, starts_in: float | None = None) -> dict[str, Any]:
+    """A line of the list, of a queued job with the seconds until it is expected to start. The row's phase and end stand
+    for the status', which a newer operator may have written."""
     seen = {**row.status, "phase": row.phase, "finishedAt": row.finished_at}
     summary = summary_view(row.id, row.name, row.namespace, row.labels, row.created_at, row.spec, seen)
     own = {"priority": row.priority, "project": row.project, "owner": row.owner}
-    return summary | own | {"tags": row.tags.split(), "note": row.note}
+    return summary | own | {"startsInSeconds": starts_in, "tags": row.tags.split(), "note": row.note}

@@ -18,13 +18,16 @@ from muster.api.core.services import Services
 from muster.words.status import Phase
 
 
-async def cancel(services: Services, caller: Principal, job_id: str) -> JobRow:
+async def cancel(services: Services, caller: Principal, job_id: str, reason: str = "") -> JobRow:
+    """Ask for the job's end. `reason` is given where something other than the job's user asks for it."""
+
     def request(row: JobRow) -> NewEvent | None:
         if row.spec.get("cancel") or row.phase == Phase.CANCELLED:
             return None
         _refuse_finished(row, "can't be cancelled any more")
-        row.spec = {**row.spec, "cancel": True}
-        return NewEvent(EventType.JOB_CANCEL_REQUESTED, time.time(), "cancellation was asked for")
+        row.spec = {**row.spec, "cancel": True, **({"cancelReason": reason} if reason else {})}
+        words = "cancellation was asked for" + (f": {reason}" if reason else "")
+        return NewEvent(EventType.JOB_CANCEL_REQUESTED, time.time(), words)
 
     return await _change(services, caller, job_id, request)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,12 +21,14 @@ _ENDLESS = float("inf")
 
 @dataclass(frozen=True)
 class CurveQuery:
-    """Requested part of the curves: at most about `points` buckets, from `low` up to `high` on the axis."""
+    """Requested part of the curves: at most about `points` buckets, from `low` up to `high` on the axis. `only` names a
+    series of the training beside which no other is needed."""
 
     points: int = 500
     axis: Axis = "step"
     low: float = -_ENDLESS
     high: float = _ENDLESS
+    only: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def curves_document(history: StepHistory, query: CurveQuery) -> dict[str, Any]:
     """Curves as REST gives them, without the attempts' boundaries."""
     trained = _part(history.trained, query)
     total = sum(len(span) for span in trained)
-    buckets = list(_buckets(trained, query.points, training_columns))
+    buckets = list(_buckets(trained, query.points, partial(training_columns, only=query.only)))
     evaluations = list(_buckets(_part(history.evaluated, query), query.points, evaluation_columns))
     return {
         "total": total,

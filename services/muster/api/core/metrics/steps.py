@@ -156,10 +156,13 @@ def parse_line(line: bytes) -> Any:
         return None
 
 
-def training_columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
+def training_columns(records: Sequence[Record], only: str = "") -> dict[str, list[float | None]]:
+    """Return the columns of the records; `only` may name the one that is asked for, where that is cheaper."""
+    if only in _NUMBERS:
+        return {only: column_of(records, only)}
     columns = {name: column_of(records, name) for name in _NUMBERS}
     filled = {name: column for name, column in columns.items() if any(value is not None for value in column)}
-    return filled | _named(records, "values") | _named(records, "rankSeconds")
+    return filled | _named(records, "values") | _named(records, "rankSeconds") | _named(records, "hardware")
 
 
 def evaluation_columns(records: Sequence[Record]) -> dict[str, list[float | None]]:

@@ -27,7 +27,7 @@ from muster.words.names import DEFAULT_PROJECT, JOB_NAME, Label
 from muster.words.redaction import HIDDEN, redact_spec, without_env_values
 
 # A clone starts afresh: what its original was told to do while it ran is not part of what it is.
-_NOT_COPIED = ("suspend", "cancel")
+_NOT_COPIED = ("suspend", "cancel", "cancelReason")
 _TRIES = 5
 _NAME_LENGTH_MAX = 48
 

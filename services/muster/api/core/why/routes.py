@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from muster.api.core.access import find_job
-from muster.api.core.callers import Caller, reads
+from muster.api.core.callers import Caller, Principal, reads
 from muster.api.core.database.tables import JobRow
 from muster.api.core.http.openapi import AT, UID, example_reply, problems
 from muster.api.core.http.path_parts import JobId
@@ -20,6 +21,8 @@ from muster.api.core.metrics.steps import StepLogs
 from muster.api.core.metrics.tables import finite
 from muster.api.core.mirror import status_of
 from muster.api.core.services import Services, ServicesDependency
+from muster.api.core.waits.estimates import StartEstimates
+from muster.api.core.waits.starts import holder_documents, wait_words
 from muster.plan.advice import advice, unreadable
 from muster.plan.outcome import best_checkpoint, outcome_warnings
 from muster.recipe.document import JobSpec
@@ -63,11 +66,23 @@ async def explain_job(services: ServicesDependency, caller: Caller, job_id: JobI
     async with services.database.read() as session:
         ahead, queued = await repository.queue_ahead(session, row) if row.phase == Phase.QUEUED else (0, 0)
     waits = row.phase == Phase.QUEUED and row.live
-    queue = {"position": ahead + 1, "ahead": ahead, "queued": queued} if waits else None
+    queue: dict[str, Any] | None = None
+    if waits:
+        queue = {"position": ahead + 1, "ahead": ahead, "queued": queued}
+        queue |= await _expected(services, caller, row, ahead)
     document = _document(row, queue, ahead, services.settings.cluster == "local")
     if row.phase == Phase.SUCCEEDED and row.spec.get("training"):
         document |= await run_in_threadpool(_outcome, services, row)
     return JSONResponse(document)
+
+
+async def _expected(services: Services, caller: Principal, row: JobRow, ahead: int) -> dict[str, Any]:
+    """Return when a queued job is expected to start, and the jobs that it waits for."""
+    start = (await services[StartEstimates].of(services)).get(row.id)
+    if start is None:  # it waits for something else than nodes
+        return {"startsInSeconds": None, "expected": "", "holders": []}
+    holders = holder_documents(start, caller, time.time())
+    return {"startsInSeconds": start.seconds, "expected": wait_words(start, holders, ahead), "holders": holders}
 
 
 def _outcome(services: Services, row: JobRow) -> dict[str, Any]:
@@ -92,7 +107,7 @@ def _outcome(services: Services, row: JobRow) -> dict[str, Any]:
     }
 
 
-def _document(row: JobRow, queue: dict[str, int] | None, ahead: int, one_machine: bool) -> dict[str, Any]:
+def _document(row: JobRow, queue: dict[str, Any] | None, ahead: int, one_machine: bool) -> dict[str, Any]:
     status, raw = status_of(row.status), with_times(row.status)
     flags: dict[str, Any] = {
         "suspend": bool(row.spec.get("suspend")),
