@@ -49,7 +49,7 @@ def show(evidence: DemoEvidence, results: tuple[CheckResult, ...], seconds: floa
     show_curve(step_points(evidence.metrics))
     if evidence.sample.strip():
         console.print("\nThe best checkpoint writes:")
-        for line in _sample_lines(evidence.sample):
+        for line in [line[:110] for line in evidence.sample.strip("\n").splitlines()][:8]:
             console.print(f"  | {line}", style="dim", soft_wrap=True)
     console.print()
     show_results(results)
@@ -85,7 +85,3 @@ def _lost_steps(evidence: DemoEvidence) -> int:
 
 def _phase(evidence: DemoEvidence) -> str:
     return str(evidence.job["status"]["phase"])
-
-
-def _sample_lines(sample: str) -> list[str]:
-    return [line[:110] for line in sample.strip("\n").splitlines()][:8]

@@ -175,7 +175,7 @@ class _DataBuilder:
         merged_at: TextPlace | None = None
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             place = _place(event)
-            key, merges = self.key(event), _merges(event)
+            key, merges = self.key(event), bool(event.value == "<<" and not event.style and event.tag is None)
             first = merged_at if merges else marks[key].place if key in marks else None
             if first is not None:
                 raise self.fault(event, f"the key {key[:100]!r} stands here and in line {first.line}; keep one of them")
@@ -265,10 +265,6 @@ class _DataBuilder:
     def fault(self, event: Any, message: str) -> DocumentError:
         place = _place(event)
         return DocumentError(message, place, line_of(self.text, place.line))
-
-
-def _merges(event: Any) -> bool:
-    return bool(event.value == "<<" and not event.style and event.tag is None)
 
 
 def _place(event: Any) -> TextPlace:

@@ -14,7 +14,7 @@ import importlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -328,7 +328,7 @@ class _TextWindow:
 
 def _rows_of_csv(stream: BinaryIO, address: str, delimiter: str) -> Iterator[RawRecord]:
     csv.field_size_limit(RECORD_BYTES_MAX)
-    reader = csv.reader(_physical_lines(stream, address), delimiter=delimiter, strict=True)
+    reader = csv.reader((text for _, text in _lines(stream, address)), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     while True:
         place = f"{address}, line {reader.line_num + 1}"
@@ -348,10 +348,6 @@ def _rows_of_csv(stream: BinaryIO, address: str, delimiter: str) -> Iterator[Raw
                     f"{place}: has {len(row)} fields, but the header names {len(header)}; quote what holds a comma"
                 )
             yield RawRecord(place, dict(zip(header, row, strict=True)))
-
-
-def _physical_lines(stream: BinaryIO, address: str) -> Iterable[str]:
-    return (text for _, text in _lines(stream, address))
 
 
 def _rows_of_parquet(file: SourceFile) -> Iterator[RawRecord]:

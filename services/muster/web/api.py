@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import Request, Response
+from pydantic import BaseModel
 from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -495,7 +496,9 @@ async def versions_of(services: Services, job_ids: Collection[str]) -> dict[str,
     return by_job
 
 
-def document_of(answer: Response) -> dict[str, Any]:
+def document_of(answer: Response | BaseModel) -> dict[str, Any]:
     """The document that a route answers with."""
+    if isinstance(answer, BaseModel):
+        return answer.model_dump(mode="json", by_alias=True)
     document: dict[str, Any] = json.loads(bytes(answer.body))
     return document

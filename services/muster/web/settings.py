@@ -108,7 +108,7 @@ async def make_token(request: Request, services: ServicesDependency, form: Poste
     if days:
         body["expiresInDays"] = int(days) if days.isascii() and days.isdigit() else days
     try:
-        made = await api.token_routes.made(services, form.caller, api.token_request(body))
+        made = api.document_of(await api.token_routes.made(services, form.caller, api.token_request(body)))
     except ApiError as refused:
         if refused.status >= 500:
             raise
@@ -121,7 +121,7 @@ async def rotate_token(request: Request, services: ServicesDependency, form: Pos
     """The old one is taken for a day too, so that whatever holds it can be given the new one."""
     must_manage(form.caller)
     made = await api.token_routes.rotated(services, form.caller, token_id, api.RotateRequest(overlap_hours=24))
-    return await _show(request, services, form.caller, made)
+    return await _show(request, services, form.caller, api.document_of(made))
 
 
 @router.post("/tokens/{token_id}/revoke")

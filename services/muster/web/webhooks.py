@@ -11,7 +11,7 @@ from muster.web import api
 from muster.web.api import ApiError, Principal, Services, ServicesDependency
 from muster.web.notes import PageNote, go_on
 from muster.web.rendering import page
-from muster.web.session import Posted, SubmittedForm, Visitor
+from muster.web.session import Posted, Visitor
 from muster.web.settings import Id, done, must_manage
 from muster.words.webhook_kinds import WebhookPreset
 from muster.words.webhooks import KINDS_DEFAULT
@@ -65,7 +65,12 @@ async def _show(
 async def make_webhook(request: Request, services: ServicesDependency, form: Posted, project: Id) -> Response:
     """The answer is the only page that shows the secret."""
     must_manage(form.caller)
-    typed = _typed(form)
+    typed = {
+        "name": form.one("name").strip(),
+        "url": form.one("url").strip(),
+        "preset": form.one("preset"),
+        "kinds": form.all("kinds"),
+    }
     body = {name: typed[name] for name in ("name", "url", "kinds")} | {"preset": typed["preset"] or None}
     try:
         made, secret = await api.webhook_routes.made(services, form.caller, project, api.webhook_request(body))
@@ -74,15 +79,6 @@ async def make_webhook(request: Request, services: ServicesDependency, form: Pos
             raise
         return await _show(request, services, form.caller, project, refused=refused, typed=typed)
     return await _show(request, services, form.caller, project, (made.name, secret))
-
-
-def _typed(form: SubmittedForm) -> dict[str, Any]:
-    return {
-        "name": form.one("name").strip(),
-        "url": form.one("url").strip(),
-        "preset": form.one("preset"),
-        "kinds": form.all("kinds"),
-    }
 
 
 @router.post("/{name}/test")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from muster.kube.client import Object
 from muster.kube.timestamps import seconds_of
-from muster.operator.core.fleet import CapacityType, FleetNode
+from muster.operator.core.fleet import FleetNode
 from muster.operator.core.observed import NodeReservation
 from muster.words import notices as agents
 from muster.words import quantities
@@ -103,7 +103,7 @@ def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> 
     node = FleetNode(
         name=meta["name"],
         pool=next((labels[label] for label in POOL_LABELS if labels.get(label)), "default"),
-        capacity=_capacity(labels),
+        capacity="spot" if any(labels.get(label) == value for label, value in SPOT_LABELS.items()) else "on-demand",
         gpus=int(quantity(free.get(GPU))),
         cpus=quantity(free.get("cpu")),
         memory_bytes=int(quantity(free.get("memory"))),
@@ -125,10 +125,6 @@ def _agent_seen(item: Object) -> float | None:
         if entry["type"] == agents.AGENT_CONDITION:
             return (seconds_of(entry.get("lastHeartbeatTime")) or 0.0) if entry.get("status") == "True" else 0.0
     return None
-
-
-def _capacity(labels: dict[str, str]) -> CapacityType:
-    return "spot" if any(labels.get(label) == value for label, value in SPOT_LABELS.items()) else "on-demand"
 
 
 def _notices_in(annotations: dict[str, str]) -> tuple[agents.Notice, ...]:

@@ -27,7 +27,7 @@ class SecretReader:
 
     def variables(self, job: TrainingJob) -> dict[str, str]:
         """Return the workers' variables from secrets, by name. Raises SecretMissing."""
-        project, env = _project(job), job.spec.runtime
+        project, env = (job.metadata.labels.get(Label.PROJECT) or DEFAULT_PROJECT), job.spec.runtime
         kept: Mapping[tuple[str, str], str] | None = None
         values: dict[str, str] = {}
         for use in secret_uses(env.env, env.env_from):
@@ -84,10 +84,6 @@ class RefusedWorkers:
     def forget(self, uid: str) -> None:
         for key in [key for key in self._refused if key.job_uid == uid]:
             self.drop(key)
-
-
-def _project(job: TrainingJob) -> str:
-    return job.metadata.labels.get(Label.PROJECT) or DEFAULT_PROJECT
 
 
 def _missing(use: SecretUse, project: str, keys: list[str]) -> str:

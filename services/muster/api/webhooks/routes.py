@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import JSONResponse
 
 from muster.api.core.access import project_role
 from muster.api.core.audit import AuditedAct, record
@@ -14,7 +13,7 @@ from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL, ProjectName, without_action
-from muster.api.core.http.reply import Reply
+from muster.api.core.http.reply import reply_of
 from muster.api.core.roles import Role
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.webhooks import delivering, outbox, service
@@ -71,23 +70,14 @@ _BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invali
 WRONG = "The webhook is not valid"
 
 
-def _document(reply: Reply) -> dict[str, Any]:
-    return reply.model_dump(mode="json", by_alias=True)
-
-
-def _answer(reply: Reply) -> JSONResponse:
-    return JSONResponse(_document(reply))
-
-
-def _shown_once(webhook: Webhook, secret: str, status: int) -> JSONResponse:
-    content = {**_document(webhook), "secret": secret}
-    return JSONResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
+def _shown_once(response: Response, webhook: Webhook, secret: str) -> NewWebhook:
+    response.headers["Cache-Control"] = "no-store"
+    return reply_of(NewWebhook, webhook, secret=secret)
 
 
 @router.post(
     "",
     status_code=201,
-    response_model=NewWebhook,
     dependencies=[manages],
     summary="Make a webhook",
     responses={
@@ -96,13 +86,13 @@ def _shown_once(webhook: Webhook, secret: str, status: int) -> JSONResponse:
     openapi_extra=body(WebhookRequest, _REQUEST),
 )  # fmt: skip
 async def make_webhook(
-    request: Request, services: ServicesDependency, caller: Caller, project: ProjectName
-) -> JSONResponse:
+    request: Request, response: Response, services: ServicesDependency, caller: Caller, project: ProjectName
+) -> NewWebhook:
     """Creates a webhook. From now on, the events of the project are sent to its address, in the format and with the
     signature of Standard Webhooks. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     new_webhook = await read_body(request, parsed(WebhookRequest, "invalid_webhook", WRONG))
-    return _shown_once(*await made(services, caller, project, new_webhook), 201)
+    return _shown_once(response, *await made(services, caller, project, new_webhook))
 
 
 async def made(services: Services, caller: Principal, project: str, body: WebhookRequest) -> tuple[Webhook, str]:
@@ -118,38 +108,33 @@ async def made(services: Services, caller: Principal, project: str, body: Webhoo
 
 @router.get(
     "",
-    response_model=WebhookList,
     dependencies=[manages],
     summary="List a project's webhooks",
     responses={200: example_reply({"items": [_EXAMPLE]}, "Webhooks, by name"), **problems("project_not_found")},
 )
-async def list_webhooks(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
+async def list_webhooks(services: ServicesDependency, caller: Caller, project: ProjectName) -> WebhookList:
     """Returns the webhooks of a project, without their secrets. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.read() as session:
         rows = await service.in_project(session, project)
-    return _answer(WebhookList(items=[webhook_of(row) for row in rows]))
+    return WebhookList(items=[webhook_of(row) for row in rows])
 
 
 @router.get(
     _WEBHOOK,
-    response_model=Webhook,
     dependencies=[manages],
     summary="Get a webhook",
     responses={200: example_reply(_EXAMPLE, "The webhook"), **problems("project_not_found", "webhook_not_found")},
 )
-async def get_webhook(
-    services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
-) -> JSONResponse:
+async def get_webhook(services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName) -> Webhook:
     """Returns a webhook, without its secret. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.read() as session:
-        return _answer(webhook_of(await service.find(session, project, name)))
+        return webhook_of(await service.find(session, project, name))
 
 
 @router.patch(
     _WEBHOOK,
-    response_model=Webhook,
     dependencies=[manages],
     summary="Change a webhook",
     responses={200: example_reply(_EXAMPLE, "Changed"), **problems("project_not_found", "webhook_not_found", *_BODY)},
@@ -157,7 +142,7 @@ async def get_webhook(
 )
 async def change_webhook(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
-) -> JSONResponse:
+) -> Webhook:
     """Updates a webhook. Fields that are left out keep their values. Messages that still wait are sent to the new
     address, in the format that they have. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
@@ -168,7 +153,7 @@ async def change_webhook(
         before = service.recorded(row)
         service.change(row, caller.person, change)
         record(session, caller, AuditedAct("webhook.changed", name, project, before, service.recorded(row)))
-    return _answer(webhook_of(row))
+    return webhook_of(row)
 
 
 @router.delete(
@@ -196,7 +181,6 @@ async def delete_webhook(
 
 @router.post(
     "/{name}:rotate",
-    response_model=NewWebhook,
     dependencies=[manages],
     summary="Rotate a webhook's secret",
     responses={
@@ -205,8 +189,13 @@ async def delete_webhook(
     openapi_extra=body(RotateWebhookRequest, {"overlapHours": 24}, required=False),
 )  # fmt: skip
 async def rotate_webhook(
-    request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
-) -> JSONResponse:
+    request: Request,
+    response: Response,
+    services: ServicesDependency,
+    caller: Caller,
+    project: ProjectName,
+    name: WebhookName,
+) -> NewWebhook:
     """Replaces the secret of a webhook. During the overlap messages are signed with both secrets, so that receivers
     have time to change theirs. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
@@ -219,12 +208,11 @@ async def rotate_webhook(
             caller,
             AuditedAct("webhook.rotated", name, project, after={"overlapHours": rotation.overlap_hours}),
         )
-    return _shown_once(webhook_of(row), secret, 200)
+    return _shown_once(response, webhook_of(row), secret)
 
 
 @router.post(
     "/{name}:test",
-    response_model=Delivery,
     dependencies=[manages],
     summary="Send a test to a webhook",
     responses={
@@ -234,7 +222,7 @@ async def rotate_webhook(
 )
 async def test_webhook(
     services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
-) -> JSONResponse:
+) -> Delivery:
     """Sends one test message at once, even if the webhook is disabled, and returns the receiver's response after at
     most 15 s. The message is not retried. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
@@ -242,12 +230,13 @@ async def test_webhook(
         row = await service.find(session, project, name)
         message = await service.add_test(session, row, caller.person)
     await services[WebhookServices].deliveries.send_now(message)
-    return await _delivery(services, project, name, message)
+    async with services.database.read() as session:
+        webhook = await service.find(session, project, name)
+        return delivery_of(await service.find_delivery(session, webhook, message))
 
 
 @router.get(
     "/{name}/deliveries",
-    response_model=DeliveryPage,
     dependencies=[manages],
     summary="List what a webhook was told",
     responses={
@@ -263,7 +252,7 @@ async def list_deliveries(
     status: Annotated[DeliveryStatus | None, Query(description="Only messages that stand so.")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
-) -> JSONResponse:
+) -> DeliveryPage:
     """Returns the messages of the last 30 days, each with the responses to all its attempts. Requires the maintainer
     role."""
     project_role(caller, project, Role.MAINTAINER)
@@ -272,12 +261,11 @@ async def list_deliveries(
         webhook = await service.find(session, project, name)
         rows = await service.history(session, webhook, status, before, limit + 1)
     following = cursor_of(rows[limit - 1].seq) if len(rows) > limit else None
-    return _answer(DeliveryPage(items=[delivery_of(row) for row in rows[:limit]], next_cursor=following))
+    return DeliveryPage(items=[delivery_of(row) for row in rows[:limit]], next_cursor=following)
 
 
 @router.post(
     "/{name}/deliveries/{message_id}:replay",
-    response_model=Delivery,
     dependencies=[manages],
     summary="Send a message again",
     responses={
@@ -287,7 +275,7 @@ async def list_deliveries(
 )
 async def replay_delivery(
     services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName, message_id: MessageId
-) -> JSONResponse:
+) -> Delivery:
     """Sends a message again under the same `webhook-id`, whatever became of it before. If necessary, it is retried for
     another day. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
@@ -297,10 +285,4 @@ async def replay_delivery(
         await delivering.replay(session, row, outbox.GIVE_UP_SECONDS)
         record(session, caller, AuditedAct("webhook.replayed", name, project, after={"message": message_id}))
     services[WebhookServices].deliveries.freed.set()
-    return _answer(delivery_of(row))
-
-
-async def _delivery(services: Services, project: str, name: str, message: str) -> JSONResponse:
-    async with services.database.read() as session:
-        webhook = await service.find(session, project, name)
-        return _answer(delivery_of(await service.find_delivery(session, webhook, message)))
+    return delivery_of(row)

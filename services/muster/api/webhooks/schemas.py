@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from muster.api.core.database.tables import WebhookDeliveryRow, WebhookRow
-from muster.api.core.http.reply import Reply
+from muster.api.core.http.reply import Reply, reply_of
 from muster.words.base import Time
 from muster.words.webhook_kinds import WebhookKind, WebhookPreset
 
@@ -75,28 +75,9 @@ class DeliveryPage(Reply):
 
 
 def webhook_of(row: WebhookRow) -> Webhook:
-    return Webhook(
-        name=row.name,
-        project=row.project,
-        url=row.url,
-        kinds=row.kinds["kinds"],
-        preset=WebhookPreset(row.preset) if row.preset is not None else None,
-        wait_seconds=row.wait_seconds,
-        enabled=row.enabled,
-        created_at=row.created_at,
-        changed_at=row.changed_at,
-        changed_by=row.changed_by,
-    )
+    return reply_of(Webhook, row, kinds=row.kinds["kinds"])
 
 
 def delivery_of(row: WebhookDeliveryRow) -> Delivery:
-    return Delivery(
-        id=row.id,
-        kind=WebhookKind(row.kind),
-        status=DeliveryStatus(row.status),
-        created_at=row.created_at,
-        next_at=max(row.next_at, row.created_at) if row.status == DeliveryStatus.WAITING else None,
-        delivered_at=row.delivered_at,
-        attempts=row.attempts["attempts"],
-        body=row.body,
-    )
+    next_at = max(row.next_at, row.created_at) if row.status == DeliveryStatus.WAITING else None
+    return reply_of(Delivery, row, next_at=next_at, attempts=row.attempts["attempts"])

@@ -109,7 +109,20 @@ class TrainStep:
         ]
         report, loss, norm, rate, why = self._learn(number, batch, requests, passes - 1)
         self.last_seconds = time.perf_counter() - began
-        return self._outcome(number, batch, report, loss, norm, rate, why if all(skipped) else "")
+        return StepOutcome(
+            number=number,
+            loss=loss if math.isfinite(loss) else self.guard.last_loss(),
+            grad_norm=norm if math.isfinite(norm) else 0.0,
+            learning_rate=rate,
+            tokens=report.tokens,
+            seconds=self.last_seconds,
+            data_wait_seconds=batch.wait_seconds,
+            skipped=why if all(skipped) else "",
+            cursor=batch.cursor,
+            requests=report.requests,
+            work_seconds=report.work_seconds,
+            values=report.values,
+        )
 
     def _learn(
         self, number: int, batch: StepBatch, requests: Callable[[], StepRequests], done: int
@@ -142,24 +155,6 @@ class TrainStep:
     def restore(self, state: dict[str, Any]) -> None:
         self._loss_scale.restore(state.get("scaler", {}))
         self.guard.restore(state.get("numerics", {}))
-
-    def _outcome(
-        self, number: int, batch: StepBatch, report: StepReport, loss: float, norm: float, rate: float, why: str
-    ) -> StepOutcome:
-        return StepOutcome(
-            number=number,
-            loss=loss if math.isfinite(loss) else self.guard.last_loss(),
-            grad_norm=norm if math.isfinite(norm) else 0.0,
-            learning_rate=rate,
-            tokens=report.tokens,
-            seconds=self.last_seconds,
-            data_wait_seconds=batch.wait_seconds,
-            skipped=why,
-            cursor=batch.cursor,
-            requests=report.requests,
-            work_seconds=report.work_seconds,
-            values=report.values,
-        )
 
     def _backward(self, number: int, batch: StepBatch, requests: Callable[[], StepRequests], done: int) -> PackedReport:
         """Forward and backward over the micro-batches. Returns this rank's report, which is packed before the last

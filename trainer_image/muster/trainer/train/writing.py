@@ -78,13 +78,10 @@ class TokenWriter:
                     ends[number] = token
                 if ends[number] is None:
                     tokens[number].append(token)
-            if not self._any_rank(None in ends):
+            if not groups().all.any(None in ends, self._device):
                 break
             rows.append(chosen)
         return [WrittenTokens(*row) for row in zip(tokens, ends, strict=True)]
-
-    def _any_rank(self, goes_on: bool) -> bool:
-        return groups().all.any(goes_on, self._device)
 
 
 def likeliest(logits: Tensor, first: int, turn: int) -> list[int]:

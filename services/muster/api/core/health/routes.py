@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from muster.api.core.callers import bearer
 from muster.api.core.errors import KINDS, ApiError
 from muster.api.core.http.openapi import example_reply, problems
-from muster.api.core.http.reply import Reply
+from muster.api.core.http.reply import Reply, reply_of
 from muster.api.core.services import Services, ServicesDependency
 
 router = APIRouter(tags=["health"])
@@ -43,25 +42,23 @@ _OK = {"status": "ok", "checks": {name: {"ok": True, "detail": ""} for name in (
 
 @router.get(
     "/healthz",
-    response_model=Alive,
     summary="Is the process alive",
     responses={200: example_reply({"status": "ok"}, "Alive")},
 )
-async def check_health() -> JSONResponse:
+async def check_health() -> Alive:
     """Checks that the process answers. The response says nothing about its database."""
-    return JSONResponse({"status": "ok"})
+    return Alive(status="ok")
 
 
 @router.get(
     "/readyz",
-    response_model=Ready,
     summary="Can requests be served",
     responses={
         200: example_reply(_OK, "Everything works"),
         503: {"model": Ready, "description": "Something does not; checks tells what"},
     },
 )
-async def check_readiness(services: ServicesDependency) -> JSONResponse:
+async def check_readiness(services: ServicesDependency, response: Response) -> Ready:
     """Checks that the database answers, and that the relay, the mirror, the quotas and the housekeeping make progress.
     The process becomes ready once the mirror has caught up with the cluster: before that, jobs would be shown as they
     were when an API last read them."""
@@ -69,24 +66,25 @@ async def check_readiness(services: ServicesDependency) -> JSONResponse:
         "database": await _database(services),
         **{work.name: _work(services, work.name) for work in services.background.works if work.needed},
     }
-    ok = all(check["ok"] for check in checks.values())
-    return JSONResponse({"status": "ok" if ok else "failing", "checks": checks}, status_code=200 if ok else 503)
+    ok = all(check.ok for check in checks.values())
+    response.status_code = 200 if ok else 503
+    return Ready(status="ok" if ok else "failing", checks=checks)
 
 
-async def _database(services: Services) -> dict[str, Any]:
+async def _database(services: Services) -> Check:
     try:
         await services.database.probe()
     except ApiError as error:
-        return {"ok": False, "detail": error.detail}
-    return {"ok": True, "detail": ""}
+        return Check(ok=False, detail=error.detail)
+    return Check(ok=True, detail="")
 
 
-def _work(services: Services, name: str) -> dict[str, Any]:
+def _work(services: Services, name: str) -> Check:
     work = next(work for work in services.background.works if work.name == name)
     if not services.background.alive(work):
-        return {"ok": False, "detail": "does not run"}
+        return Check(ok=False, detail="does not run")
     behind = work.behind()
-    return {"ok": work.healthy and not behind, "detail": work.error or behind}
+    return Check(ok=work.healthy and not behind, detail=work.error or behind)
 
 
 @router.get(
@@ -117,7 +115,6 @@ async def _is_admin(request: Request, services: Services) -> bool:
 
 @router.get(
     "/api/v1/problems/{code}",
-    response_model=ProblemKind,
     summary="Explain a problem code",
     responses={
         200: example_reply(
@@ -126,9 +123,9 @@ async def _is_admin(request: Request, services: Services) -> bool:
         **{status: reply for status, reply in problems("not_found").items() if status in (404, 422, 500)},
     },
 )
-async def explain_problem(code: Annotated[str, Path(max_length=64)]) -> JSONResponse:
+async def explain_problem(code: Annotated[str, Path(max_length=64)]) -> ProblemKind:
     """Explains the problem that an error's `type` refers to."""
     kind = KINDS.get(code)
     if kind is None:
         raise ApiError("not_found", f"There is no problem code {code!r}.")
-    return JSONResponse({"code": code, "status": kind.status, "title": kind.title, "advice": kind.advice})
+    return reply_of(ProblemKind, kind, code=code)

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
-from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
 from muster.api.core.access import find_job
@@ -71,7 +70,6 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}, "example": "(a trace
 
 @router.get(
     "/{job_id}/profiles",
-    response_model=ProfilesReply,
     dependencies=[reads],
     summary="List a job's profiles",
     responses={
@@ -79,19 +77,18 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}, "example": "(a trace
         **problems("job_not_found", "storage_unavailable"),
     },
 )
-async def list_profiles(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
+async def list_profiles(services: ServicesDependency, caller: Caller, job_id: JobId) -> ProfilesReply:
     """Returns the newest twenty profiles in the job's checkpoint folder, and the last request."""
     folder = folder_of(await find_job(services, caller, job_id))
     if folder is None:
-        return JSONResponse({"uri": None, "items": [], "asked": None})
-    profiles = await _in_store(services, folder, lambda store: _list(store, folder))
-    return JSONResponse(profiles.model_dump(mode="json", by_alias=True))
+        return ProfilesReply(uri=None, items=(), asked=None)
+    profiles: ProfilesReply = await _in_store(services, folder, lambda store: _list(store, folder))
+    return profiles
 
 
 @router.post(
     "/{job_id}/profiles",
     status_code=202,
-    response_model=ProfileRequest,
     dependencies=[writes],
     summary="Trace a running job's next steps",
     operation_id="request_profile",
@@ -106,7 +103,7 @@ async def list_profiles(services: ServicesDependency, caller: Caller, job_id: Jo
 )  # fmt: skip
 async def request_profile(
     request: Request, services: ServicesDependency, caller: Caller, job_id: JobId
-) -> JSONResponse:
+) -> ProfileRequest:
     """Requests a profile. Each named rank records its operators, kernels and memory for the given number of steps while
     training continues. The trainer checks for a request every five seconds; `GET` of the same address shows its result
     under its `id`."""
@@ -120,7 +117,7 @@ async def request_profile(
     async with services.database.write() as session:
         after = {"steps": order.steps, "ranks": list(order.ranks)}
         record(session, caller, AuditedAct("profile.asked", row.id, row.project, after=after))
-    return JSONResponse(asked.model_dump(mode="json", by_alias=True), status_code=202)
+    return asked
 
 
 @router.get(

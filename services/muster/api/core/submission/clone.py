@@ -109,16 +109,12 @@ def _document(row: JobRow, name: str, changes: dict[str, Any], own: bool) -> dic
         )
         raise ApiError("invalid_job", detail, errors=error.problems) from None
     original = row.spec if own else without_env_values(row.spec)
-    spec = _copied(original)
+    spec = {key: value for key, value in original.items() if key not in _NOT_COPIED}
     labels = row.labels | {Label.PROJECT: row.project}
     return {
         "metadata": {"name": name, "namespace": row.namespace, "labels": labels},
         "spec": merge_patch(spec, changes),
     }
-
-
-def _copied(spec: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in spec.items() if key not in _NOT_COPIED}
 
 
 def editable(caller: Principal, row: JobRow, name: str) -> dict[str, Any]:

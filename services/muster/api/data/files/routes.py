@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
 from muster.api.core.access import project_role
@@ -19,7 +18,7 @@ from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files import service, tus
 from muster.api.data.files.repository import FileFilter
-from muster.api.data.files.schemas import file_document
+from muster.api.data.files.schemas import file_reply
 from muster.api.data.files.service import NewFile
 from muster.api.data.files.staging import CHECKSUMS
 from muster.replies.files import File, FileList, FileStatus, Purpose
@@ -79,7 +78,6 @@ async def describe_uploads(services: ServicesDependency) -> Response:
 @router.post(
     "",
     status_code=201,
-    response_model=File,
     dependencies=[writes],
     summary="Upload a file, or begin to",
     responses={
@@ -96,6 +94,7 @@ async def describe_uploads(services: ServicesDependency) -> Response:
 )
 async def upload_file(
     request: Request,
+    response: Response,
     services: ServicesDependency,
     caller: Caller,
     name: Annotated[str, Query(max_length=1_000, description="The file's name; its ending tells the format.")] = "",
@@ -109,7 +108,7 @@ async def upload_file(
     upload_length: Annotated[str | None, Header(description="tus: the whole file's bytes.")] = None,
     upload_metadata: Annotated[str | None, Header(description="tus: filename, purpose, project, in Base64.")] = None,
     upload_checksum: Annotated[str | None, Header(description="tus: an algorithm and a digest in Base64.")] = None,
-) -> JSONResponse:
+) -> File:
     """Uploads a file. The body is the file and the query describes it; the upload is complete when the response
     arrives. Data files are checked afterwards: their status is `checking`, then `ready`, or `failed` with the first bad
     line. With `Tus-Resumable`, the headers describe the file and the body is empty or holds its first part; continue
@@ -130,7 +129,9 @@ async def upload_file(
             sha256=sha256.lower() or None,
             lifetime_seconds=tus.lifetime(lifetime_seconds),
         )
-        return _made(file_document(await service.save(services, caller, new, chunks)), {})
+        row = await service.save(services, caller, new, chunks)
+        response.headers["Location"] = f"/api/v1/files/{row.id}"
+        return file_reply(row)
     tus.must_speak(tus_resumable)
     checksum = tus.checksum_of(upload_checksum)
     row = await service.create(
@@ -139,12 +140,8 @@ async def upload_file(
     if request.headers.get("content-type", "").lower() == tus.MEDIA_TYPE:
         row = await service.append(services, caller, row.id, 0, chunks, checksum)
     have = service.received(services, row) or 0
-    return _made(file_document(row, have), tus.headers_of(row, have))
-
-
-def _made(document: dict[str, Any], headers: dict[str, str]) -> JSONResponse:
-    place = {"Location": f"/api/v1/files/{document['id']}"}
-    return JSONResponse(document, status_code=201, headers={**place, **headers})
+    response.headers.update({"Location": f"/api/v1/files/{row.id}", **tus.headers_of(row, have)})
+    return file_reply(row, have)
 
 
 def _length(request: Request) -> int | None:
@@ -161,7 +158,6 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
 
 @router.get(
     "",
-    response_model=FileList,
     dependencies=[reads],
     summary="List files",
     responses={
@@ -178,29 +174,27 @@ async def list_files(
     purpose: Annotated[Purpose | None, Query(description="Only for this.")] = None,
     status: Annotated[FileStatus | None, Query(description="Only in this state.")] = None,
     name: Annotated[str | None, Query(max_length=255, pattern=NO_NUL, description="Exactly this name.")] = None,
-) -> JSONResponse:
+) -> FileList:
     """Returns the files of the projects that the caller may see, newest first, including uploads in progress."""
     if project is not None:
         project_role(caller, project, Role.VIEWER)
     chosen = FileFilter(project, purpose, status, name, visible=caller.visible_projects)
     rows = await service.page(services, chosen, seq_of(cursor) if cursor else None, limit + 1)
-    more = len(rows) > limit
-    items = [file_document(row, received) for row, received in rows[:limit]]
-    return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1][0].seq) if more else None})
+    items = [file_reply(row, received) for row, received in rows[:limit]]
+    return FileList(items=items, next_cursor=cursor_of(rows[limit - 1][0].seq) if len(rows) > limit else None)
 
 
 @router.get(
     "/{file_id}",
-    response_model=File,
     dependencies=[reads],
     summary="Get a file",
     responses={200: example_reply(_EXAMPLE, "What is known of it"), **problems("file_not_found")},
 )
-async def get_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
+async def get_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> File:
     """Returns a file: its status, how many bytes have arrived, what it contains, and what is wrong with it and
     where."""
     row = await service.find(services, caller, file_id)
-    return JSONResponse(file_document(row, service.received(services, row)))
+    return file_reply(row, service.received(services, row))
 
 
 @router.get(

@@ -59,7 +59,6 @@ _EXAMPLE: dict[str, Any] = {
 
 @router.get(
     "/{job_id}/data",
-    response_model=DataReport,
     dependencies=[reads],
     summary="Inspect a job's data",
     responses={
@@ -67,7 +66,7 @@ _EXAMPLE: dict[str, Any] = {
         **problems("job_not_found", "data_report_not_found", "storage_unavailable"),
     },
 )
-async def get_data_report(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
+async def get_data_report(services: ServicesDependency, caller: Caller, job_id: JobId) -> DataReport:
     """Returns the data report of a job: documents, tokens and lengths of each source, and what is left out and why. The
     report is in the job's checkpoint folder once the data are prepared."""
     row = await find_job(services, caller, job_id)
@@ -75,7 +74,7 @@ async def get_data_report(services: ServicesDependency, caller: Caller, job_id: 
     if folder is None:
         raise ApiError("data_report_not_found", f"Job {row.name!r} does not say where it commits.")
     try:
-        return JSONResponse(await services.folders.run(folder, _read, services.commits, folder))
+        return await services.folders.run(folder, _read, services.commits, folder)
     except StorageError as error:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
 
@@ -124,10 +123,10 @@ async def inspect_job_data(request: Request, services: ServicesDependency, calle
     return JSONResponse({"state": "ready", "report": {**report, "sources": sources}})
 
 
-def _read(commits: CommitListing, folder: StorageAddress) -> Any:
+def _read(commits: CommitListing, folder: StorageAddress) -> DataReport:
     try:
         text = commits.store(folder).read(DATA_REPORT_KEY, REPORT_BYTES_MAX)
-        return DataReport.model_validate_json(text).model_dump(mode="json", by_alias=True)
+        return DataReport.model_validate_json(text)
     except NotFound:
         raise ApiError("data_report_not_found", f"{folder} holds no {DATA_REPORT_KEY} yet.") from None
     except ValidationError as error:

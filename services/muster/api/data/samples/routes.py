@@ -6,7 +6,6 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from muster.api.core.access import find_job
@@ -43,7 +42,6 @@ _EXAMPLE: dict[str, Any] = {
 
 @router.get(
     "/{job_id}/samples",
-    response_model=SamplesReply,
     dependencies=[reads],
     summary="Read what a job's model wrote",
     responses={200: example_reply(_EXAMPLE, "The samples"), **problems("job_not_found", "storage_unavailable")},
@@ -53,17 +51,17 @@ async def list_samples(
     caller: Caller,
     job_id: JobId,
     limit: Annotated[int, Query(ge=1, le=100, description="Maximum number of evaluations, newest first.")] = 10,
-) -> JSONResponse:
+) -> SamplesReply:
     """Returns the model's continuations of the prompts of `evaluation.generate`, from the newest evaluations. They are
     read from the job's checkpoint folder."""
     row = await find_job(services, caller, job_id)
     folder = folder_of(row)
     if folder is None:
-        return JSONResponse({"items": [], "total": 0})
-    return JSONResponse(await asyncio.to_thread(_read, services.commits, folder, limit))
+        return SamplesReply(items=[], total=0)
+    return await asyncio.to_thread(_read, services.commits, folder, limit)
 
 
-def _read(commits: CommitListing, folder: StorageAddress, limit: int) -> dict[str, Any]:
+def _read(commits: CommitListing, folder: StorageAddress, limit: int) -> SamplesReply:
     try:
         store = commits.store(folder)
         steps = sorted(step for entry in store.objects(SAMPLES) if (step := step_of_samples(entry.key)) is not None)
@@ -77,7 +75,7 @@ def _read(commits: CommitListing, folder: StorageAddress, limit: int) -> dict[st
                 ValidationError,
             ):  # removed since then, or damaged: the others are still worth showing
                 continue
-            items.append(samples.model_dump(mode="json", by_alias=True))
-        return {"items": items, "total": len(steps)}
+            items.append(samples)
+        return SamplesReply(items=items, total=len(steps))
     except (StorageError, UserError) as error:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
 from muster.api.core.access import project_role
@@ -71,7 +70,6 @@ def length_of(request: Request) -> int | None:
 
 @router.post(
     "",
-    response_model=FileObject,
     dependencies=[writes],
     summary="Upload a file",
     operation_id="create_openai_file",
@@ -84,18 +82,17 @@ async def create_openai_file(
     caller: Caller,
     retries: RetryCount = 0,
     project: ProjectHeader = None,
-) -> JSONResponse:
+) -> FileObject:
     """Uploads a file, which is stored whole or not at all. Data files are checked afterwards: the status becomes
     `processed`, or `error` with the first bad line. A retry by OpenAI's client returns the file that its first attempt
     created."""
     form = FileForm(request, "file")
     row = await service.create_file(services, caller, project or None, form, length_of(request), retries > 0)
-    return JSONResponse(file_reply(row).model_dump(mode="json"))
+    return file_reply(row)
 
 
 @router.get(
     "",
-    response_model=FileObjectList,
     dependencies=[reads],
     summary="List files",
     operation_id="list_openai_files",
@@ -109,7 +106,7 @@ async def list_openai_files(
     order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
     purpose: Annotated[Purpose | None, Query(description="Only for this.")] = None,
     project: ProjectHeader = None,
-) -> JSONResponse:
+) -> FileObjectList:
     """Returns the completely uploaded files of the projects that the caller may see, newest first by default."""
     if project:
         project_role(caller, project, Role.VIEWER)
@@ -117,23 +114,21 @@ async def list_openai_files(
     rows = await service.list_files(services, caller, chosen, after, limit + 1, order == "asc")
     if rows is None:
         raise invalid_parameter("query.after", "is the id of no file; send the last id of the page before")
-    data = [file_reply(row).model_dump(mode="json") for row in rows[:limit]]
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    page = {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(rows) > limit}
-    return JSONResponse(page)
+    data = [file_reply(row) for row in rows[:limit]]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return FileObjectList(data=data, first_id=first, last_id=last, has_more=len(rows) > limit)
 
 
 @router.get(
     "/{file_id}",
-    response_model=FileObject,
     dependencies=[reads],
     summary="Retrieve a file",
     operation_id="get_openai_file",
     responses={200: example_reply(EXAMPLE, "The file"), **problems("file_not_found")},
 )
-async def get_openai_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
+async def get_openai_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> FileObject:
     """Returns a file: whether it has been checked, and what is wrong with it."""
-    return JSONResponse(file_reply(await files.find(services, caller, file_id)).model_dump(mode="json"))
+    return file_reply(await files.find(services, caller, file_id))
 
 
 @router.get(
@@ -162,7 +157,6 @@ async def read_openai_file(
 
 @router.delete(
     "/{file_id}",
-    response_model=DeletedFile,
     dependencies=[writes],
     summary="Delete a file",
     operation_id="delete_openai_file",
@@ -171,7 +165,7 @@ async def read_openai_file(
         **problems("file_not_found", "file_in_use", "files_unavailable"),
     },
 )
-async def delete_openai_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
+async def delete_openai_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> DeletedFile:
     """Deletes a file. The request is refused while a job that has not ended reads the file."""
     await files.remove(services, caller, file_id)
-    return JSONResponse(DeletedFile(id=file_id).model_dump(mode="json"))
+    return DeletedFile(id=file_id)

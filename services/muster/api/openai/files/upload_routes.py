@@ -6,7 +6,6 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
-from fastapi.responses import JSONResponse
 
 from muster.api.core.callers import Caller
 from muster.api.core.database.tables import FileRow
@@ -47,14 +46,12 @@ _BEGIN = {"filename": "chat.jsonl", "purpose": "fine-tune", "bytes": 7_340_032, 
 _WRONG = ("invalid_request", "invalid_document", "unsupported_media_type", "body_too_large", "body_too_slow")
 
 
-def _reply(row: FileRow, cancelled: bool = False) -> JSONResponse:
-    upload = upload_reply(row, row.created_at + UPLOAD_SECONDS, cancelled)
-    return JSONResponse(upload.model_dump(mode="json"))
+def _reply(row: FileRow, cancelled: bool = False) -> Upload:
+    return upload_reply(row, row.created_at + UPLOAD_SECONDS, cancelled)
 
 
 @router.post(
     "",
-    response_model=Upload,
     dependencies=[writes],
     summary="Begin an upload in parts",
     responses={
@@ -69,7 +66,7 @@ async def create_upload(
     caller: Caller,
     retries: RetryCount = 0,
     project: ProjectHeader = None,
-) -> JSONResponse:
+) -> Upload:
     """Creates an upload in parts. An upload that is not completed within a day is deleted."""
     asked = await read_body(request, parsed(CreateUpload, "invalid_request", "The request is not valid"))
     return _reply(await service.create_upload(services, caller, project or None, asked, retries > 0))
@@ -77,7 +74,6 @@ async def create_upload(
 
 @router.post(
     "/{upload_id}/parts",
-    response_model=UploadPart,
     dependencies=[writes],
     summary="Send a part",
     responses={200: example_reply(_PART, "It has arrived"), **problems(*REFUSED, "file_not_found", "upload_conflict")},
@@ -85,16 +81,15 @@ async def create_upload(
 )
 async def create_upload_part(
     request: Request, services: ServicesDependency, caller: Caller, upload_id: UploadId
-) -> JSONResponse:
+) -> UploadPart:
     """Adds a part to an upload. Parts may have any size, and several may be sent at once. Send a part again if its
     response was lost: only the parts that are named at completion count."""
     part = await service.add_part(services, caller, upload_id, FileForm(request, "data"))
-    return JSONResponse(UploadPart(id=part, created_at=int(time.time()), upload_id=upload_id).model_dump(mode="json"))
+    return UploadPart(id=part, created_at=int(time.time()), upload_id=upload_id)
 
 
 @router.post(
     "/{upload_id}/complete",
-    response_model=Upload,
     dependencies=[writes],
     summary="Complete an upload",
     responses={
@@ -105,7 +100,7 @@ async def create_upload_part(
 )
 async def complete_upload(
     request: Request, services: ServicesDependency, caller: Caller, upload_id: UploadId
-) -> JSONResponse:
+) -> Upload:
     """Completes an upload. The given parts, in the given order, become the file, which must have the announced number
     of bytes. Repeating the request is harmless."""
     asked = await read_body(request, parsed(CompleteUpload, "invalid_request", "The request is not valid"))
@@ -114,7 +109,6 @@ async def complete_upload(
 
 @router.post(
     "/{upload_id}/cancel",
-    response_model=Upload,
     dependencies=[writes],
     summary="Cancel an upload",
     responses={
@@ -122,6 +116,6 @@ async def complete_upload(
         **problems("file_not_found", "upload_conflict", "files_unavailable"),
     },
 )
-async def cancel_upload(services: ServicesDependency, caller: Caller, upload_id: UploadId) -> JSONResponse:
+async def cancel_upload(services: ServicesDependency, caller: Caller, upload_id: UploadId) -> Upload:
     """Cancels an upload and deletes the bytes that have arrived."""
     return _reply(await service.cancel(services, caller, upload_id), cancelled=True)

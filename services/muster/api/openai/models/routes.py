@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from muster.api.core.callers import Caller, Scope, needs
@@ -42,22 +41,20 @@ reads = Depends(needs(Scope.READ))
 
 @router.get(
     "",
-    response_model=ModelList,
     dependencies=[reads],
     summary="List models",
     responses={200: example_reply({"object": "list", "data": [_EXAMPLE, _TUNED]}, "Models"), **problems()},
 )
-async def list_models(services: ServicesDependency, caller: Caller) -> JSONResponse:
+async def list_models(services: ServicesDependency, caller: Caller) -> ModelList:
     """Returns the mapped base models, and the newest fine-tuned models that the caller may see."""
     async with services.database.read() as session:
         tuned = await fine_tunes.succeeded(session, caller.visible_projects, FINE_TUNED_MAX)
     data = [*(_mapped(services, name) for name in services[ModelMap].current().models), *map(_tuned, tuned)]
-    return JSONResponse({"object": "list", "data": [each.model_dump(mode="json") for each in data]})
+    return ModelList(data=data)
 
 
 @router.get(
     "/{model:path}",
-    response_model=Model,
     dependencies=[reads],
     summary="Retrieve a model",
     operation_id="get_model",
@@ -67,15 +64,15 @@ async def get_model(
     services: ServicesDependency,
     caller: Caller,
     model: Annotated[str, Path(min_length=1, max_length=500, pattern=r"^[^\x00]*$")],
-) -> JSONResponse:
+) -> Model:
     """Returns a mapped model, or a fine-tuned one by its name."""
     if model in services[ModelMap].current().models:
-        return JSONResponse(_mapped(services, model).model_dump(mode="json"))
+        return _mapped(services, model)
     named = fine_tuned_of(model)
     if named is None:
         raise service.model_not_found(services, model)
     tune = await service.fine_tuned(services, caller, model, named)
-    return JSONResponse(_tuned(tune).model_copy(update={"id": model}).model_dump(mode="json"))
+    return _tuned(tune).model_copy(update={"id": model})
 
 
 def _mapped(services: Services, name: str) -> Model:

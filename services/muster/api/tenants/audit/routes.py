@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import JSONResponse
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -15,7 +14,7 @@ from muster.api.core.database.tables import AuditRow
 from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.path_parts import NO_NUL
-from muster.api.core.http.reply import Reply
+from muster.api.core.http.reply import Reply, reply_of
 from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
 from muster.words.base import Time
@@ -73,7 +72,6 @@ class AuditFilter:
 
 @router.get(
     "",
-    response_model=AuditPage,
     dependencies=[Depends(needs(Scope.ADMIN))],
     summary="Read the audit",
     responses={
@@ -90,15 +88,14 @@ async def read_audit(
     project: Word = None,
     action: Word = None,
     subject: Word = None,
-) -> JSONResponse:
+) -> AuditPage:
     """Returns the audit log, newest first: who changed what, from which address, with the values before and after.
     Admins see every entry, and maintainers see the entries of their projects."""
     chosen, before = AuditFilter(person, project, action, subject), seq_of(cursor) if cursor else None
     async with services.database.read() as session:
         rows = await _page(session, caller, chosen, before, limit + 1)
-    more = len(rows) > limit
-    items = [_document(row) for row in rows[:limit]]
-    return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1].seq) if more else None})
+    items = [reply_of(AuditLine, row, id=row.seq) for row in rows[:limit]]
+    return AuditPage(items=items, next_cursor=cursor_of(rows[limit - 1].seq) if len(rows) > limit else None)
 
 
 async def _page(
@@ -124,18 +121,3 @@ async def _page(
 
 def _named(caller: Principal) -> set[str]:
     return {*caller.roles, *([caller.project] if caller.project else [])}
-
-
-def _document(row: AuditRow) -> dict[str, Any]:
-    return {
-        "id": row.seq,
-        "at": rfc3339(row.at),
-        "person": row.person,
-        "token": row.token,
-        "address": row.address,
-        "action": row.action,
-        "subject": row.subject,
-        "project": row.project,
-        "before": row.before,
-        "after": row.after,
-    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Request
-from fastapi.responses import JSONResponse
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.core.access import admins_only
@@ -14,7 +13,7 @@ from muster.api.core.callers import Caller, Scope, needs
 from muster.api.core.database.tables import PersonRow
 from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, example_reply, problems
-from muster.api.core.http.reply import Reply
+from muster.api.core.http.reply import Reply, reply_of
 from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
 from muster.api.tenants.people import service
@@ -83,43 +82,31 @@ _EXAMPLE: dict[str, Any] = {
 
 @router.get(
     "/me",
-    response_model=Me,
     dependencies=[reads],
     summary="Show the caller",
     responses={200: example_reply(_ME, "The person and the token of this request"), **problems()},
 )
-async def get_me(caller: Caller) -> JSONResponse:
+async def get_me(caller: Caller) -> Me:
     """Returns the person that the token belongs to, its scopes, and the roles that it grants."""
-    document = {
-        "person": caller.person,
-        "admin": caller.admin,
-        "token": caller.token,
-        "scopes": sorted(caller.scopes),
-        "project": caller.project,
-        "home": caller.home,
-        "roles": dict(caller.roles),
-    }
-    return JSONResponse(document)
+    return reply_of(Me, caller, scopes=sorted(caller.scopes))
 
 
 @router.get(
     "/people",
-    response_model=PersonList,
     dependencies=[manages],
     summary="List people",
     responses={200: example_reply({"items": [_EXAMPLE]}, "People and service accounts, by name"), **problems()},
 )
-async def list_people(services: ServicesDependency, caller: Caller) -> JSONResponse:
+async def list_people(services: ServicesDependency, caller: Caller) -> PersonList:
     """Returns everybody who has or had a token or a role. Requires admin rights."""
     admins_only(caller)
     async with services.database.read() as session:
         rows = await service.list_all(session)
-    return JSONResponse({"items": [_document(row) for row in rows]})
+    return PersonList(items=[reply_of(Person, row) for row in rows])
 
 
 @router.put(
     "/people/{person}",
-    response_model=Person,
     dependencies=[manages],
     summary="Make or change a person",
     responses={
@@ -128,9 +115,7 @@ async def list_people(services: ServicesDependency, caller: Caller) -> JSONRespo
     },
     openapi_extra=body(PersonRequest, {"kind": "service"}),
 )
-async def put_person(
-    request: Request, services: ServicesDependency, caller: Caller, person: PersonName
-) -> JSONResponse:
+async def put_person(request: Request, services: ServicesDependency, caller: Caller, person: PersonName) -> Person:
     """Creates or updates a person or a service account: whether they are an admin, and whether their tokens are
     disabled. Requires admin rights."""
     admins_only(caller)
@@ -141,14 +126,4 @@ async def put_person(
         record(session, caller, AuditedAct("person.changed", person, None, before, dump(settings)))
         return row
 
-    return JSONResponse(_document(await services.database.write_once(put)))
-
-
-def _document(row: PersonRow) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "kind": row.kind,
-        "admin": row.admin,
-        "disabled": row.disabled,
-        "createdAt": rfc3339(row.created_at),
-    }
+    return reply_of(Person, await services.database.write_once(put))

@@ -69,7 +69,7 @@ class QuotaWriter:
                 row.name,
                 row.namespace,
                 ProjectLimits.model_validate(row.limits),
-                self._files_of(row),
+                str(self._files.child(row.name)) if self._files is not None else None,
                 tuple(secrets.get(row.name, ())),
             )
             for row in rows
@@ -78,9 +78,6 @@ class QuotaWriter:
             await self._cluster.write_limits(limits)
             self._limits = limits
         return False
-
-    def _files_of(self, row: ProjectRow) -> str | None:
-        return str(self._files.child(row.name)) if self._files is not None else None
 
 
 def queue_limit(draft: SubmissionDraft, facts: SubmissionFacts) -> SubmissionDraft:

@@ -16,7 +16,7 @@ from muster.api.core.errors import ApiError
 from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import ProjectName
-from muster.api.core.http.reply import Reply
+from muster.api.core.http.reply import Reply, reply_of
 from muster.api.core.limits import ProjectLimits
 from muster.api.core.projects import visible
 from muster.api.core.roles import Role
@@ -171,23 +171,21 @@ async def delete_project(services: ServicesDependency, caller: Caller, project: 
 
 @router.get(
     "/{project}/members",
-    response_model=MemberList,
     dependencies=[reads],
     summary="List a project's members",
     responses={200: example_reply({"items": [_MEMBER]}, "Members, by name"), **problems("project_not_found")},
 )
-async def list_members(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
+async def list_members(services: ServicesDependency, caller: Caller, project: ProjectName) -> MemberList:
     """Returns the members of a project and their roles. Admins are not listed, because they belong to every project."""
     project_role(caller, project, Role.VIEWER)
     async with services.database.read() as session:
         await _exists(session.get(ProjectRow, project), project)
         rows = await service.members(session, project)
-    return JSONResponse({"items": [{"person": row.person, "role": row.role} for row in rows]})
+    return MemberList(items=[reply_of(Member, row) for row in rows])
 
 
 @router.put(
     "/{project}/members/{person}",
-    response_model=Member,
     dependencies=[manages],
     summary="Give somebody a role in a project",
     responses={
@@ -198,13 +196,13 @@ async def list_members(services: ServicesDependency, caller: Caller, project: Pr
 )
 async def put_member(
     request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, person: PersonName
-) -> JSONResponse:
+) -> Member:
     """Sets the role of a member. The role takes effect at once, also for existing tokens and open streams. Only an
     admin can add a person who is not known yet. Requires the maintainer role."""
     project_role(caller, project, Role.MAINTAINER)
     membership = await read_body(request, parsed(MemberRequest, "invalid_project", "The role is not valid"))
     await give_role(services, caller, project, person, Role(membership.role))
-    return JSONResponse({"person": person, "role": membership.role})
+    return Member(person=person, role=Role(membership.role))
 
 
 async def give_role(services: Services, caller: Principal, project: str, person: str, role: Role) -> None:

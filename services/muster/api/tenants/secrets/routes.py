@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, Field
 
 from muster.api.core.access import project_not_found, project_role
 from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Scope, needs
-from muster.api.core.database.tables import ProjectRow, SecretRow
+from muster.api.core.database.tables import ProjectRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.body import read_body
 from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import ProjectName
-from muster.api.core.http.reply import Reply
+from muster.api.core.http.reply import Reply, reply_of
 from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
 from muster.api.tenants.secrets import service
@@ -80,24 +79,13 @@ _EXAMPLE: dict[str, Any] = {
 _WORDS = f"must map keys (letters, digits, '-', '_' and '.') to texts of 1 to {VALUE_LENGTH_MAX:,} characters"
 
 
-def _document(row: SecretRow) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "keys": row.keys["keys"],
-        "createdAt": rfc3339(row.created_at),
-        "changedAt": rfc3339(row.changed_at),
-        "changedBy": row.changed_by,
-    }
-
-
 @router.get(
     "",
-    response_model=SecretList,
     dependencies=[reads],
     summary="List a project's secrets",
     responses={200: example_reply({"items": [_EXAMPLE]}, "Names and keys, by name"), **problems("project_not_found")},
 )
-async def list_secrets(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
+async def list_secrets(services: ServicesDependency, caller: Caller, project: ProjectName) -> SecretList:
     """Returns the secrets that the project's jobs may name, with who set them and when. Their values are never
     returned."""
     project_role(caller, project, Role.VIEWER)
@@ -105,12 +93,11 @@ async def list_secrets(services: ServicesDependency, caller: Caller, project: Pr
         if await session.get(ProjectRow, project) is None:
             raise project_not_found(project)
         rows = await service.list_all(session, project)
-    return JSONResponse({"items": [_document(row) for row in rows]})
+    return SecretList(items=[reply_of(Secret, row, keys=row.keys["keys"]) for row in rows])
 
 
 @router.put(
     "/{name}",
-    response_model=Secret,
     dependencies=[manages],
     summary="Set a secret",
     responses={
@@ -124,8 +111,13 @@ async def list_secrets(services: ServicesDependency, caller: Caller, project: Pr
     openapi_extra=body(SecretRequest, {"data": {"value": "hf_…"}}),
 )  # fmt: skip
 async def put_secret(
-    request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: SecretName
-) -> JSONResponse:
+    request: Request,
+    response: Response,
+    services: ServicesDependency,
+    caller: Caller,
+    project: ProjectName,
+    name: SecretName,
+) -> Secret:
     """Sets a secret and replaces all of its entries. Workers that start from now on get the new entries; running
     workers keep the old ones. The jobs of all maintainers and members of the project can read the secret. Requires the
     maintainer role."""
@@ -135,7 +127,8 @@ async def put_secret(
         row, before = await service.put(session, services.cluster, caller.person, project, name, new_secret.data)
         was = {"keys": before} if before is not None else None
         record(session, caller, AuditedAct("secret.set", name, project, was, {"keys": row.keys["keys"]}))
-    return JSONResponse(_document(row), status_code=201 if before is None else 200)
+    response.status_code = 201 if before is None else 200
+    return reply_of(Secret, row, keys=row.keys["keys"])
 
 
 @router.delete(

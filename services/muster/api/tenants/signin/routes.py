@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
 
 from muster.api.core.errors import ApiError
 from muster.api.core.http.openapi import example_reply, problems
@@ -30,14 +29,13 @@ _EXAMPLE = {
 
 @router.get(
     "",
-    response_model=SignInReply,
     summary="Show where to sign in",
     responses={200: example_reply(_EXAMPLE, "The provider"), **problems("not_found")},
 )
-async def get_sign_in(services: ServicesDependency) -> JSONResponse:
+async def get_sign_in(services: ServicesDependency) -> SignInReply:
     """Returns the sign-in provider. The response is 404 where only tokens are accepted."""
     settings = services.settings
     if settings.oidc_issuer is None or settings.oidc_client_id is None:
         raise ApiError("not_found", "Here one signs in by tokens alone; an admin makes one: `muster tokens create`.")
     client = settings.oidc_login_client_id or settings.oidc_client_id
-    return JSONResponse({"issuer": settings.oidc_issuer, "clientId": client, "scopes": settings.oidc_scopes})
+    return SignInReply(issuer=settings.oidc_issuer, client_id=client, scopes=settings.oidc_scopes)

@@ -6,7 +6,6 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response
-from fastapi.responses import JSONResponse
 
 from muster.api.core.audit import AuditedAct, record
 from muster.api.core.callers import Caller, Principal, Scope, needs
@@ -15,13 +14,13 @@ from muster.api.core.errors import ApiError
 from muster.api.core.http.body import parsed, read_body
 from muster.api.core.http.openapi import body, example_reply, problems
 from muster.api.core.http.path_parts import NO_NUL
-from muster.api.core.http.reply import Reply
+from muster.api.core.http.reply import Reply, reply_of
 from muster.api.core.services import Services, ServicesDependency
 from muster.api.tenants.authentication import new_token
 from muster.api.tenants.tokens import service
 from muster.api.tenants.tokens.schemas import RotateRequest, TokenRequest
 from muster.words.base import Time
-from muster.words.times import rfc3339, rfc3339_or_none
+from muster.words.times import rfc3339
 
 manages = Depends(needs(Scope.ADMIN))
 router = APIRouter(prefix="/tokens", tags=["tokens"])
@@ -71,47 +70,45 @@ _BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invali
 @router.post(
     "",
     status_code=201,
-    response_model=NewToken,
     dependencies=[manages],
     summary="Make a token",
     responses={201: _SHOWN_ONCE, **problems("project_not_found", "person_not_found", *_BODY)},
     openapi_extra=body(TokenRequest, {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
 )
-async def make_token(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
+async def make_token(request: Request, response: Response, services: ServicesDependency, caller: Caller) -> NewToken:
     """Creates a token: for the caller, for a service account of a project that the caller maintains or, as an admin,
     for anybody. Whoever holds the token acts as its person, within its project and its scopes."""
     new_token = await read_body(request, parsed(TokenRequest, "invalid_token", "The token can't be made"))
-    return _shown_once(await made(services, caller, new_token))
+    response.headers["Cache-Control"] = "no-store"
+    return await made(services, caller, new_token)
 
 
-async def made(services: Services, caller: Principal, body: TokenRequest) -> dict[str, Any]:
-    """The new token's document, with the token. Raises ApiError as `service.wanted_of` does."""
+async def made(services: Services, caller: Principal, body: TokenRequest) -> NewToken:
+    """The new token, with its value. Raises ApiError as `service.wanted_of` does."""
     token = new_token()
     async with services.database.write() as session:
         row = service.make(session, await service.wanted_of(session, caller, body), token)
         record(session, caller, AuditedAct("token.made", row.id, row.project, after=_recorded(row)))
-    return {**_document(row), "token": token}
+    return reply_of(NewToken, row, scopes=row.scopes["scopes"], token=token)
 
 
 @router.get(
     "",
-    response_model=TokenList,
     dependencies=[manages],
     summary="List tokens",
     responses={200: example_reply({"items": [_EXAMPLE]}, "Tokens"), **problems()},
 )
-async def list_tokens(services: ServicesDependency, caller: Caller) -> JSONResponse:
+async def list_tokens(services: ServicesDependency, caller: Caller) -> TokenList:
     """Returns the tokens that are not revoked: the caller's own, those of the projects that the caller maintains or,
     for an admin, all. The secret values of the tokens are never returned."""
     async with services.database.read() as session:
         rows = await service.list_visible(session, caller)
-    return JSONResponse({"items": [_document(row) for row in rows]})
+    return TokenList(items=[reply_of(Token, row, scopes=row.scopes["scopes"]) for row in rows])
 
 
 @router.post(
     "/{token_id}:rotate",
     status_code=201,
-    response_model=NewToken,
     dependencies=[manages],
     summary="Rotate a token",
     operation_id="rotate_token",
@@ -119,17 +116,18 @@ async def list_tokens(services: ServicesDependency, caller: Caller) -> JSONRespo
     openapi_extra=body(RotateRequest, {"overlapHours": 24}, required=False),
 )
 async def rotate_token(
-    request: Request, services: ServicesDependency, caller: Caller, token_id: TokenId
-) -> JSONResponse:
+    request: Request, response: Response, services: ServicesDependency, caller: Caller, token_id: TokenId
+) -> NewToken:
     """Creates a successor with the same rights and the same expiry, and ends this token at once or after the overlap.
     Whoever could create the token can rotate it, and so can the token itself. For a later expiry, create a new
     token."""
     rotation = await read_body(request, parsed(RotateRequest, "invalid_token", "It can't be rotated"), optional=True)
-    return _shown_once(await rotated(services, caller, token_id, rotation))
+    response.headers["Cache-Control"] = "no-store"
+    return await rotated(services, caller, token_id, rotation)
 
 
-async def rotated(services: Services, caller: Principal, token_id: str, body: RotateRequest) -> dict[str, Any]:
-    """The successor's document, with the token. Raises ApiError token_not_found, forbidden and invalid_token."""
+async def rotated(services: Services, caller: Principal, token_id: str, body: RotateRequest) -> NewToken:
+    """The successor, with its value. Raises ApiError token_not_found, forbidden and invalid_token."""
     token = new_token()
     async with services.database.write() as session:
         row = await service.find(session, caller, token_id)
@@ -140,7 +138,7 @@ async def rotated(services: Services, caller: Principal, token_id: str, body: Ro
             raise ApiError("invalid_token", detail)
         successor = service.rotate(session, row, body.overlap_hours * 3600.0, token)
         record(session, caller, AuditedAct("token.rotated", row.id, row.project, _recorded(row), {"id": successor.id}))
-    return {**_document(successor), "token": token}
+    return reply_of(NewToken, successor, scopes=successor.scopes["scopes"], token=token)
 
 
 @router.delete(
@@ -160,22 +158,5 @@ async def revoke_token(services: ServicesDependency, caller: Caller, token_id: T
     return Response(status_code=204)
 
 
-def _shown_once(document: dict[str, Any]) -> JSONResponse:
-    return JSONResponse(document, status_code=201, headers={"Cache-Control": "no-store"})
-
-
 def _recorded(row: TokenRow) -> dict[str, Any]:
     return {"name": row.name, "person": row.person, "scopes": row.scopes["scopes"]}
-
-
-def _document(row: TokenRow) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "name": row.name,
-        "person": row.person,
-        "project": row.project,
-        "scopes": row.scopes["scopes"],
-        "createdAt": rfc3339(row.created_at),
-        "expiresAt": rfc3339_or_none(row.expires_at),
-        "lastUsedAt": rfc3339_or_none(row.last_used_at),
-    }
