@@ -309,9 +309,7 @@ def _watch(children: tuple[ChildProcess, ...], stop: _StopSignals) -> None:
 
 def _farewell(options: PlatformOptions) -> None:
     """Say what becomes of the jobs that run."""
-    from muster.cli.local_jobs import with_workers
-
-    names = with_workers(options.state)
+    names = _with_workers(options.state)
     if not names:
         say("Stopping. No job runs.")
         return
@@ -385,8 +383,6 @@ def _wait_for_url(state: StateFolder, process: subprocess.Popen[bytes], log: Pat
 
 def down(state: StateFolder) -> None:
     """Stop the `muster up` of this folder, wherever it runs. Raises CliError when there is none, or it does not end."""
-    from muster.cli.local_jobs import with_workers
-
     here = running.who(state)
     if here is None:
         raise CliError(f"no `muster up` runs on {state.root}", ExitStatus.FAILED, "not-running", next_step="muster up")
@@ -399,7 +395,19 @@ def down(state: StateFolder) -> None:
                 f"`muster up` (pid {here.pid}) does not end", code="not-stopped", next_step=f"kill -9 {here.pid}"
             )
         time.sleep(POLL_SECONDS)
-    names = with_workers(state)
+    names = _with_workers(state)
     if json_wanted():
         print_json_line({"stopped": True, "pid": here.pid, "jobsTrainingOn": names})
     say("Stopped." + (f" These jobs train on: {', '.join(names)}. The next `muster up` adopts them." if names else ""))
+
+
+def _with_workers(state: StateFolder) -> list[str]:
+    """Return the names of the jobs that have, or are about to have, workers on this machine: they outlive the
+    platform."""
+    from muster.local.cluster import LocalCluster
+    from muster.words.names import Phase
+
+    if not state.cluster.exists():
+        return []
+    phases = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
+    return LocalCluster(state.cluster).names_in(phases)

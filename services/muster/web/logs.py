@@ -5,6 +5,7 @@ A log of a gigabyte is read in pages of 200 kB: neither this process nor the bro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -18,10 +19,10 @@ from starlette.concurrency import run_in_threadpool
 from muster.web import api
 from muster.web.api import ApiError, JobLogs, JobRow, Services, ServicesDependency
 from muster.web.job import JobId, show
-from muster.web.log_lines import of_rank
 from muster.web.session import Visitor
 from muster.words.gang import ranks_per_node
 from muster.words.log_words import in_words
+from muster.words.names import rank_mark
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", include_in_schema=False)
 
@@ -29,6 +30,7 @@ PAGE_BYTES = 200_000  # some 2,000 lines
 TAIL_LINES = 500
 SEARCH_BYTES = 256 << 20  # of one request: a second's work at most; the next one goes on from there
 _CHUNK_BYTES = 4 << 20
+_ANY_RANK = re.compile(re.escape(rank_mark(0)).replace("0", "[0-9]+"))
 _BLANK = BeforeValidator(lambda given: given or None)  # a form sends a choice of nothing so
 _Number = Annotated[Annotated[int, Field(ge=1, le=10**9)] | None, _BLANK, Query()]
 _Worker = Annotated[int, Query(ge=0, le=10**9)]
@@ -219,3 +221,12 @@ def _line_start(handle: BinaryIO, hit: int) -> int:
     before: bytes = handle.read(hit - start)
     cut = before.rfind(b"\n") + 1
     return start + cut if cut or start == 0 else hit
+
+
+def of_rank(text: str, rank: int, first_rank: int) -> str:
+    """The lines of one of a worker's ranks, without its mark. Those without any are its first rank's or launcher's."""
+    lines, mark = text.split("\n"), rank_mark(rank)
+    if rank == first_rank:
+        return "\n".join(line for line in lines if not _ANY_RANK.match(line))
+    chosen = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+    return "\n".join([*chosen, ""] if chosen else [])

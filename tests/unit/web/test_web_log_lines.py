@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from muster.web.log_lines import of_rank
+from muster.web.logs import of_rank
 from muster.words.log_words import in_words, step_words
 from muster.words.names import rank_mark
 

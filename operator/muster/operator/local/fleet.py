@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
 from muster.local.cluster import LocalCluster, NotFound
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.local.node_reports import node_reports
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.notices import NoticeFiles
-from muster.operator.local.quotas import QuotaReader
-from muster.words.fleet import NodeReport
+from muster.words.fleet import NodeNotice, NodeReport
 from muster.words.job import TrainingJob
 from muster.words.names import DEFAULT_PROJECT, Label
 from muster.words.prices import Prices
+from muster.words.quotas import ProjectQuota, read_quotas
 
 
 class LocalFleet:
@@ -42,12 +41,48 @@ class LocalFleet:
 
     def reports(self) -> tuple[NodeReport, ...]:
         """The virtual nodes, each with what its notices say."""
-        return node_reports(self._nodes, self._notices)
+        by_node = {node: self._notices.of(node) for node in self._nodes.names()}
+        return tuple(
+            NodeReport(
+                name=node.name,
+                pool=node.pool,
+                capacity=node.capacity,
+                gpus=node.gpus,
+                cpus=node.cpus,
+                memory_bytes=node.memory_bytes,
+                unfit=next((each.message for each in by_node[node.name] if each.keeps_out), ""),
+                notices=tuple(
+                    NodeNotice(kind=str(each.kind), at=each.at, message=each.message, source=each.source)
+                    for each in by_node[node.name]
+                ),
+            )
+            for node in self._nodes.all()
+        )
 
     def unfit(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the nodes that must not be used, or do not exist."""
         unfit = self._notices.unfit(nodes)
         return tuple(name for name in nodes if name in unfit or name not in self._nodes.names())
+
+
+class QuotaReader:
+    """Quotas of projects, from the local cluster's file, where the API writes them. `on_error` is called once for each
+    quota that can't be read."""
+
+    def __init__(self, cluster: LocalCluster, on_error: Callable[[Exception], None]) -> None:
+        self._cluster, self._on_error = cluster, on_error
+        self._quotas: Mapping[str, ProjectQuota] = {}
+        self._written: Mapping[str, str] = {}
+
+    def read(self) -> Mapping[str, ProjectQuota]:
+        """Return the quotas by project."""
+        written = self._cluster.quotas()
+        if written != self._written:
+            self._quotas, faults = read_quotas(written, self._quotas)
+            self._written = written
+            for fault in faults:
+                self._on_error(ValueError(fault))
+        return self._quotas
 
 
 class JobCache:

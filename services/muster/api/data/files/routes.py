@@ -10,15 +10,16 @@ from starlette.responses import StreamingResponse
 
 from muster.api.core.access import project_role
 from muster.api.core.callers import Caller, Scope, needs
+from muster.api.core.database.tables import FileRow
 from muster.api.core.errors import ApiError
 from muster.api.core.http.openapi import example_reply, problems
 from muster.api.core.http.paging import cursor_of, seq_of
 from muster.api.core.http.ranges import ranged
+from muster.api.core.http.reply import reply_of
 from muster.api.core.roles import Role
 from muster.api.core.services import ServicesDependency
 from muster.api.data.files import service, tus
 from muster.api.data.files.repository import FileFilter
-from muster.api.data.files.schemas import file_reply
 from muster.api.data.files.service import NewFile
 from muster.api.data.files.staging import CHECKSUMS
 from muster.replies.files import File, FileList, FileStatus, Purpose
@@ -294,3 +295,21 @@ async def delete_file(services: ServicesDependency, caller: Caller, file_id: Fil
     """Deletes a file. The request is refused while a job that has not ended reads the file."""
     await service.remove(services, caller, file_id)
     return Response(status_code=204, headers={"Tus-Resumable": tus.VERSION})
+
+
+def file_reply(row: FileRow, received: int | None = None) -> File:
+    """Return the reply of a file. `received` is None if all bytes have arrived, or this machine has nothing of
+    it."""
+    checked = row.checked or {}
+    uploading = row.status == FileStatus.UPLOADING
+    return reply_of(
+        File,
+        row,
+        received=(received or 0) if uploading else row.bytes,
+        sha256=None if uploading else row.sha256,
+        format=checked.get("format"),
+        samples=checked.get("samples"),
+        uncompressed_bytes=checked.get("bytes"),
+        tokens_estimated=checked.get("tokens_estimated"),
+        unchecked=checked.get("unknown") or None,
+    )
