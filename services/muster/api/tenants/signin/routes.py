@@ -38,4 +38,4 @@ async def get_sign_in(services: ServicesDependency) -> SignInReply:
     if settings.oidc_issuer is None or settings.oidc_client_id is None:
         raise ApiError("not_found", "Here one signs in by tokens alone; an admin makes one: `muster tokens create`.")
     client = settings.oidc_login_client_id or settings.oidc_client_id
-    return SignInReply(issuer=settings.oidc_issuer, client_id=client, scopes=settings.oidc_scopes)
+    return SignInReply(issuer=settings.oidc_issuer, client_id=client, scopes=[*settings.oidc_scopes])
