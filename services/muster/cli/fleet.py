@@ -36,8 +36,8 @@ def queue(
     holders = TextTable("HELD BY", "JOB", "OWNER", ">GPUS", "FOR", ">ENDS IN", "PHASE")
     for each in queues["items"]:
         for job in each["holding"]:
-            held, left = _since(job["since"]), formatting.duration(job.get("etaSeconds"))
-            holders.add_row(each["project"], job["name"], job["owner"], _gpus(job), held, left, job["phase"])
+            since, left = _since(job["since"]), formatting.duration(job.get("etaSeconds"))
+            holders.add_row(each["project"], job["name"], job["owner"], _gpus(job), since, left, job["phase"])
     typer.echo("")
     answers().print(holders, soft_wrap=True)
     for each in queues["items"]:

@@ -56,8 +56,8 @@ def expected_starts(report: FleetReport, jobs: Iterable[LiveJob], now: float) ->
         for_others.update(chosen)
         seconds = max((free[name] for name in chosen), default=math.inf)
         names = {each.id: each for node in fitting for each in holders.get(node.name, ())}
-        known = 0 < seconds < math.inf  # nodes that are free and are not given to it are kept from it by something else
-        starts[job.id] = ExpectedStart(seconds if known else None, tuple(names.values()))
+        # Nodes that are free and are not given to it are kept from it by something else.
+        starts[job.id] = ExpectedStart(seconds if 0 < seconds < math.inf else None, tuple(names.values()))
     return starts
 
 
