@@ -177,6 +177,7 @@ def unread(platform: House, *words: str) -> tuple[int, str]:
         )
     finally:
         os.close(writing)
+    assert ended.returncode in (0, 141), ended.stderr
     assert "Traceback" not in ended.stderr
     said = [line for line in ended.stderr.splitlines() if line.startswith("Submitted ")]
     return ended.returncode, " ".join(said[0].split()[:2]) if said else ""
