@@ -125,7 +125,7 @@ def test_the_operator_reads_its_settings_as_meant(monkeypatch: pytest.MonkeyPatc
     from muster.operator import __main__ as program
 
     seen: list[OperatorSettings] = []
-    monkeypatch.setattr("muster.operator.local.service.operate", seen.append)
+    monkeypatch.setattr("muster.operator.local.service.operate", lambda settings, _spec: seen.append(settings))
     monkeypatch.setattr("muster.operator.logs.set_up_logs", lambda *_: None)
     program_name, *words = SERVICES["operator"]["entrypoint"]
     assert (program_name, program.main(words)) == ("muster-operator", 0)
