@@ -248,6 +248,10 @@ def _demand_progress(world: SimWorld) -> None:
             )
     patience = HEALED_SECONDS_MAX + world.set_back  # deadlines follow the wall clock, and so come later by as much
     world.run_until(world.t + patience, stop=lambda: not any(_expected(world, uid) for uid in waiting))
+    # A job that begins late, such as after a month's limit was raised, is given the time to end.
+    training = {uid for uid in waiting if _expected(world, uid) and world.jobs[uid].status.phase is Phase.RUNNING}
+    if training:
+        world.run_until(world.t + patience, stop=lambda: not any(_expected(world, uid) for uid in training))
     for job in (world.jobs[uid] for uid in waiting if _expected(world, uid)):
         raise Violation(
             f"in fair weather every job gets on: {job.name} is {job.status.phase} "
