@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.integration.api.platform import Platform, served
 from tests.integration.client.speaking import Speaker
+from tests.polling import eventually
 
 from muster.client import AsyncMuster, Muster, NotFound
 from muster.client.address import Server
@@ -50,8 +51,7 @@ async def test_a_file_arrives_is_gone_on_with_and_comes_back(
             with pytest.raises(KeyboardInterrupt), FileTransfers(connection) as first:
                 first.upload(path, "fine-tune", progress=killed)
             # The server hears of a broken connection later than the client that broke it.
-            while not connection.get("files")["items"][0]["received"]:
-                time.sleep(0.02)
+            eventually(lambda: connection.get("files")["items"][0]["received"], "what arrived of the file")
             with FileTransfers(connection) as second:
                 made = second.upload(path, "fine-tune", progress=lambda done, _: seen.append(done))
                 found = second.until_checked(str(made["id"]))
