@@ -1,4 +1,4 @@
-"""How far the memory arithmetic (muster.plan.memory) is from what a rank takes: real steps, measured peaks.
+"""Distance of the memory arithmetic (muster.plan.memory) from what a rank takes: real steps, measured peaks.
 
     python benchmarks/estimate.py [--gpu] [--only bf16] [--table] [--json FILE]
 

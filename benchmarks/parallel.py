@@ -31,7 +31,7 @@ OWN = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "ffnDim": 64, "vocabSiz
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one layout gave: `sent` are bytes by dimension in a step, counted and by the formula."""
+    """Result of one layout: `sent` are bytes by dimension in a step, counted and by the formula."""
 
     losses: list[float]
     norms: list[float]
@@ -80,8 +80,8 @@ def _compare(family: str, steps: int) -> list[tuple[str, ...]]:
     return lines
 
 
-def _apart(found: list[float], reference: list[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(found, reference, strict=True))
+def _apart(measured: list[float], reference: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(measured, reference, strict=True))
 
 
 def _run(family: str, folder: Path, ranks: int, steps: int) -> dict[str, Outcome]:
@@ -97,8 +97,8 @@ def _run(family: str, folder: Path, ranks: int, steps: int) -> dict[str, Outcome
     ]
     if codes := [code for each in started if (code := each.wait(3600))]:
         raise SystemExit(f"{family}: the ranks ended with {codes}")
-    told = json.loads((folder / f"outcome-{ranks}.json").read_text())
-    return {name: Outcome(**outcome) for name, outcome in told.items()}
+    reported = json.loads((folder / f"outcome-{ranks}.json").read_text())
+    return {name: Outcome(**outcome) for name, outcome in reported.items()}
 
 
 # --- one rank ---

@@ -38,12 +38,12 @@ def next_token(root: Path, name: str, source: str, parallel: dict[str, Any]) -> 
     return Job(root / name, document, uid=name)
 
 
-def must_be_alike(found: list[StepRecord], reference: list[StepRecord]) -> None:
-    """What is learnt is sensitive to the last bit of a gradient where AdamW has seen few: so the first steps decide."""
-    assert [record.step for record in found] == [record.step for record in reference]
-    assert [record.loss for record in found] == pytest.approx([record.loss for record in reference], rel=1e-5)
-    assert [record.grad_norm for record in found] == pytest.approx([r.grad_norm for r in reference], rel=1e-4)
-    assert [record.tokens for record in found] == [record.tokens for record in reference]
+def must_be_alike(records: list[StepRecord], reference: list[StepRecord]) -> None:
+    """Compare the first steps: later ones depend on the last bit of a gradient, of which AdamW has seen few."""
+    assert [record.step for record in records] == [record.step for record in reference]
+    assert [record.loss for record in records] == pytest.approx([record.loss for record in reference], rel=1e-5)
+    assert [record.grad_norm for record in records] == pytest.approx([r.grad_norm for r in reference], rel=1e-4)
+    assert [record.tokens for record in records] == [record.tokens for record in reference]
 
 
 def test_two_ranks_of_one_share_learn_what_one_rank_does(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_the_last_lives_of_a_job_that_is_over_are_swept() -> None:
 
 
 def test_a_newer_life_than_the_status_knows_is_left_alone() -> None:
-    """What was read of the status is old: the gang is not whole by it, and nothing is decided without a fresh look."""
+    """A status that was read earlier does not make the gang whole: nothing is decided without a fresh look."""
     seen = replace(running(), workers=(living(1, 0), living(2)), fresh=False)
     decision = decide(seen)
     assert decision.trusts_absence

@@ -254,7 +254,7 @@ async def test_what_the_machines_user_has_exported_is_not_the_jobs(
 async def test_a_programs_downloads_lie_in_its_projects_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_cache: str
 ) -> None:
-    """Where it may write, and where they outlive its attempts; the machine's own can be read alone."""
+    """The program may write its downloads, which outlive its attempts; the machine's own are read-only."""
     monkeypatch.setenv("HF_HOME", "/big")
     if hub_cache:
         monkeypatch.setenv("HF_HUB_CACHE", hub_cache)

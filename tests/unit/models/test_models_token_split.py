@@ -48,7 +48,7 @@ def decoder(kv_heads: int = 2, recompute: Recompute = "none", scores: ScoreHead 
 
 
 def on_ranks(size: int, work: Callable[[ThreadGroup], Any]) -> list[Any]:
-    """What each of so many ranks returns."""
+    """Return the answers of so many ranks."""
 
     def rank(group: ThreadGroup) -> Any:
         with group.leaving_none_waiting():
